@@ -1,0 +1,81 @@
+"""Do something when a module is imported, without importing it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Action = Callable[[ModuleType], object]
+
+
+def after_import(name: str, action: Action) -> None:
+    """Calls ``action(module)`` as soon as the module ``name`` has been imported: now, if it has been already.
+
+    A later call for the same module replaces an action that still waits.
+
+    Args:
+        name: The module's full name.
+        action: Called once.
+
+    Example:
+        >>> after_import("sys", lambda module: print(module.__name__))
+        sys
+    """
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not (isinstance(finder, _Watcher) and finder.name == name)
+    ]
+    module = sys.modules.get(name)
+    # A module is listed from the beginning of its import on; its spec says whether that is over.
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        action(module)
+    else:
+        sys.meta_path.insert(0, _Watcher(name, action))
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Leaves the finding to the finders behind it and has the action called after the loading."""
+
+    def __init__(self, name: str, action: Action) -> None:
+        self.name = name
+        self._action = action
+        self._looking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenActing(spec.loader, self)
+        return spec
+
+    def act(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._action(module)
+
+
+class _ThenActing(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, watcher: _Watcher) -> None:
+        self._loader = loader
+        self._watcher = watcher
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module sees its own loader again: some look their resources up through it.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._watcher.act(module)

@@ -1,0 +1,45 @@
+"""Fixtures that any room's tests may use."""
+
+import collections
+import gc
+import os
+import time
+
+import hypothesis
+import psutil
+import pytest
+
+# Where a change is judged, the same examples each time; elsewhere, new ones.
+hypothesis.settings.register_profile("judged", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("judged")
+
+
+def possessions():
+    """What this process has that the system knows of: children, descriptors, shared memory with a name."""
+    return collections.Counter(
+        [
+            *(("process", child.pid) for child in psutil.Process().children(recursive=True)),
+            *(("descriptor", _target(number)) for number in os.listdir("/proc/self/fd")),
+            *(("shared memory", name) for name in os.listdir("/dev/shm") if "mpwds" in name),
+        ]
+    )
+
+
+def _target(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0]
+    except FileNotFoundError:  # the one that listed the others
+        return ""
+
+
+@pytest.fixture
+def nothing_left():
+    """Fails the test if it leaves a process, a descriptor or shared memory behind."""
+    before = possessions()
+    yield
+    deadline = time.monotonic() + 2
+    while (left := possessions() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert not left
