@@ -1,0 +1,69 @@
+"""Arrays to bytes and back, in the tenbin format of webdataset and tensorcom.
+
+An array is two chunks, one header and one data. A chunk is ``~TenBin~``, the payload's length as an
+int64, and the payload, padded with zeros to a multiple of 64 bytes. A header's payload is the dtype's
+code (8 ASCII bytes), the array's name (8 ASCII bytes), the number of dimensions and each dimension
+(int64). Everything is little-endian. Chunks follow each other without gaps.
+
+The codes ``f2 f4 f8 i1 i2 i4 i8 u1 u2 u8`` are understood by webdataset and tensorcom; ``u4`` (which
+they misspell), ``b1`` (bool), ``bf2`` (bfloat16), ``c8`` and ``c16`` (complex) by mpwds only.
+
+A decoder believes no length before it has compared it with the bytes at hand: whatever the input, it
+yields arrays or raises ``TenbinError``, and allocates no more than the input holds.
+"""
+
+from __future__ import annotations
+
+from mpwds.tenbin_array import (
+    ArrayHeader,
+    Buffer,
+    Output,
+    array_nbytes,
+    data_offset,
+    parse_array,
+    view_array,
+    write_array,
+)
+from mpwds.tenbin_kinds import Array, Deferred, holds
+from mpwds.tenbin_lists import (
+    Infos,
+    check_acceptable_input_type,
+    decode_buffer,
+    decode_list,
+    encode_buffer,
+    encode_into,
+    encode_list,
+    encoded_nbytes,
+)
+from mpwds.tenbin_stream import load, read, save, write
+from mpwds.tenbin_zmq import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
+
+__all__ = [
+    "Array",
+    "ArrayHeader",
+    "Buffer",
+    "Deferred",
+    "Infos",
+    "Output",
+    "array_nbytes",
+    "check_acceptable_input_type",
+    "data_offset",
+    "decode_buffer",
+    "decode_list",
+    "encode_buffer",
+    "encode_into",
+    "encode_list",
+    "encoded_nbytes",
+    "holds",
+    "load",
+    "parse_array",
+    "read",
+    "save",
+    "view_array",
+    "write",
+    "write_array",
+    "zrecv_multipart",
+    "zrecv_single",
+    "zsend_multipart",
+    "zsend_single",
+]

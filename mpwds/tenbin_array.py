@@ -1,0 +1,299 @@
+"""One array in tenbin encoding: where it lies, how it is written, parsed and viewed.
+
+The format is described in ``mpwds.tenbin``, which hands out the public names of this module. What is
+done here is done for every array of every batch.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpwds.errors import TenbinError
+from mpwds.tenbin_kinds import (
+    BY_CODE,
+    BY_CODE8,
+    BY_DTYPE,
+    MAX_NDIM,
+    Array,
+    Kind,
+    describe,
+    ml_bfloat16,
+    source_of,
+    torch_dtypes,
+    write_deferred,
+)
+
+Output: TypeAlias = Literal["numpy", "torch"]
+Buffer: TypeAlias = Any  # what has the buffer protocol; typing has no name for it before Python 3.12
+
+MAGIC = b"~TenBin~"
+
+
+class ArrayHeader(NamedTuple):
+    """Where an encoded array lies in its buffer, and what it is.
+
+    Args:
+        code: tenbin's dtype code, such as ``"f4"``.
+        name: The array's name; ``""`` for none.
+        shape: Dimensions.
+        data_offset: Byte offset of the first element in the buffer.
+        nbytes: Bytes of data, without padding.
+        end: Byte offset behind the padding: the next array's header.
+    """
+
+    code: str
+    name: str
+    shape: tuple[int, ...]
+    data_offset: int
+    nbytes: int
+    end: int
+
+
+def array_nbytes(array: Array) -> int:
+    """Bytes that one array takes when encoded: a multiple of 32.
+
+    Raises:
+        TenbinError: It cannot be encoded.
+
+    Example:
+        >>> array_nbytes(np.zeros(3, "float32"))
+        160
+    """
+    if type(array) is np.ndarray and array.dtype in BY_DTYPE and array.ndim <= MAX_NDIM:
+        return HEAD_NBYTES[array.ndim] + (array.nbytes + 63 & -64)
+    kind, shape = describe(array)
+    return HEAD_NBYTES[len(shape)] + padded(kind.itemsize * math.prod(shape))
+
+
+def data_offset(ndim: int) -> int:
+    """Bytes from the start of an encoded array of ``ndim`` dimensions to its data.
+
+    Place an array that many bytes before an aligned address, and its data is aligned.
+
+    Example:
+        >>> data_offset(2)
+        96
+    """
+    return HEAD_NBYTES[ndim]
+
+
+def write_array(buffer: Buffer, offset: int, array: Array, name: str = "") -> int:
+    """Encode one array at an offset of a buffer; its data is copied once.
+
+    Args:
+        buffer: Any writable, C-contiguous buffer.
+        offset: Where to begin, in bytes.
+        array: An array of any strides and byte order, a dense CPU tensor, or a ``Deferred`` one. What
+            ``Deferred.write_into`` raises passes through, and leaves the place half written.
+        name: Up to 8 ASCII characters.
+
+    Returns:
+        Offset behind the array's padding.
+
+    Raises:
+        TenbinError: The array cannot be encoded, or does not fit; then nothing is written.
+
+    Example:
+        >>> buffer = bytearray(1000)
+        >>> write_array(buffer, 32, np.arange(3))
+        192
+        >>> parse_array(buffer, 32).shape
+        (3,)
+    """
+    kind, shape = describe(array)
+    ndim = len(shape)
+    nbytes = kind.itemsize * math.prod(shape)
+    start = offset + HEAD_NBYTES[ndim]
+    end = start + (nbytes + 63 & -64)
+    size = memoryview(buffer).nbytes
+    if end > size or offset < 0:
+        raise TenbinError(
+            f"an array of {nbytes} bytes at offset {offset} needs the buffer up to {end}, it ends at {size}"
+        )
+    source: Any = array if type(array) is np.ndarray and kind.dtype is not None else source_of(kind, array)
+    head = (MAGIC, 24 + 8 * ndim, kind.code8, name_bytes(name) if name else b"", ndim, *shape, MAGIC, nbytes)
+    _HEADS[ndim].pack_into(buffer, offset, *head)
+    if nbytes:
+        out = np.frombuffer(buffer, kind.raw, nbytes // kind.itemsize, start)
+        if ndim != 1:
+            out = out.reshape(shape)
+        if type(source) is np.ndarray:
+            out[...] = source
+        else:
+            write_deferred(kind, source, out)
+        padding = -nbytes & 63
+        if padding:
+            _PADDINGS[padding].pack_into(buffer, start + nbytes)
+    return end
+
+
+def parse_array(buffer: Buffer, offset: int) -> ArrayHeader:
+    """Read and check the header of the array at an offset of a buffer.
+
+    What it returns lies within the buffer and fits together. The data itself is not looked at.
+
+    Raises:
+        TenbinError: There is no array at that offset, or it is damaged or truncated.
+
+    Example:
+        >>> buffer = bytearray(160)
+        >>> write_array(buffer, 0, np.zeros((2, 3), "uint8"), "x")
+        160
+        >>> parse_array(buffer, 0)
+        ArrayHeader(code='u1', name='x', shape=(2, 3), data_offset=96, nbytes=6, end=160)
+    """
+    size = memoryview(buffer).nbytes
+    header = parse_head(buffer, offset, size)
+    if header.end > size:
+        raise truncated(header.data_offset, header.nbytes, size - header.data_offset)
+    return header
+
+
+def view_array(buffer: Buffer, header: ArrayHeader, output: Output = "numpy") -> Any:
+    """The array that ``parse_array`` found, as a view of the buffer.
+
+    Args:
+        buffer: The buffer that was parsed. The view keeps it alive, and is writable if it is. A tensor
+            of a read-only buffer is a copy: torch has no read-only tensors, and a write to one would
+            change, say, a ``bytes`` object, or crash on a read-only mapping.
+        header: What ``parse_array`` returned for it.
+        output: ``"numpy"`` or ``"torch"``. NumPy arrays of bfloat16 need ``mpwds[bfloat16]``.
+
+    Raises:
+        TenbinError: The installed torch has no such dtype.
+        ImportError: The package that the output needs is not installed.
+        ValueError: ``output`` is something else.
+
+    Example:
+        >>> buffer = bytearray(160)
+        >>> write_array(buffer, 0, np.arange(3))
+        160
+        >>> view_array(buffer, parse_array(buffer, 0))[:] = 7
+        >>> view_array(buffer, parse_array(buffer, 0))
+        array([7, 7, 7])
+    """
+    code, _, shape, start, nbytes, _ = header
+    kind = BY_CODE[code]
+    if output == "numpy":
+        dtype = kind.dtype if kind.dtype is not None else ml_bfloat16()
+        if not nbytes:
+            return np.empty(shape, dtype)
+        array = np.frombuffer(buffer, dtype, nbytes // kind.itemsize, start)
+        return array if len(shape) == 1 else array.reshape(shape)
+    if output != "torch":
+        raise ValueError(f"output is {output!r}, expected 'numpy' or 'torch'")
+    torch, dtypes = torch_dtypes()
+    if code not in dtypes:
+        raise TenbinError(f"the installed torch has no {kind.name}: update it, or take output='numpy'")
+    if not nbytes:
+        return torch.empty(shape, dtype=dtypes[code])
+    array = np.frombuffer(buffer, kind.raw, nbytes // kind.itemsize, start)
+    if not array.flags.writeable:
+        array = array.copy()
+    # Half the time of torch.frombuffer and a view.
+    tensor = torch.from_numpy(array if len(shape) == 1 else array.reshape(shape))
+    return tensor if kind.dtype is not None else tensor.view(dtypes[code])
+
+
+# ------------------------------------------------------------------------------------------------ layout
+
+CHUNK = struct.Struct("<8sq")
+_FIELDS = struct.Struct("<8s8sq")
+# Unsigned: a negative dimension reads as one that no data fits.
+_DIMS = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
+
+
+def padded(nbytes: int) -> int:
+    """``nbytes`` rounded up to a multiple of 64."""
+    return nbytes + 63 & -64
+
+
+# Everything before the data: the header chunk, its padding, the prefix of the data chunk.
+_HEADS = [
+    struct.Struct(f"<8sq8s8sq{ndim}q{padded(24 + 8 * ndim) - 24 - 8 * ndim}x8sq")
+    for ndim in range(MAX_NDIM + 1)
+]
+HEAD_NBYTES = [head.size for head in _HEADS]
+_PADDINGS = [struct.Struct(f"<{nbytes}x") for nbytes in range(64)]
+
+
+def name_bytes(name: str) -> bytes:
+    """An array's name as it stands in a header, without padding."""
+    if not isinstance(name, str) or len(name) > 8 or not name.isascii() or name.strip("\0") != name:
+        raise TenbinError(f"array name {name!r} is not up to 8 ASCII characters")
+    return name.encode("ascii")
+
+
+def pack_fields(kind: Kind, name: str, shape: tuple[int, ...]) -> bytes:
+    """The payload of a header chunk."""
+    return _FIELDS.pack(kind.code8, name_bytes(name), len(shape)) + _DIMS[len(shape)].pack(*shape)
+
+
+def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHeader:
+    """Parse what comes before the data, within ``size`` bytes of ``buffer``.
+
+    The data may lie beyond. ``base`` is added to the offsets that errors tell.
+    """
+    if offset < 0 or size - offset < 16:
+        raise truncated(base + offset, 16, size - offset)
+    magic, length = CHUNK.unpack_from(buffer, offset)
+    if magic != MAGIC:
+        raise damaged(base + offset, f"no header chunk but {magic!r}")
+    if not 24 <= length <= 24 + 8 * MAX_NDIM:
+        raise damaged(base + offset + 8, f"a header of {length} bytes")
+    at_data = offset + 16 + (length + 63 & -64)
+    if at_data + 16 > size:
+        raise truncated(base + offset, at_data + 16 - offset, size - offset)
+    kind, name, shape, nbytes = parse_fields(buffer, offset + 16, length, base)
+    magic, data_length = CHUNK.unpack_from(buffer, at_data)
+    if magic != MAGIC:
+        raise damaged(base + at_data, f"no data chunk but {magic!r}")
+    if data_length != nbytes:
+        raise damaged(
+            base + at_data + 8, f"{data_length} bytes of data for {kind.name} of shape {shape} ({nbytes})"
+        )
+    start = at_data + 16
+    return ArrayHeader(kind.code, name, shape, start, nbytes, start + (nbytes + 63 & -64))
+
+
+def parse_fields(
+    buffer: Buffer, offset: int, length: int, base: int = 0
+) -> tuple[Kind, str, tuple[int, ...], int]:
+    """Parse a header's payload, of which ``length`` bytes are there: kind, name, shape, bytes of data."""
+    if length < 24:
+        raise truncated(base + offset, 24, length)
+    code8, name8, ndim = _FIELDS.unpack_from(buffer, offset)
+    kind = BY_CODE8.get(code8)
+    if kind is None:
+        raise damaged(base + offset, f"the dtype code {code8!r}, which mpwds does not know")
+    if not 0 <= ndim <= MAX_NDIM or length != 24 + 8 * ndim:
+        raise damaged(base + offset + 16, f"{ndim} dimensions in a header of {length} bytes")
+    shape = _DIMS[ndim].unpack_from(buffer, offset + 24)
+    nbytes = kind.itemsize * math.prod(shape)
+    # NumPy and torch multiply the other dimensions of an empty array, too.
+    if not nbytes and kind.itemsize * math.prod(max(dim, 1) for dim in shape) > sys.maxsize:
+        raise damaged(base + offset + 24, f"the shape {shape}, which is larger than any memory")
+    if name8 == b"\0\0\0\0\0\0\0\0":
+        return kind, "", shape, nbytes
+    if not name8.isascii():
+        raise damaged(base + offset + 8, f"the name {name8!r}, which is not ASCII")
+    return kind, name8.decode("ascii").strip("\0"), shape, nbytes
+
+
+def damaged(offset: int, what: str) -> TenbinError:
+    """The error for bytes that contradict the format."""
+    return TenbinError(f"tenbin at offset {offset} has {what}: the data is damaged or not tenbin", offset)
+
+
+def truncated(offset: int, wanted: int, present: int) -> TenbinError:
+    """The error for bytes that are not there."""
+    return TenbinError(
+        f"tenbin at offset {offset} needs {wanted} bytes and their padding, {max(present, 0)} bytes are "
+        "there: the data is truncated or damaged",
+        offset,
+    )

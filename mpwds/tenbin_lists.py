@@ -1,0 +1,287 @@
+"""Several arrays in tenbin encoding: in one buffer, or as the frames of a message.
+
+The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpwds.errors import TenbinError
+from mpwds.tenbin_array import (
+    ArrayHeader,
+    Buffer,
+    Output,
+    array_nbytes,
+    damaged,
+    name_bytes,
+    pack_fields,
+    parse_array,
+    parse_fields,
+    view_array,
+    write_array,
+)
+from mpwds.tenbin_kinds import Array, Kind, describe, source_of, write_deferred
+
+Infos: TypeAlias = bool | Sequence[str] | None
+
+_CODES64 = {"f8", "i8", "u8", "c16"}
+
+
+def encoded_nbytes(arrays: Sequence[Array]) -> int:
+    """Bytes that ``arrays`` take when encoded.
+
+    Args:
+        arrays: Arrays, tensors or ``Deferred`` ones.
+
+    Raises:
+        TenbinError: One of them cannot be encoded.
+
+    Example:
+        >>> encoded_nbytes([np.zeros(3, "float32"), np.zeros(0, "uint8")])
+        256
+    """
+    return sum(map(array_nbytes, _list_of_arrays(arrays)))
+
+
+def encode_into(
+    buffer: Buffer,
+    arrays: Sequence[Array],
+    infos: Sequence[str] | None = None,
+    *,
+    allow64: bool = True,
+) -> int:
+    """Encode arrays at the start of a buffer that exists already, shared memory for instance.
+
+    Each array's data is copied once. Nothing is written unless everything fits.
+
+    Args:
+        buffer: Any writable, C-contiguous buffer of at least ``encoded_nbytes(arrays)`` bytes.
+        arrays: Arrays of any strides and byte order, dense CPU tensors, or ``Deferred`` ones.
+        infos: A name of up to 8 ASCII characters for each array; ``None`` for no names.
+        allow64: Accept float64, int64, uint64 and complex128.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        TenbinError: An array cannot be encoded, a name is too long or not ASCII, there are not as many
+            names as arrays, or the buffer is read-only or too small.
+
+    Example:
+        >>> buffer = bytearray(1000)
+        >>> encode_into(buffer, [np.arange(3)], ["ids"])
+        160
+        >>> decode_buffer(buffer[:160], infos=True)
+        ([array([0, 1, 2])], ['ids'])
+    """
+    names = checked_names(arrays, infos, allow64)
+    total = encoded_nbytes(arrays)
+    view = _view(buffer)
+    if view.readonly:
+        raise TenbinError("cannot encode into a read-only buffer: pass a bytearray or other writable memory")
+    if total > view.nbytes:
+        raise TenbinError(f"the arrays take {total} bytes encoded and the buffer has {view.nbytes}")
+    end = 0
+    for array, name in zip(arrays, names, strict=True):
+        end = write_array(view, end, array, name)
+    return end
+
+
+def encode_buffer(
+    arrays: Sequence[Array], infos: Sequence[str] | None = None, *, allow64: bool = True
+) -> bytearray:
+    """Encode arrays into new memory. Arguments and errors are those of ``encode_into``.
+
+    Example:
+        >>> len(encode_buffer([np.zeros((2, 2), "uint8")]))
+        160
+    """
+    buffer = bytearray(encoded_nbytes(arrays))
+    encode_into(buffer, arrays, infos, allow64=allow64)
+    return buffer
+
+
+def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Decode all arrays of a buffer without copying them.
+
+    The arrays are views: they keep the buffer alive and are writable if it is. Only tensors of a
+    read-only buffer are copied, since torch has no read-only tensors and a write to one would change,
+    say, a ``bytes`` object, or crash on a read-only mapping.
+
+    Args:
+        buffer: Any C-contiguous buffer.
+        infos: ``False`` or ``None`` for the arrays alone, ``True`` for ``(arrays, names)``; a list or
+            tuple of names which the arrays must have, in this order.
+        output: ``"numpy"`` or ``"torch"``. NumPy arrays of bfloat16 need ``mpwds[bfloat16]``.
+
+    Returns:
+        A list of arrays or tensors, or ``(arrays, names)`` for ``infos=True``.
+
+    Raises:
+        TenbinError: The bytes are no tenbin, are damaged or truncated, or have other names than
+            required; its ``offset`` tells where.
+        ImportError: The package that the output needs is not installed.
+
+    Example:
+        >>> decode_buffer(encode_buffer([np.array(True), np.arange(2)]), output="torch")
+        [tensor(True), tensor([0, 1])]
+    """
+    view = _view(buffer)
+    headers = []
+    offset, size = 0, view.nbytes
+    while offset < size:
+        header = parse_array(view, offset)
+        check_bools(view, header)
+        headers.append(header)
+        offset = header.end
+    check_infos([header.name for header in headers], infos)
+    if output == "torch" and view.readonly:
+        view = memoryview(bytearray(view))
+    return result_of(
+        [view_array(view, header, output) for header in headers], [h.name for h in headers], infos
+    )
+
+
+def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> list[memoryview]:
+    """Encode arrays as frames ``[header, data, header, data, ...]``, for multipart messages.
+
+    Data frames are views of the arrays where these are contiguous, little-endian and in memory already.
+    Arguments and errors are those of ``encode_into``.
+
+    Example:
+        >>> [frame.nbytes for frame in encode_list([np.zeros((2, 3), "uint8")])]
+        [40, 6]
+    """
+    frames = []
+    for array, name in zip(arrays, checked_names(arrays, infos), strict=True):
+        kind, shape = describe(array)
+        frames.append(memoryview(pack_fields(kind, name, shape)))
+        frames.append(flat_bytes(kind, shape, array))
+    return frames
+
+
+def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Decode frames that ``encode_list``, webdataset or tensorcom made, without copying them.
+
+    Args:
+        frames: Header and data frames by turns; any C-contiguous buffers.
+        infos: As in ``decode_buffer``.
+        output: As in ``decode_buffer``.
+
+    Raises:
+        TenbinError: A frame is not what it should be; its ``offset`` counts within that frame.
+
+    Example:
+        >>> decode_list(encode_list([np.arange(3)], ["ids"]), infos=["ids"])
+        [array([0, 1, 2])]
+    """
+    if len(frames) % 2:
+        raise TenbinError(
+            f"{len(frames)} frames, expected a header and a data frame for each array: one is missing"
+        )
+    arrays: list[Any] = []
+    names: list[str] = []
+    for index in range(0, len(frames), 2):
+        head, data = _view(frames[index]), _view(frames[index + 1])
+        kind, name, shape, nbytes = parse_fields(head, 0, head.nbytes)
+        if data.nbytes != nbytes:
+            raise TenbinError(
+                f"frame {index + 1} has {data.nbytes} bytes, but its header says {kind.name} of shape "
+                f"{shape}, which takes {nbytes}",
+                0,
+            )
+        header = ArrayHeader(kind.code, name, shape, 0, nbytes, nbytes)
+        check_bools(data, header)
+        arrays.append(view_array(data, header, output))
+        names.append(name)
+    check_infos(names, infos)
+    return result_of(arrays, names, infos)
+
+
+def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:
+    """Check that tenbin can hold the arrays.
+
+    Args:
+        arrays: Arrays, tensors or ``Deferred`` ones.
+        allow64: Accept float64, int64, uint64 and complex128.
+
+    Raises:
+        TenbinError: One of them cannot be encoded, or is of a 64-bit type where these are not allowed.
+
+    Example:
+        >>> check_acceptable_input_type([np.zeros(2)], allow64=False)
+        Traceback (most recent call last):
+        ...
+        mpwds.errors.TenbinError: array 0 is float64, and 64-bit types need allow64=True
+    """
+    for index, array in enumerate(_list_of_arrays(arrays)):
+        kind, _ = describe(array)
+        if not allow64 and kind.code in _CODES64:
+            raise TenbinError(f"array {index} is {kind.name}, and 64-bit types need allow64=True")
+
+
+def _list_of_arrays(arrays: Sequence[Array]) -> Sequence[Array]:
+    if not isinstance(arrays, list | tuple):
+        raise TenbinError(f"expected a list or tuple of arrays, got {type(arrays).__qualname__}")
+    return arrays
+
+
+def checked_names(
+    arrays: Sequence[Array], infos: Sequence[str] | None, allow64: bool = True
+) -> Sequence[str]:
+    check_acceptable_input_type(arrays, allow64)
+    if infos is None:
+        return [""] * len(arrays)
+    if not isinstance(infos, list | tuple):
+        raise TenbinError(f"infos must be a list of names, got {type(infos).__qualname__}")
+    if len(infos) != len(arrays):
+        raise TenbinError(f"{len(infos)} names for {len(arrays)} arrays: infos must have one for each")
+    for name in infos:
+        name_bytes(name)
+    return infos
+
+
+def check_infos(names: list[str], infos: Infos) -> None:
+    if infos is None or isinstance(infos, bool):
+        return
+    if not isinstance(infos, list | tuple):
+        raise TenbinError(f"infos must be a bool or a list of names, got {type(infos).__qualname__}")
+    if list(infos) != names:
+        raise TenbinError(f"arrays are named {names}, required are {list(infos)}")
+
+
+def result_of(arrays: list[Any], names: list[str], infos: Infos) -> Any:
+    return (arrays, names) if infos is True else arrays
+
+
+def check_bools(buffer: Buffer, header: ArrayHeader, base: int = 0) -> None:
+    """Refuse bools other than 0 and 1: what NumPy and torch make of them is undefined."""
+    if header.code == "b1" and header.nbytes:
+        data = np.frombuffer(buffer, np.uint8, header.nbytes, header.data_offset)
+        if data.max() > 1:
+            index = int(np.argmax(data > 1))
+            raise damaged(base + header.data_offset + index, f"a bool of value {data[index]}")
+
+
+def flat_bytes(kind: Kind, shape: tuple[int, ...], array: Array) -> memoryview:
+    """The array's data as it goes over the wire; a view of it where that is possible."""
+    source = source_of(kind, array)
+    if type(source) is np.ndarray:
+        data = np.ascontiguousarray(source, kind.raw)
+    else:
+        data = np.empty(shape, kind.raw)
+        if data.nbytes:
+            write_deferred(kind, source, data)
+    flat: Buffer = data.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _view(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise TenbinError("the buffer is not C-contiguous: pass a contiguous copy of it")
+    return view
