@@ -1,0 +1,81 @@
+"""Pickles for a process that may have the pickled object's class already, though by no importable name."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+
+def dumps(item: Any) -> bytes:
+    """Pickles any object, with cloudpickle.
+
+    cloudpickle sends a class of ``__main__`` or of a function by value, and where that arrives in the process
+    it once came from, its content is written over the class that is there: functions get other globals, class
+    attributes lose what was assigned meanwhile. These pickles take the receiver's own class where it has
+    one: the one it sent away, or one of that name.
+
+    Returns:
+        Bytes for ``pickle.loads``.
+
+    Raises:
+        Exception: Whatever pickling an object of its class raises; ``TypeError`` as a rule.
+
+    Example:
+        >>> pickle.loads(dumps({"f": lambda: 7}))["f"]()
+        7
+    """
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(item)
+    return stream.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def reducer_override(self, item: Any) -> Any:
+        reduced = super().reducer_override(item)
+        if reduced is NotImplemented or not isinstance(item, type):
+            return reduced
+        # By value, then. Pickled on its own, for the receiver to leave unread if it can.
+        by_value = cloudpickle.dumps(item, protocol=5)
+        return _own_class, (_tracker_id(item), f"{item.__module__}:{item.__qualname__}", by_value)
+
+
+def find_class(name: str) -> type | None:
+    """The class called ``module:qualname``, if it is imported. Runs no code of the module or the class.
+
+    Example:
+        >>> find_class("collections:OrderedDict")
+        <class 'collections.OrderedDict'>
+    """
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    if not isinstance(found, ModuleType):
+        return None
+    for part in qualname.split("."):
+        found = found.__dict__.get(part) if isinstance(found, type | ModuleType) else None
+    return found if isinstance(found, type) else None
+
+
+def _own_class(tracker_id: str | None, name: str, by_value: bytes) -> type:
+    kind = _tracked_class(tracker_id) or find_class(name)
+    if kind is None:
+        loaded: type = pickle.loads(by_value)
+        return loaded
+    return kind
+
+
+def _tracker_id(kind: type) -> str | None:
+    """What cloudpickle knows a class by that came here by value; ``None`` where it keeps no such account."""
+    tracked = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+    tracker_id: str | None = tracked.get(kind)
+    return tracker_id
+
+
+def _tracked_class(tracker_id: str | None) -> type | None:
+    tracked = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    kind: type | None = tracked.get(tracker_id)
+    return kind
