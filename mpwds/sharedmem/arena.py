@@ -1,0 +1,150 @@
+"""The producer's side of shared memory: blocks to write batches into, used again and again.
+
+A segment starts with one page of counters, two for each block; the blocks follow, each a whole number of
+pages. Each counter has one writer:
+
+* ``taken``, the producer: it counts up when it takes a block, then writes into it and sends its number;
+* ``released``, the consumer: it copies the block's ``taken`` when it needs the block no more, then rings
+  the producer's bell.
+
+A block is free while its counters are equal. Releasing twice, or late, releases nothing that was taken
+since. The producer, finding no block free, hushes the bell, looks again, and only then waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mpwds.sharedmem import segment
+
+MOST_BLOCKS = segment.PAGE_NBYTES // 16
+
+GROWTH = 1.25
+
+_COMMIT_STEP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a segment is divided: ``blocks`` blocks of ``block_nbytes`` bytes behind one page of counters."""
+
+    blocks: int
+    block_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return segment.PAGE_NBYTES + self.blocks * self.block_nbytes
+
+    def offset(self, block: int) -> int:
+        return segment.PAGE_NBYTES + block * self.block_nbytes
+
+    def counters(self, memory: memoryview) -> tuple[memoryview, memoryview]:
+        """``taken`` and ``released`` of all blocks, in a segment's memory."""
+        counters = memory[: segment.PAGE_NBYTES].cast("Q")
+        return counters[: self.blocks], counters[MOST_BLOCKS : MOST_BLOCKS + self.blocks]
+
+
+class Block(NamedTuple):
+    """A block that the producer may write into: its number and its memory."""
+
+    number: int
+    memory: memoryview
+
+
+class Arena:
+    """Blocks of shared memory for batches.
+
+    The size of a block is that of the first batch. A batch that does not fit brings a new segment of
+    larger blocks; the old one lives on until the consumer has let go of what it holds there. A block
+    takes memory when it is first used, as much as the batch in it needs, and the lowest free one is used
+    first: a consumer that keeps up makes the producer reuse few blocks, which stay in the processor's cache.
+
+    Args:
+        blocks: Number of blocks, at most 256.
+        announce: Called with the layout and the file descriptor of each new segment, before any of
+            its blocks is handed out; the arena keeps and closes the descriptor.
+
+    Raises:
+        ValueError: ``blocks`` is not between 1 and 256.
+
+    Example:
+        >>> arena = Arena(blocks=2, announce=lambda layout, descriptor: None)
+        >>> block = arena.acquire(100)
+        >>> block.number, block.memory.nbytes
+        (0, 4096)
+        >>> arena.release(block)
+    """
+
+    def __init__(self, blocks: int, announce: Callable[[Layout, int], None]) -> None:
+        if not 1 <= blocks <= MOST_BLOCKS:
+            raise ValueError(f"arena: blocks must be between 1 and {MOST_BLOCKS}, got {blocks}")
+        self._blocks = blocks
+        self._announce = announce
+        self._segment: _Segment | None = None
+
+    def acquire(self, nbytes: int) -> Block | None:
+        """A free block of at least ``nbytes`` bytes, taken; ``None`` while all are in use.
+
+        Raises:
+            SharedMemoryError: There is no memory for the block.
+        """
+        current = self._segment
+        if current is None or nbytes > current.layout.block_nbytes:
+            current = self._grow(nbytes)
+        return current.take(nbytes)
+
+    def release(self, block: Block) -> None:
+        """Takes back a block that was not sent."""
+        if self._segment is not None:
+            self._segment.taken[block.number] -= 1
+
+    def close(self) -> None:
+        """Lets go of the segment; the consumer's mapping of it stays as it is."""
+        self._segment = None
+
+    def _grow(self, nbytes: int) -> _Segment:
+        if self._segment is not None:
+            nbytes = max(nbytes, int(self._segment.layout.block_nbytes * GROWTH))
+        self.close()
+        layout = Layout(self._blocks, -(-nbytes // segment.PAGE_NBYTES) * segment.PAGE_NBYTES)
+        grown = _Segment(layout)
+        self._announce(layout, grown.descriptor)
+        self._segment = grown
+        return grown
+
+
+class _Segment:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._close = os.close
+        self.descriptor = segment.create(layout.nbytes)
+        segment.commit(self.descriptor, 0, segment.PAGE_NBYTES)
+        self._memory = memoryview(segment.map(self.descriptor, layout.nbytes))
+        self.taken, self._released = layout.counters(self._memory)
+        self._committed = [0] * layout.blocks
+
+    def take(self, nbytes: int) -> Block | None:
+        taken, released = self.taken, self._released
+        for number in range(self.layout.blocks):
+            if taken[number] == released[number]:
+                break
+        else:
+            return None
+        if nbytes > self._committed[number]:
+            self._commit(number, nbytes)
+        taken[number] += 1
+        start = self.layout.offset(number)
+        return Block(number, self._memory[start : start + self.layout.block_nbytes])
+
+    def _commit(self, number: int, nbytes: int) -> None:
+        committed = self._committed[number]
+        wanted = min(-(-nbytes // _COMMIT_STEP) * _COMMIT_STEP, self.layout.block_nbytes)
+        segment.commit(self.descriptor, self.layout.offset(number) + committed, wanted - committed)
+        self._committed[number] = wanted
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            self._close(self.descriptor)

@@ -1,0 +1,57 @@
+"""A bell between two processes: one rings, the other waits for it together with its sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Bell:
+    """An eventfd. Ringing takes no lock and never blocks, so a finalizer may do it.
+
+    Whoever may still ring holds the bell, and its descriptor is closed when the last reference goes; or
+    before that, by whoever knows that nobody will ring. So a descriptor number that the system has given
+    away again is never written to.
+
+    Args:
+        descriptor: An eventfd to take over; ``None`` makes a new one.
+
+    Example:
+        >>> bell = Bell()
+        >>> bell.ring()
+        >>> bell.hush(), bell.hush()
+        (True, False)
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._descriptor = descriptor
+        # Bound here, because the last ring and the end may come when modules are gone already.
+        self._write = os.eventfd_write
+        self._close = os.close
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Wakes whoever waits, now or when it next waits."""
+        if self._descriptor >= 0:
+            self._write(self._descriptor, 1)
+
+    def hush(self) -> bool:
+        """Takes back what was rung so far; true if it was rung at all."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Closes the descriptor; nobody may be about to ring."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_close"):
+            self.close()

@@ -1,0 +1,82 @@
+"""Private copies of blocks, for a consumer that keeps more batches than there are blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import weakref
+from collections import deque
+
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.lease import Exporter
+
+HUGE_PAGE_NBYTES = 2 << 20
+
+
+class PrivateCopies:
+    """Copies buffers into memory of this process, reused when the last view of a copy is gone.
+
+    Writing to fresh memory is several times slower than to memory used before, because the system
+    finds and clears each page at the first touch; so freed copies are kept for the next, and fresh
+    memory is asked for in huge pages.
+
+    Args:
+        keep: Freed buffers to keep for later copies.
+
+    Attributes:
+        made: Copies made so far.
+
+    Example:
+        >>> copies = PrivateCopies()
+        >>> bytes(memoryview(copies.copy(memoryview(b"batch"))).cast("B")[:5])
+        b'batch'
+    """
+
+    def __init__(self, keep: int = 4) -> None:
+        self._free: deque[mmap.mmap] = deque(maxlen=keep)
+        self._ends: dict[int, weakref.ref[Exporter]] = {}
+        self._number = itertools.count()
+        self.made = 0
+
+    def copy(self, source: memoryview) -> Exporter:
+        """A writable buffer that starts with the bytes of ``source`` (one-dimensional, of bytes).
+
+        Raises:
+            SharedMemoryError: There is no memory left.
+        """
+        memory = self._memory(source.nbytes)
+        memoryview(memory)[: source.nbytes] = source
+        self.made += 1
+        exporter = (ctypes.c_char * source.nbytes).from_buffer(memory)
+        free, ends, number, keep = self._free, self._ends, next(self._number), interrupts.keep
+
+        def keep_for_later(_: object) -> None:
+            # Runs in any thread, inside garbage collection too: single operations that need no lock.
+            try:
+                ends.pop(number, None)
+                free.append(memory)
+            except KeyboardInterrupt as interrupt:
+                keep(interrupt)
+
+        ends[number] = weakref.ref(exporter, keep_for_later)
+        return exporter
+
+    def _memory(self, nbytes: int) -> mmap.mmap:
+        with contextlib.suppress(IndexError):
+            memory = self._free.pop()
+            if len(memory) >= nbytes:
+                return memory
+        size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise SharedMemoryError(
+                f"no memory for a private copy of {nbytes / 1e6:,.1f} MB ({error.strerror}): "
+                "keep fewer batches, or copy what you keep"
+            ) from error
+        with contextlib.suppress(OSError, AttributeError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory

@@ -1,0 +1,89 @@
+"""The producer's arena: blocks taken, reused, grown."""
+
+import os
+
+import pytest
+
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem.arena import Arena
+
+
+def announced():
+    """An arena's announcements, and the function that takes them."""
+    layouts = []
+    return layouts, lambda layout, descriptor: layouts.append(layout)
+
+
+def test_blocks_have_the_size_of_the_first_batch_rounded_up_to_pages():
+    layouts, announce = announced()
+    block = Arena(3, announce).acquire(5000)
+    assert block.memory.nbytes == 8192
+    assert [(layout.blocks, layout.block_nbytes) for layout in layouts] == [(3, 8192)]
+
+
+def test_hands_out_each_block_once_until_it_is_free_again():
+    arena = Arena(2, lambda *_: None)
+    first, second = arena.acquire(100), arena.acquire(100)
+    assert (first.number, second.number) == (0, 1)
+    assert arena.acquire(100) is None
+    arena.release(first)
+    assert arena.acquire(100).number == 0
+
+
+def test_uses_few_blocks_while_few_are_in_use():
+    descriptors = []
+    arena = Arena(8, lambda layout, descriptor: descriptors.append(descriptor))
+    for _ in range(20):
+        arena.release(arena.acquire(1 << 20))
+    assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + (1 << 20)
+
+
+def test_one_large_batch_makes_small_ones_after_it_take_no_more_memory_than_they_need():
+    descriptors = []
+    arena = Arena(4, lambda layout, descriptor: descriptors.append(descriptor))
+    blocks = [arena.acquire(nbytes) for nbytes in (1 << 26, 100, 3 << 20, 5_000)]
+    assert [block.memory.nbytes for block in blocks] == [1 << 26] * 4
+    assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + (1 << 26) + (1 << 20) + (3 << 20) + (1 << 20)
+
+
+def test_grows_by_a_new_segment_for_a_batch_that_does_not_fit_and_not_for_a_smaller_one():
+    layouts, announce = announced()
+    arena = Arena(2, announce)
+    small = arena.acquire(4096)
+    small.memory[:5] = b"small"
+    large = arena.acquire(100_000)
+    assert large.memory.nbytes >= 100_000
+    assert arena.acquire(10).memory.nbytes == large.memory.nbytes
+    assert bytes(small.memory[:5]) == b"small"
+    assert len(layouts) == 2
+
+
+def test_a_little_growth_leaves_room_for_more():
+    layouts, announce = announced()
+    arena = Arena(2, announce)
+    for nbytes in range(1 << 20, (1 << 20) + 200_000, 1000):
+        arena.release(arena.acquire(nbytes))
+    assert len(layouts) == 2
+
+
+def test_is_refused_memory_with_a_clear_error_and_works_on():
+    arena = Arena(2, lambda *_: None)
+    with pytest.raises(
+        SharedMemoryError, match="refused 2,251,799,813.7 MB of shared memory .*Cannot allocate memory"
+    ):
+        arena.acquire(1 << 50)
+    assert arena.acquire(100).memory.nbytes == 4096
+
+
+def test_keeps_no_descriptor_after_it_is_closed():
+    before = len(os.listdir("/proc/self/fd"))
+    arena = Arena(2, lambda *_: None)
+    arena.acquire(100)
+    arena.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("blocks", [0, -1, 257])
+def test_number_of_blocks_out_of_range_is_an_error(blocks):
+    with pytest.raises(ValueError, match=f"between 1 and 256, got {blocks}"):
+        Arena(blocks, lambda *_: None)

@@ -1,0 +1,230 @@
+"""Leases: a block is handed back when, and only when, no view of it is left."""
+
+import gc
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.arena import Arena
+from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.lease import LeasedArena
+
+
+class Pair:
+    """A producer's arena and the consumer's mapping of it, in one process."""
+
+    def __init__(self, blocks=2, nbytes=4096):
+        self.bell = Bell()
+        self.consumer = None
+        self.producer = Arena(blocks, self._map)
+        self.nbytes = nbytes
+
+    def _map(self, layout, descriptor):
+        self.consumer = LeasedArena(layout, descriptor, self.bell)
+
+    def send(self, value):
+        block = self.producer.acquire(self.nbytes)
+        block.memory[:] = bytes([value]) * block.memory.nbytes
+        return self.consumer.lease(block.number)
+
+    def free(self):
+        """Blocks that the producer could take now."""
+        taken = []
+        while (block := self.producer.acquire(1)) is not None:
+            taken.append(block)
+        for block in taken:
+            self.producer.release(block)
+        return len(taken)
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+def numpy_view(exporter):
+    return np.frombuffer(exporter, np.uint8)
+
+
+def torch_view(exporter):
+    return torch.frombuffer(exporter, dtype=torch.uint8)
+
+
+views = pytest.mark.parametrize("view", [numpy_view, torch_view])
+
+
+@views
+def test_hands_the_block_back_with_the_last_view_and_rings(pair, view):
+    array = view(pair.send(7))
+    assert (pair.free(), pair.consumer.leased, pair.bell.hush()) == (1, 1, False)
+    del array
+    assert (pair.free(), pair.consumer.leased, pair.bell.hush()) == (2, 0, True)
+
+
+@views
+def test_a_view_of_a_view_keeps_the_block_when_its_parents_are_gone(pair, view):
+    part = view(pair.send(7))[1:][2:5]
+    pair.send(8)
+    assert pair.free() == 1
+    assert part.tolist() == [7, 7, 7]
+    del part
+    assert pair.free() == 2
+
+
+def test_a_numpy_view_of_a_tensor_keeps_the_block_and_the_other_way_round(pair):
+    array = torch_view(pair.send(1)).numpy()[3:]
+    tensor = torch.from_numpy(numpy_view(pair.send(2)))[3:]
+    assert pair.free() == 0
+    del array
+    assert pair.free() == 1
+    del tensor
+    assert pair.free() == 2
+
+
+def test_is_released_by_another_thread(pair):
+    held = [numpy_view(pair.send(7))]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert pair.free() == 2
+
+
+def test_is_released_inside_garbage_collection(pair):
+    cycle = [numpy_view(pair.send(7))]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pair.free() == 2
+
+
+def test_views_are_writable_and_write_to_the_block(pair):
+    array = numpy_view(pair.send(7))
+    array += 1
+    assert set(array.tolist()) == {8}
+
+
+def test_a_fork_that_drops_its_views_does_not_hand_the_block_back(pair):
+    array = numpy_view(pair.send(7))
+    pid = os.fork()
+    if pid == 0:
+        del array
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert pair.free() == 1
+    assert set(array.tolist()) == {7}
+
+
+def test_a_fork_that_leases_does_not_hand_back_what_its_parent_holds(pair):
+    array = numpy_view(pair.send(7))
+    pid = os.fork()
+    if pid == 0:
+        del array
+        again = numpy_view(pair.consumer.lease(0))
+        del again
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert pair.free() == 1
+    del array
+
+
+def test_a_block_whose_finalizer_was_interrupted_is_reclaimed(pair):
+    def interrupt(*_):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    def interrupt_hand_back(frame, event, argument):
+        return interrupt if frame.f_code.co_name == "hand_back" else None
+
+    array = numpy_view(pair.send(7))
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    sys.settrace(interrupt_hand_back)
+    try:
+        del array
+    finally:
+        sys.settrace(None)
+        sys.unraisablehook = hook
+    assert (pair.free(), pair.consumer.leased) == (1, 0)
+    pair.consumer.reclaim()
+    assert (pair.free(), pair.bell.hush()) == (2, True)
+
+
+def test_a_lease_that_ended_does_not_undo_what_happened_to_its_block_since(pair):
+    array = numpy_view(pair.send(1))
+    del array
+    block = pair.producer.acquire(10)
+    pair.consumer.discard(block.number)
+    pair.consumer.reclaim()
+    assert pair.free() == 2
+
+
+def test_a_ctrl_c_inside_a_finalizer_is_raised_later(pair):
+    def interrupt(*_):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    array = numpy_view(pair.send(7))
+    pair.bell._write = interrupt
+    del array
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.raise_kept()
+    interrupts.raise_kept()
+
+
+def test_a_block_is_not_released_by_a_lease_that_ended_before_it_was_taken_again(pair):
+    first = numpy_view(pair.send(1))
+    late = pair.consumer._returner(0, 1)
+    del first
+    second = numpy_view(pair.send(2))
+    late(None)
+    pair.consumer.reclaim()
+    assert (pair.free(), set(second.tolist())) == (1, {2})
+
+
+def test_views_outlive_arena_mapping_and_bell(pair):
+    array = numpy_view(pair.send(7))
+    pair.producer.close()
+    pair.consumer = pair.bell = None
+    assert set(array.tolist()) == {7}
+    del array
+
+
+def test_views_of_a_segment_outlive_its_replacement_by_a_larger_one(pair):
+    small = numpy_view(pair.send(1))
+    pair.nbytes = 100_000
+    large = numpy_view(pair.send(2))
+    assert set(small.tolist()) == {1}
+    del small
+    assert (pair.free(), set(large.tolist())) == (1, {2})
+
+
+def test_discarding_hands_back_a_block_that_was_never_leased(pair):
+    block = pair.producer.acquire(4096)
+    assert bytes(pair.consumer.peek(block.number)[:1]) == b"\0"
+    pair.consumer.discard(block.number)
+    assert (pair.free(), pair.bell.hush()) == (2, True)
+
+
+def test_ten_thousand_batches_leave_memory_descriptors_and_mappings_as_they_were(pair):
+    def footprint():
+        with open("/proc/self/maps") as maps, open("/proc/self/statm") as statm:
+            resident = int(statm.read().split()[1])
+            return len(maps.readlines()), len(os.listdir("/proc/self/fd")), resident
+
+    def run(batches):
+        for value in range(batches):
+            array = numpy_view(pair.send(value % 256))
+            assert array[0] == value % 256
+            del array
+
+    run(100)
+    mappings, descriptors, resident = footprint()
+    run(10_000)
+    after = footprint()
+    assert after[:2] == (mappings, descriptors)
+    assert after[2] - resident < 256

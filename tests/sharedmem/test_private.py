@@ -1,0 +1,66 @@
+"""Private copies: equal, writable, and made in memory that is used again."""
+
+import numpy as np
+import pytest
+
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem.private import PrivateCopies
+
+
+def copy(copies, data):
+    return np.frombuffer(copies.copy(memoryview(data)), np.uint8)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_is_equal_and_independent():
+    data = bytearray(b"abc" * 1000)
+    array = copy(PrivateCopies(), data)
+    data[0] = 0
+    assert array.tobytes() == b"abc" * 1000
+    array[:] = 1
+
+
+def test_the_memory_of_a_dropped_copy_serves_the_next():
+    copies = PrivateCopies()
+    first = copy(copies, b"1" * 5_000_000)
+    where = address(first)
+    del first
+    second = copy(copies, b"2" * 5_000_000)
+    assert address(second) == where
+    assert set(second.tolist()) == {ord("2")}
+
+
+def test_copies_that_are_kept_do_not_share_memory():
+    copies = PrivateCopies()
+    arrays = [copy(copies, bytes([value]) * 1000) for value in range(20)]
+    assert [set(array.tolist()) for array in arrays] == [{value} for value in range(20)]
+
+
+def test_a_part_of_a_copy_keeps_its_memory():
+    copies = PrivateCopies()
+    part = copy(copies, b"1" * 1000)[5:10]
+    copy(copies, b"2" * 1000)
+    assert part.tobytes() == b"11111"
+
+
+def test_memory_that_is_too_small_is_not_reused():
+    copies = PrivateCopies()
+    del_me = copy(copies, b"1")
+    del del_me
+    assert copy(copies, b"2" * 10_000_000).tobytes() == b"2" * 10_000_000
+
+
+def test_no_memory_is_a_clear_error(monkeypatch):
+    import mmap
+
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(
+        SharedMemoryError, match=r"private copy of 0\.0 MB \(Cannot allocate memory\): keep fewer"
+    ):
+        PrivateCopies().copy(memoryview(b"x"))

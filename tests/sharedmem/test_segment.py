@@ -1,0 +1,79 @@
+"""Segments: nameless, committed before they are written, refused with a clear error."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem import segment
+
+
+def test_takes_no_memory_until_committed():
+    descriptor = segment.create(1 << 20)
+    assert os.fstat(descriptor).st_blocks == 0
+    segment.commit(descriptor, 0, 1 << 20)
+    assert os.fstat(descriptor).st_blocks * 512 == 1 << 20
+    os.close(descriptor)
+
+
+def test_has_no_name_with_posix_shared_memory_either(monkeypatch):
+    def missing(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    before = set(os.listdir("/dev/shm"))
+    monkeypatch.setattr(os, "memfd_create", missing)
+    descriptor = segment.create(1 << 16)
+    segment.commit(descriptor, 0, 1 << 16)
+    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/shm/")
+    assert set(os.listdir("/dev/shm")) == before
+    os.close(descriptor)
+
+
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken():
+    descriptor = segment.create(1 << 50)
+    with pytest.raises(SharedMemoryError, match=r"no memory for 1,125,899,906\.8 MB .*are left: use smaller"):
+        segment.commit(descriptor, 0, 1 << 50)
+    os.close(descriptor)
+
+
+def test_a_limit_of_the_system_is_a_clear_error():
+    program = (
+        "import resource; from mpwds.sharedmem import segment\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "segment.create(1 << 21)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "SharedMemoryError: the system refused 2.1 MB of shared memory (File too large)" in run.stderr
+
+
+def test_no_descriptor_left_is_a_clear_error():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+    held = []
+    try:
+        with pytest.raises(SharedMemoryError, match="Too many open files"):
+            while True:
+                held.append(segment.create(4096))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_knows_what_the_control_group_may_still_take(monkeypatch, tmp_path):
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.current").write_text("700000\n")
+    (group / "memory.stat").write_text("anon 500000\ninactive_file 50000\nactive_file 10000\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:  8000000 kB\n")
+    monkeypatch.setattr(segment, "Path", lambda path: Path(f"{tmp_path}{path}"))
+    assert segment.available_nbytes() == 360000
