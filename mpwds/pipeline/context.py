@@ -1,0 +1,100 @@
+"""Where and when a pipeline runs: epoch, seed, rank and worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage may need to know of the process and the epoch it runs in.
+
+    Args:
+        epoch: Number of the epoch, from 0.
+        seed: The loader's seed; ``None`` leaves the choice to the dataset.
+        rank: Index of this trainer among ``world_size``.
+        world_size: Trainers that share the dataset.
+        worker: Index of this worker among ``workers``.
+        workers: Workers that share this trainer's part of the dataset.
+        owns_process: The process runs nothing but this pipeline, so stages may reseed the global
+            random generators without putting their state back.
+        deferred: The last stage may yield arrays that are not made yet (``mpwds.tenbin.Deferred``),
+            for the transport to write straight into their place.
+        on_shard: Called with a shard's URL when its reading begins.
+        stage: The stage's position in its pipeline; tells apart the random numbers of two stages.
+    """
+
+    epoch: int = 0
+    seed: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+    owns_process: bool = False
+    deferred: bool = False
+    on_shard: Callable[[str], None] | None = None
+    stage: int = 0
+
+    @staticmethod
+    def current(epoch: int = 0) -> Context:
+        """The context of this process, as its environment and torch tell it.
+
+        ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` count where they are set (webdataset's
+        rule); else ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` where torch is
+        imported already. Never imports torch.
+
+        Raises:
+            ValueError: One of the variables is no integer.
+
+        Example:
+            >>> Context.current(epoch=3).epoch
+            3
+        """
+        rank, world_size = _rank()
+        worker, workers = _worker()
+        return Context(
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+            worker=worker,
+            workers=workers,
+            owns_process=_torch_worker() is not None,
+        )
+
+
+ALONE: Final = Context()
+"""Epoch 0 of a single process."""
+
+
+def _rank() -> tuple[int, int]:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _integer("RANK"), _integer("WORLD_SIZE")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _worker() -> tuple[int, int]:
+    if "WORKER" in os.environ and "NUM_WORKERS" in os.environ:
+        return _integer("WORKER"), _integer("NUM_WORKERS")
+    info = _torch_worker()
+    return (info.id, info.num_workers) if info is not None else (0, 1)
+
+
+def _torch_worker() -> Any:
+    data = sys.modules.get("torch.utils.data")
+    return data.get_worker_info() if data is not None else None
+
+
+def _integer(variable: str) -> int:
+    try:
+        return int(os.environ[variable])
+    except ValueError:
+        raise ValueError(
+            f"environment variable {variable} is {os.environ[variable]!r}, expected an integer"
+        ) from None

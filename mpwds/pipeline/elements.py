@@ -1,0 +1,120 @@
+"""Pipelines that begin at a sequence, a map-style dataset or any iterable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.notes import explain
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.unaddressed import Unaddressed
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Beginning of a pipeline: what has a length and gives elements by index.
+
+    The indices are dealt to the ranks, and a rank's to its workers, so over all of them each element
+    is read exactly once. An element's address is its index. Random numbers that a map-style dataset
+    draws for an element are the same each time it is read in this epoch.
+
+    Args:
+        elements: A list, an array, a map-style ``torch.utils.data.Dataset``, ...
+
+    Example:
+        >>> [element for _, element in Indexed("abcde").stream(Context(worker=1, workers=2))]
+        ['b', 'd']
+    """
+
+    elements: Any
+
+    def __str__(self) -> str:
+        return type(self.elements).__name__
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return _IndexedStream(self, context)
+
+
+class _IndexedStream:
+    def __init__(self, origin: Indexed, context: Context) -> None:
+        self._origin = origin
+        self._elements = origin.elements
+        indices = range(len(self._elements))
+        self._own = indices[context.rank :: context.world_size][context.worker :: context.workers]
+        self._cursor = 0
+        draws_nothing = type(self._elements).__module__ in ("builtins", "numpy")
+        self._call = unseeded if draws_nothing else seeded(context)
+
+    def __iter__(self) -> _IndexedStream:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        if self._cursor >= len(self._own):
+            raise StopIteration
+        index = self._own[self._cursor]
+        self._cursor += 1
+        return index, self.fetch(index)
+
+    def fetch(self, address: Any) -> Any:
+        try:
+            return self._call(self._elements.__getitem__, address, address)
+        except Exception as error:
+            explain(error, self._origin, self, address)
+            raise
+
+    def describe(self, address: Any) -> str:
+        return f"element {address}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor = state["cursor"]
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """Beginning of a pipeline: what can only be iterated.
+
+    Each worker reads all of it: what is to be divided among workers divides itself, as a
+    ``torch.utils.data.IterableDataset`` does with ``get_worker_info()``. Its elements have no address.
+    Random numbers it draws are the same in each run of an epoch by the same worker.
+
+    Args:
+        elements: An iterable, or a function without arguments that returns an iterator.
+
+    Raises:
+        TypeError: It is neither, or an iterator, which could be read only once.
+
+    Example:
+        >>> [element for _, element in Iterated(lambda: iter("abc")).stream()]
+        ['a', 'b', 'c']
+    """
+
+    elements: Iterable[Any] | Callable[[], Iterator[Any]]
+    addressable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.elements, Iterator):
+            raise TypeError(
+                f"a {type(self.elements).__name__} can be iterated only once: give the pipeline the function "
+                "or the iterable that makes it"
+            )
+        if not isinstance(self.elements, Iterable) and not callable(self.elements):
+            raise TypeError(
+                "a pipeline begins at shards, a sequence, a map-style dataset, an iterable or a function "
+                f"that returns an iterator, got a {type(self.elements).__name__}"
+            )
+
+    def __str__(self) -> str:
+        return getattr(self.elements, "__name__", None) or type(self.elements).__name__
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return Unaddressed(self._start, self, context)
+
+    def _start(self) -> Iterator[Any]:
+        elements = self.elements
+        return iter(elements if isinstance(elements, Iterable) else elements())

@@ -1,0 +1,59 @@
+"""Apply functions to fields of dict samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.applied import Applied
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stream import Stream
+
+
+@dataclass(frozen=True)
+class MapDict:
+    """Stage that replaces fields of dict samples by functions of them.
+
+    The sample is copied first (not its values): the source's dict stays as it is.
+
+    Args:
+        functions: Field name to function of that field's value.
+
+    Raises:
+        ValueError: There are no functions.
+        TypeError: One cannot be called; or, while iterating, a sample is no dict.
+        KeyError: While iterating, a sample lacks the field.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> collect(MapDict({"cls": int}), [{"cls": "7", "id": "a"}])
+        [{'cls': 7, 'id': 'a'}]
+    """
+
+    functions: dict[str, Callable[[Any], Any]]
+
+    def __post_init__(self) -> None:
+        if not self.functions:
+            raise ValueError("map_dict: no functions given; write map_dict(cls=int), for example")
+        for field, function in self.functions.items():
+            if not callable(function):
+                raise TypeError(f"map_dict: expected a function for {field!r}, got {function!r}")
+
+    def __str__(self) -> str:
+        return f"map_dict({arguments(**self.functions)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._apply, seeded(context))
+
+    def _apply(self, sample: Any) -> dict[Any, Any]:
+        if not isinstance(sample, dict):
+            raise TypeError(f"map_dict needs dict samples, got a {type(sample).__name__}")
+        result = dict(sample)
+        for field, function in self.functions.items():
+            if field not in sample:
+                raise KeyError(f"map_dict: no field {field!r}; the sample has {', '.join(map(str, sample))}")
+            result[field] = function(sample[field])
+        return result

@@ -1,0 +1,59 @@
+"""Apply functions to the fields of tuple samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.applied import Applied
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stream import Stream
+
+
+@dataclass(frozen=True)
+class MapTuple:
+    """Stage that applies the first function to a tuple's first field, the second to its second, ...
+
+    Args:
+        functions: One per field; ``None`` leaves the field as it is, and so do functions that are
+            missing at the end.
+
+    Raises:
+        TypeError: One is neither a function nor ``None``; or, while iterating, a sample is no tuple.
+        ValueError: While iterating, a tuple has fewer fields than there are functions.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> collect(MapTuple((None, int)), [("a", "7", "x")])
+        [('a', 7, 'x')]
+    """
+
+    functions: tuple[Callable[[Any], Any] | None, ...]
+
+    def __post_init__(self) -> None:
+        for function in self.functions:
+            if function is not None and not callable(function):
+                raise TypeError(f"map_tuple: expected functions or None, got {function!r}")
+
+    def __str__(self) -> str:
+        return f"map_tuple({arguments(*self.functions)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._apply, seeded(context))
+
+    def _apply(self, sample: Any) -> tuple[Any, ...]:
+        functions = self.functions
+        if not isinstance(sample, (tuple, list)):
+            raise TypeError(
+                f"map_tuple needs tuple samples, got a {type(sample).__name__}; put to_tuple(...) before it"
+            )
+        if len(functions) > len(sample):
+            raise ValueError(f"map_tuple has {len(functions)} functions, the sample {len(sample)} fields")
+        result = list(sample)
+        for index, function in enumerate(functions):
+            if function is not None:
+                result[index] = function(result[index])
+        return tuple(result)

@@ -1,0 +1,69 @@
+"""The stream of a plain iterator, whose elements have no address that they could be fetched by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stream import Address
+
+
+class Unaddressed:
+    """A stream over a plain iterator. Its addresses tell elements apart, but none can be made again.
+
+    Random numbers that the iterator draws are the same in each run of an epoch by the same worker.
+
+    Args:
+        start: Makes the iterator, when the first element is asked for.
+        maker: What the iterator comes from; ``str(maker)`` names it in errors.
+        context: Gives the seed, the epoch, the rank and the worker.
+    """
+
+    def __init__(self, start: Callable[[], Iterator[Any]], maker: object, context: Context) -> None:
+        self._start = start
+        self._maker = maker
+        self._context = context
+        self._call = seeded(context)
+        self._elements: Iterator[Any] | None = None
+        self._count = 0
+
+    def __iter__(self) -> Unaddressed:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        address = (self._context.rank, self._context.worker, self._count)
+        try:
+            if self._elements is None:
+                self._elements = self._call(self._started, (*address, "start"), None)
+            element = self._call(next, address, self._elements)
+        except StopIteration:
+            raise
+        except Exception as error:
+            add_note(error, f"in {self._maker}, after {self._count} elements")
+            raise
+        self._count += 1
+        return address, element
+
+    def fetch(self, address: Any) -> Any:
+        raise LookupError(
+            f"{self._maker} gives elements without addresses: they can only be made again by replay"
+        )
+
+    def describe(self, address: Any) -> str:
+        rank, worker, count = address
+        return f"element {count} of {self._maker} in worker {worker} of rank {rank}"
+
+    def state_dict(self) -> dict[str, Any]:
+        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to save")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to load")
+
+    def _started(self, _: None) -> Iterator[Any]:
+        try:
+            return iter(self._start())
+        except StopIteration as error:
+            raise RuntimeError("a function raised StopIteration, which is no way to end a dataset") from error

@@ -1,0 +1,97 @@
+"""What the tests of stages share: the two properties that every stream has, and shards to read."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+
+def plain(value):
+    """``value`` with arrays as what ``==`` can compare."""
+    if isinstance(value, np.ndarray):
+        return "array", value.dtype.str, value.shape, value.tolist()
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(plain, value))
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def assert_continues(make, stop):
+    """A stream made by ``make`` goes on exactly where another stopped after ``stop`` elements."""
+    whole = plain(list(make()))
+    first = make()
+    seen = [item for _, item in zip(range(stop), first, strict=False)]
+    state = first.state_dict()
+    for through in (
+        lambda value: json.loads(json.dumps(value)),
+        lambda value: msgpack.unpackb(msgpack.packb(value)),
+    ):
+        second = make()
+        second.load_state_dict(through(state))
+        assert plain(seen + list(second)) == whole
+        assert list(second) == []
+    for address, element in whole[:5]:
+        assert plain(make().fetch(json.loads(json.dumps(address)))) == element
+    assert plain(seen + list(first)) == whole
+
+
+@pytest.fixture(scope="session")
+def continues():
+    return assert_continues
+
+
+SIZES = [5, 0, 1, 7, 3, 4]
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """Six tar shards of 20 samples in all, one of them empty; sample ``n`` has ``txt`` = ``cls`` = n."""
+    folder = tmp_path_factory.mktemp("shards")
+    number = 0
+    for shard, size in enumerate(SIZES):
+        with tarfile.open(folder / f"x-{shard:03d}.tar", "w") as archive:
+            for _ in range(size):
+                for suffix in ("txt", "cls"):
+                    add(archive, f"{number:04d}.{suffix}", str(number).encode())
+                number += 1
+    return str(folder / "x-{000..005}.tar")
+
+
+@pytest.fixture
+def open_shards():
+    """Call it for the paths of the tar files that this process has open."""
+
+    gc.collect()  # an error that an earlier test caught keeps its frames, and so their files
+
+    def paths():
+        links = Path("/proc/self/fd").iterdir()
+        return [target for link in links if (target := _target(link)).endswith(".tar")]
+
+    return paths
+
+
+def _target(link):
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:  # the directory that is being listed
+        return ""
+
+
+@pytest.fixture(scope="session")
+def add_member():
+    return add
+
+
+def add(archive, name, data=b""):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))

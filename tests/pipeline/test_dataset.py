@@ -1,0 +1,241 @@
+import pickle
+import random
+from collections import Counter
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.batched import Batched
+from mpwds.pipeline.collate import Stack
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline, WebDataset
+from mpwds.pipeline.shuffle import Shuffle
+
+
+def numbers(dataset, **context):
+    return [element for _, element in dataset.stream(Context(**context))]
+
+
+STAGES = [
+    lambda dataset: dataset.shuffle(6),
+    lambda dataset: dataset.shuffle(3, initial=1, seed=5),
+    lambda dataset: dataset.map(lambda sample: (sample[0], sample[1] + random.random())),
+    lambda dataset: dataset.map_tuple(None, lambda number: number + np.random.rand()),
+    lambda dataset: dataset.select(lambda sample: int(sample[0]) % 3),
+    lambda dataset: dataset.batched(4).unbatched(),
+    lambda dataset: dataset.batched(3, partial=False).unbatched().batched(2).unbatched(),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stages=st.lists(st.sampled_from(STAGES), max_size=4),
+    batched=st.booleans(),
+    stop=st.integers(0, 21),
+    workers=st.integers(1, 3),
+    data=st.data(),
+)
+def test_any_pipeline_over_shards_continues_exactly(shards, continues, stages, batched, stop, workers, data):
+    dataset = WebDataset(shards, shardshuffle=True, seed=1).decode().to_tuple("__key__ cls")
+    for stage in stages:
+        dataset = stage(dataset)
+    dataset = dataset.batched(3) if batched else dataset
+    context = Context(epoch=2, worker=data.draw(st.integers(0, workers - 1)), workers=workers)
+    continues(lambda: dataset.stream(context), stop)
+
+
+@pytest.mark.filterwarnings("ignore:.*shards for .* workers")
+@settings(max_examples=30, deadline=None)
+@given(world_size=st.integers(1, 3), workers=st.integers(1, 4), epoch=st.integers(0, 3))
+def test_each_sample_is_read_once_over_all_ranks_and_workers(shards, world_size, workers, epoch):
+    dataset = WebDataset(shards, shardshuffle=True).shuffle(5).decode().to_tuple("cls").batched(3).unbatched()
+    read = Counter()
+    for rank in range(world_size):
+        for worker in range(workers):
+            context = Context(epoch, None, rank, world_size, worker, workers)
+            read.update(int(cls) for _, (cls,) in dataset.stream(context))
+    assert read == Counter(range(20))
+
+
+def test_gives_batches_of_pictures_and_labels(tmp_path, add_member):
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for row in range(3):
+                picture = io.BytesIO()
+                Image.new("RGB", (5, 4), (shard, row, 7)).save(picture, "png")
+                add_member(archive, f"{row}.png", picture.getvalue())
+                add_member(archive, f"{row}.cls", str(row).encode())
+    dataset = (
+        WebDataset(str(tmp_path / "{0..1}.tar"), shardshuffle=True, seed=0)
+        .shuffle(1000)
+        .decode("rgb8")
+        .to_tuple("png", "cls")
+        .map_tuple(lambda image: image.transpose(2, 0, 1), None)
+        .batched(4)
+    )
+    batches = list(dataset)
+    assert [images.shape for images, _ in batches] == [(4, 3, 4, 5), (2, 3, 4, 5)]
+    for images, labels in batches:
+        assert images.dtype == np.uint8
+        assert images[:, 1, 0, 0].tolist() == labels.tolist()
+
+
+def test_each_iteration_is_another_epoch_and_set_epoch_goes_back():
+    dataset = DataPipeline(range(50)).shuffle(50)
+    first, second = list(dataset), list(dataset)
+    assert sorted(first) == sorted(second)
+    assert first != second
+    dataset.set_epoch(0)
+    assert [list(dataset), list(dataset)] == [first, second]
+
+
+def test_methods_leave_the_pipeline_as_it_is(shards):
+    dataset = WebDataset(shards)
+    longer = dataset.shuffle(5)
+    assert type(longer) is WebDataset
+    assert dataset.stages == ()
+    assert longer.stages == (Shuffle(5),)
+
+
+def test_a_pipeline_continues_another():
+    dataset = DataPipeline(DataPipeline(range(4), seed=3).shuffle(2), Batched(2))
+    assert dataset.stages == (Shuffle(2), Batched(2))
+    assert numbers(dataset.unbatched()) == numbers(DataPipeline(range(4), seed=3).shuffle(2))
+
+
+def test_the_loaders_seed_goes_before_the_datasets_and_a_stages_own_before_both():
+    def order(dataset_seed, loader_seed, stage_seed=None):
+        dataset = DataPipeline(range(50), seed=dataset_seed).shuffle(50, seed=stage_seed)
+        return numbers(dataset, seed=loader_seed)
+
+    assert order(None, None) == order(0, None) == order(5, 0) != order(5, None) == order(0, 5)
+    assert order(1, 2, 3) == order(4, None, 3)
+
+
+def test_two_stages_with_the_same_function_draw_different_numbers():
+    def draw(element):
+        return (*element, random.random())
+
+    ((first, second),) = DataPipeline([()]).map(draw).map(draw)
+    assert first != second
+
+
+def test_iterating_does_not_disturb_the_users_random_numbers():
+    random.seed(3)
+    np.random.seed(3)
+    expected = [random.random(), np.random.rand(), random.random(), np.random.rand()]
+    random.seed(3)
+    np.random.seed(3)
+    drawn = []
+    for _ in DataPipeline(range(2)).shuffle(2).map(lambda _: random.random() + np.random.rand()):
+        drawn += [random.random(), np.random.rand()]
+    assert drawn == expected
+
+
+def test_a_shuffle_below_one_shuffles_nothing():
+    assert DataPipeline(range(3)).shuffle(0).stages == ()
+
+
+def test_only_the_last_stage_defers():
+    rows = [np.zeros(3)] * 4
+    deferred = Context(deferred=True)
+    ((_, last),) = DataPipeline(rows).batched(4).stream(deferred)
+    assert isinstance(last, Stack)
+    ((_, inner),) = DataPipeline(rows).batched(4).map(lambda batch: batch).stream(deferred)
+    assert isinstance(inner, np.ndarray)
+
+
+def test_an_error_names_stage_sample_and_shard(shards):
+    dataset = WebDataset(shards).shuffle(4).map(lambda sample: {"n": 1 / (int(sample["cls"]) - 7)}).batched(4)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(dataset)
+    (note,) = caught.value.__notes__
+    assert note.startswith('in map(<lambda>), on sample "0007" of ')
+    assert note.endswith("x-003.tar")
+
+
+def test_reads_like_what_one_wrote():
+    dataset = (
+        WebDataset("x-{000..011}.tar", shardshuffle=True, seed=0)
+        .shuffle(1000, initial=10)
+        .decode("rgb8", only="png")
+        .to_tuple("png", "cls", missing_is_error=False)
+        .map_tuple(len, None)
+        .map_dict(cls=int)
+        .batched(64, partial=False)
+        .unbatched()
+        .batched(2, collation_fn=None)
+        .compose(reversed)
+    )
+    assert repr(dataset) == "\n    .".join(
+        [
+            "WebDataset('x-{000..011}.tar', shardshuffle=True, seed=0)",
+            "shuffle(1000, initial=10)",
+            "decode('rgb8', only=('png',))",
+            "to_tuple('png', 'cls', missing_is_error=False)",
+            "map_tuple(len, None)",
+            "map_dict(cls=int)",
+            "batched(64, partial=False)",
+            "unbatched()",
+            "batched(2, collation_fn=None)",
+            "compose(reversed)",
+        ]
+    )
+
+
+def test_a_long_list_of_shards_is_shown_by_its_beginning():
+    dataset = WebDataset([f"x-{number}.tar" for number in range(1000)], seed=1)
+    assert repr(dataset) == "WebDataset(['x-0.tar', 'x-1.tar', 'x-2.tar', ... (1000 shards)], seed=1)"
+
+
+@pytest.mark.parametrize("seed", [np.int64(7), -1, 2**80])
+def test_any_whole_number_is_a_seed(seed):
+    dataset = DataPipeline(range(9), seed=seed).shuffle(9).map(lambda number: number + random.random())
+    assert numbers(dataset) == numbers(DataPipeline(dataset, seed=int(seed)))
+
+
+@pytest.mark.parametrize("seed", ["7", 1.5])
+def test_nothing_else_is_a_seed(seed):
+    with pytest.raises(TypeError, match="a dataset's seed is a whole number"):
+        DataPipeline(range(9), seed=seed)
+
+
+def test_travels_to_other_processes_small_and_whole(shards):
+    dataset = WebDataset(shards, seed=4).shuffle(5).decode().map(lambda sample: sample["cls"]).batched(4)
+    sent = cloudpickle.dumps(dataset)
+    assert len(sent) < 5000
+    received = pickle.loads(sent)
+    assert repr(received) == repr(dataset)
+    assert [batch.tolist() for batch in received] == [batch.tolist() for batch in dataset]
+
+
+def test_shards_may_be_paths(tmp_path, shards):
+    from pathlib import Path
+
+    several = [Path(shards.replace("{000..005}", number)) for number in ("000", "002")]
+    assert [sample["cls"] for sample in WebDataset(several)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_dropped_iterator_closes_its_files(shards, open_shards):
+    iterator = iter(WebDataset(shards).shuffle(3).map(lambda sample: sample).batched(2, collation_fn=None))
+    next(iterator)
+    assert len(open_shards()) == 1
+    del iterator
+    assert open_shards() == []
+
+
+def test_what_is_no_source_or_stage_is_refused():
+    with pytest.raises(TypeError, match="a pipeline begins at"):
+        DataPipeline(3)
+    with pytest.raises(TypeError, match="a stage is"):
+        DataPipeline([], 3)
+    with pytest.raises(ValueError, match="no shards"):
+        WebDataset([])

@@ -1,0 +1,82 @@
+import random
+
+import pytest
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.map import Map
+from mpwds.pipeline.stream import Source, collect
+
+
+def noisy_twice(source):
+    for element in source:
+        yield element + random.random()
+        yield element + random.random()
+
+
+def test_gets_plain_elements_and_gives_plain_elements():
+    def pairs(source):
+        for element in source:
+            yield element, next(source, None)
+
+    assert collect(Generator(pairs), "abc") == [("a", "b"), ("c", None)]
+
+
+def test_any_function_of_an_iterator_will_do():
+    assert collect(Generator(lambda source: map(str.upper, source)), "ab") == ["A", "B"]
+
+
+def test_draws_the_same_numbers_each_time_it_runs():
+    runs = [collect(Generator(noisy_twice), range(5)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len({number % 1 for number in runs[0]}) == 10
+
+
+def test_a_function_that_draws_before_its_first_element_does_so_again():
+    def shuffled(source):
+        elements = list(source)
+        random.shuffle(elements)
+        return iter(elements)
+
+    before = random.getstate()
+    runs = [collect(Generator(shuffled), range(20)) for _ in range(2)]
+    assert runs[0] == runs[1] != list(range(20))
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("owns_process", [False, True])
+def test_what_the_stages_before_it_draw_changes_nothing(owns_process):
+    def run(source):
+        context = Context(stage=2, owns_process=owns_process)
+        return [element % 1 for _, element in Generator(noisy_twice).stream(source, context)]
+
+    drawing = Map(lambda number: (number, random.random())[0]).stream(
+        Source(range(5)), Context(stage=1, owns_process=owns_process)
+    )
+    assert run(drawing) == run(Source(range(5)))
+
+
+def test_workers_draw_different_numbers():
+    runs = [collect(Generator(noisy_twice), range(5), Context(worker=worker)) for worker in (0, 1)]
+    assert set(runs[0]).isdisjoint(runs[1])
+
+
+def test_an_error_says_how_far_it_came():
+    def failing(source):
+        yield next(source)
+        raise OSError("lost")
+
+    with pytest.raises(OSError, match="lost") as caught:
+        collect(Generator(failing), "ab")
+    assert caught.value.__notes__ == ["in compose(failing), after 1 elements"]
+
+
+def test_its_elements_cannot_be_fetched():
+    stream = Generator(noisy_twice).stream(Source([1]))
+    with pytest.raises(LookupError, match=r"compose\(noisy_twice\) gives elements without addresses"):
+        stream.fetch(next(stream)[0])
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="a stage is an object with a method stream"):
+        Generator(3)

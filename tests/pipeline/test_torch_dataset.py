@@ -1,0 +1,48 @@
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch.utils.data
+
+from mpwds.pipeline.dataset import DataPipeline, WebDataset
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dataloader_reads_each_sample_once(shards, workers):
+    dataset = WebDataset(shards, shardshuffle=True).shuffle(5).decode().to_tuple("cls")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=3, num_workers=workers)
+    assert sorted(int(label) for (labels,) in loader for label in labels) == list(range(20))
+
+
+def test_dataloader_passes_finished_batches_on(shards):
+    dataset = WebDataset(shards).decode().to_tuple("cls", "txt").batched(8)
+    batches = list(torch.utils.data.DataLoader(dataset, batch_size=None))
+    assert [len(labels) for labels, _ in batches] == [8, 8, 4]
+
+
+def test_dataloaders_fresh_workers_read_the_epoch_that_was_set():
+    dataset = DataPipeline(range(20)).shuffle(20)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)
+    epochs = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        epochs.append(list(loader))
+    dataset.set_epoch(0)
+    assert epochs == [list(dataset), list(dataset)]
+
+
+def test_stays_of_its_own_type_and_can_be_copied_and_pickled():
+    dataset = DataPipeline(range(3)).batched(2)
+    for other in (dataset, copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert type(other) is DataPipeline
+        assert isinstance(other, DataPipeline)
+        assert isinstance(other, torch.utils.data.IterableDataset)
+        assert not isinstance(other, WebDataset)
+        assert [batch.tolist() for batch in other] == [[0, 1], [2]]
+
+
+def test_torch_is_not_imported_for_it():
+    code = "import sys, mpwds; isinstance(mpwds.DataPipeline([1]), int); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
