@@ -1,0 +1,156 @@
+"""Messages between trainer and worker over one stream socket: an envelope and a payload.
+
+A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The
+kernel bounds what is in flight by bytes (the socket's buffer), and reading finds the end of the stream only
+behind the last message, so a sender's death loses nothing that it sent.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from mpwds import nest
+
+_LENGTHS = struct.Struct("<II")
+_READ_NBYTES = 256 << 10
+
+
+class ChannelClosed(Exception):
+    """The other end of a channel is gone."""
+
+
+class Message(NamedTuple):
+    """One message: its envelope's fields and the payload, which is valid until the next receive."""
+
+    fields: dict[str, Any]
+    payload: memoryview
+
+
+class Channel:
+    """One end of a socket pair. Not safe for use by two threads at once.
+
+    Args:
+        connection: A connected stream socket, taken over.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._buffer = bytearray(_READ_NBYTES)
+        self._start = 0
+        self._end = 0
+        self._rest = memoryview(b"")
+        self._writable = select.poll()
+        self._writable.register(connection, select.POLLOUT)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, fields: dict[str, Any], payload: bytes | bytearray = b"") -> None:
+        """Sends a message, waiting while the socket's buffer is full.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        envelope = nest.pack(fields)
+        head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
+        data = memoryview(head + payload if payload else head)
+        while data:
+            sent = self._send_now(data)
+            data = data[sent:]
+            if not sent:
+                self._writable.poll()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether part of a message that :meth:`try_send` accepted is still to be sent."""
+        return bool(self._rest)
+
+    def try_send(self, fields: dict[str, Any]) -> bool:
+        """Sends a message, or as much of it as fits; never waits. Not to be mixed with :meth:`send`.
+
+        Returns:
+            False if none of it fits now. True if it was accepted: :meth:`flush` sends what did not fit.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        self.flush()
+        if self.unsent:
+            return False
+        envelope = nest.pack(fields)
+        data = memoryview(_LENGTHS.pack(len(envelope), 0) + envelope)
+        sent = self._send_now(data)
+        if sent:
+            self._rest = data[sent:]
+        return sent > 0
+
+    def flush(self) -> None:
+        """Sends what an earlier :meth:`try_send` left, as far as it goes.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        if self._rest:
+            self._rest = self._rest[self._send_now(self._rest) :]
+
+    def receive(self) -> Message | None:
+        """The next message, or ``None`` if none has arrived whole; never waits.
+
+        Raises:
+            ChannelClosed: The other end is gone, and every message it sent has been received.
+        """
+        while True:
+            available = self._end - self._start
+            if available >= _LENGTHS.size:
+                envelope_nbytes, payload_nbytes = _LENGTHS.unpack_from(self._buffer, self._start)
+                needed = _LENGTHS.size + envelope_nbytes + payload_nbytes
+                if available >= needed:
+                    return self._take(envelope_nbytes, payload_nbytes)
+            else:
+                needed = _LENGTHS.size
+            if not self._fill(needed):
+                return None
+
+    def close(self) -> None:
+        """Closes this end; what was sent can still be received at the other."""
+        self._socket.close()
+
+    def _send_now(self, data: memoryview) -> int:
+        # MSG_NOSIGNAL: where SIGPIPE is not ignored, a dead worker would be the end of its trainer.
+        try:
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed from None
+
+    def _take(self, envelope_nbytes: int, payload_nbytes: int) -> Message:
+        view = memoryview(self._buffer)
+        start = self._start + _LENGTHS.size
+        middle = start + envelope_nbytes
+        self._start = middle + payload_nbytes
+        return Message(nest.unpack(view[start:middle]), view[middle : self._start])
+
+    def _fill(self, needed: int) -> bool:
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._start + needed > len(self._buffer):
+            rest = self._buffer[self._start : self._end]
+            # A new buffer, not a resized one: views of the last payload may still be alive.
+            self._buffer = bytearray(max(needed, _READ_NBYTES))
+            self._buffer[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        try:
+            nbytes = self._socket.recv_into(memoryview(self._buffer)[self._end :])
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            nbytes = 0
+        if nbytes == 0:
+            raise ChannelClosed
+        self._end += nbytes
+        return True

@@ -1,0 +1,59 @@
+"""What the trainer tells a worker: to start an epoch, to leave it, and, by closing the channel, to end."""
+
+from __future__ import annotations
+
+import select
+from typing import Any
+
+from mpwds.loader import protocol
+from mpwds.loader.channel import Channel
+
+
+class Commands:
+    """A worker's ear for its trainer. Only the newest command counts: a trainer may have changed its mind.
+
+    Args:
+        channel: From the trainer.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._start: dict[str, Any] | None = None
+        self._stopped = 0
+        self._arrival = select.poll()
+        self._arrival.register(channel, select.POLLIN)
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when there is a command to read."""
+        return self._channel.fileno()
+
+    def wait_for_start(self) -> dict[str, Any]:
+        """The fields of the next ``start``.
+
+        Raises:
+            ChannelClosed: The worker shall end.
+        """
+        self._read_all()
+        while self._start is None:
+            self._arrival.poll()
+            self._read_all()
+        start, self._start = self._start, None
+        return start
+
+    def stopped(self, generation: int) -> bool:
+        """Whether a running epoch shall be left; never waits.
+
+        Raises:
+            ChannelClosed: The worker shall end.
+        """
+        self._read_all()
+        return self._start is not None or self._stopped >= generation
+
+    def _read_all(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            fields = message.fields
+            if fields["kind"] == protocol.START:
+                self._start = fields
+            else:
+                self._start = None
+                self._stopped = fields["generation"]

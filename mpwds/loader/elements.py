@@ -1,0 +1,72 @@
+"""What a worker, or a loader without workers, iterates: the elements of any kind of dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+
+
+def as_dataset(dataset: Any) -> Any:
+    """The dataset itself if it can be iterated by :func:`elements`, else something that can.
+
+    A map-style dataset (a list, a torch ``Dataset``) becomes a pipeline, which deals its elements to the
+    workers; everything else is left as it is.
+
+    Raises:
+        TypeError: It is neither iterable nor callable.
+
+    Example:
+        >>> list(elements(as_dataset([10, 20, 30]), Context(worker=1, workers=2)))
+        [20]
+    """
+    if isinstance(dataset, (str, bytes)):
+        raise TypeError(
+            f"{dataset!r} is no dataset: for shards of that name write mpwds.WebDataset({dataset!r})"
+        )
+    if isinstance(dataset, DataPipeline):
+        return dataset
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not _is_iterable_dataset(dataset):
+        return DataPipeline(dataset)
+    if isinstance(dataset, type):
+        return dataset
+    if hasattr(dataset, "__next__") and type(dataset).__module__ in ("builtins", "itertools"):
+        raise TypeError(
+            f"a {type(dataset).__name__} can be iterated only once, by one process: pass the function or the "
+            "iterable that makes it"
+        )
+    if hasattr(dataset, "__iter__") or callable(dataset):
+        return dataset
+    raise TypeError(
+        "a loader's dataset must be an iterable, a map-style dataset or a function that returns an iterator, "
+        f"got a {type(dataset).__name__}"
+    )
+
+
+def elements(dataset: Any, context: Context) -> Iterator[Any]:
+    """The elements of one epoch of a dataset.
+
+    A pipeline is told the context. Any other dataset finds it in the environment and in torch's
+    ``get_worker_info()``, and if it has a ``set_epoch`` that is called first.
+    """
+    if isinstance(dataset, DataPipeline):
+        return (element for _, element in dataset.stream(context))
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(context.epoch)
+    is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
+    return iter(dataset() if is_factory else dataset)
+
+
+def process_seed(context: Context) -> int:
+    """A seed of 64 bits for all that is random in this process in this epoch."""
+    facts = (context.seed or 0, context.epoch, context.rank, context.worker)
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little")
+
+
+def _is_iterable_dataset(dataset: Any) -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(dataset, data.IterableDataset)

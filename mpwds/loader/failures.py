@@ -1,0 +1,63 @@
+"""An exception of a worker, carried to the trainer and raised there as what it was."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from types import FunctionType
+from typing import Any
+
+from mpwds import pickling
+from mpwds.errors import MpwdsError, WorkerTraceback
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """The fields of a message that carries ``error``: its type and content, and its traceback as text.
+
+    Attributes that cannot be pickled stay behind.
+    """
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return {"exception": _pickled(error), "summary": summary, "traceback": text}
+
+
+def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
+    """The exception that :func:`describe` described, with the worker's traceback as its cause.
+
+    One whose type or arguments cannot be pickled comes back as a plain :class:`MpwdsError` with the same
+    text.
+    """
+    error = _unpickled(fields["exception"])
+    if error is None:
+        error = MpwdsError(fields["summary"])
+    error.__cause__ = WorkerTraceback(f"in worker {worker} (pid {pid}):\n\n{fields['traceback']}")
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    def dumps(value: Any) -> bytes | None:
+        try:
+            data = pickling.dumps(value)
+            pickle.loads(data)
+        except Exception:
+            return None
+        return data
+
+    if type(error).__reduce__ is not BaseException.__reduce__:
+        return dumps(error)
+    attributes = {name: value for name, value in vars(error).items() if dumps(value) is not None}
+    return dumps((type(error), error.args, attributes))
+
+
+def _unpickled(data: bytes | None) -> BaseException | None:
+    try:
+        content = pickle.loads(data) if data is not None else None
+        if isinstance(content, tuple):
+            cls, arguments, attributes = content
+            # Not as pickle would: a user's __init__ may take other arguments than it hands on to its base.
+            own_init = isinstance(cls.__init__, FunctionType)
+            content = cls.__new__(cls, *arguments) if own_init else cls(*arguments)
+            vars(content).update(attributes)
+    except Exception:
+        return None
+    return content if isinstance(content, BaseException) else None

@@ -1,0 +1,34 @@
+"""Descriptors that only the trainer may hold: a fork of it gets ``/dev/null`` in their place.
+
+A fork that kept a worker's channel or lifeline open would keep the worker alive after the trainer's death.
+The numbers stay in use there, so that closing them again, by whichever object inherits them, does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+
+_guarded: set[int] = set()
+
+
+def guard(descriptor: int) -> None:
+    """Keeps a descriptor from forks of this process, until :func:`unguard`."""
+    _guarded.add(descriptor)
+
+
+def unguard(descriptor: int) -> None:
+    """Ends :func:`guard`; call it before the descriptor is closed."""
+    _guarded.discard(descriptor)
+
+
+def _replace_in_child() -> None:
+    if not _guarded:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in _guarded:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _guarded.clear()
+
+
+os.register_at_fork(after_in_child=_replace_in_child)

@@ -1,0 +1,126 @@
+"""The workers of one loader: started together, told together, ended together."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpwds.loader import processes, protocol
+from mpwds.loader.launchers import LAUNCHERS, Launcher
+from mpwds.loader.receiving import BatchReceiver, Output
+from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.setup import WorkerSetup
+from mpwds.sharedmem.private import PrivateCopies
+
+BLOCKS_OF_CONSUMER = 2
+"""Blocks that a plain ``for`` loop holds: the batch in use, and the next one until its name is bound anew."""
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """How workers are started and their batches received; see ``MultiLoader``."""
+
+    start_method: str
+    output: Output
+    prefetch: int
+
+
+class WorkerGroup:
+    """The worker processes of a loader, started when the first epoch begins.
+
+    Args:
+        make_setup: Makes what the workers get; called at each start.
+        options: How they are started.
+    """
+
+    def __init__(self, make_setup: Callable[[], WorkerSetup], options: GroupOptions) -> None:
+        self._make_setup = make_setup
+        self._options = options
+        self._owner = os.getpid()
+        self._generation = 0
+        self._workers: list[RemoteWorker] = []
+        self._launcher: Launcher | None = None
+        self._copies = PrivateCopies()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the running workers."""
+        return [remote.process.pid for remote in self._workers]
+
+    def begin_epoch(self, epoch: int) -> tuple[list[RemoteWorker], int]:
+        """Starts the workers if they are not running, and an epoch in all of them.
+
+        Returns:
+            The workers, and the generation of the messages that belong to this epoch.
+
+        Raises:
+            RuntimeError: This process is a fork of the one that the loader belongs to.
+            TypeError: The dataset cannot be sent to workers.
+            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
+        """
+        self._check_owner()
+        if not self._workers:
+            self._start()
+        with processes.interrupts_deferred():
+            self._generation += 1
+            for remote in self._workers:
+                remote.start(epoch, self._generation)
+        return self._workers, self._generation
+
+    def close(self) -> None:
+        """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""
+        if os.getpid() != self._owner:
+            return
+        with processes.interrupts_deferred():
+            workers, self._workers = self._workers, []
+            for remote in workers:
+                remote.disconnect()
+            processes.end_all([remote.process for remote in workers], protocol.GRACE_S)
+            for remote in workers:
+                remote.release()
+            launcher, self._launcher = self._launcher, None
+            if launcher is not None:
+                launcher.close()
+
+    def _start(self) -> None:
+        setup = self._make_setup()
+        keep = setup.blocks - 1
+        make_receiver = functools.partial(
+            BatchReceiver, output=self._options.output, keep=keep, copies=self._copies
+        )
+        launcher = LAUNCHERS[self._options.start_method](setup)
+        try:
+            with processes.interrupts_deferred():
+                _fill_standard_descriptors()
+                self._launcher = launcher
+                launcher.open()
+            launcher.wait()
+            with processes.interrupts_deferred():
+                for index in range(setup.workers):
+                    self._workers.append(RemoteWorker(index, launcher, make_receiver))
+                if self._options.output == "torch":
+                    # While the workers start; and an import of torch that is interrupted breaks the next one.
+                    import torch  # noqa: F401
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this loader belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
+                "make a loader of its own here"
+            )
+
+
+def _fill_standard_descriptors() -> None:
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
+
+    Otherwise one of our descriptors would get that number, and lose it in the worker, where it stands for
+    the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)

@@ -1,0 +1,215 @@
+"""MultiLoader: batches of a dataset, made by worker processes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from mpwds.loader.elements import as_dataset
+from mpwds.loader.epoch import EpochIterator
+from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.launchers import LAUNCHERS
+from mpwds.loader.local import LocalIterator
+from mpwds.loader.receiving import Output
+from mpwds.loader.setup import WorkerSetup
+from mpwds.pipeline.context import Context
+from mpwds.sharedmem.arena import MOST_BLOCKS
+
+_MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
+
+
+class MultiLoader:
+    """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
+
+    Each ``iter()`` is an epoch. What the dataset yields is delivered as it is, a batch or a single
+    sample: any nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors in it become
+    ``output``: views of shared memory, writable, that nobody else touches while any part of them is
+    alive. There is no need for an ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
+
+    Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
+    loader's collection or the interpreter's exit; they end when this process dies, however it dies. A
+    new ``iter()`` ends an unfinished one. A loader is used by one thread at a time, and not in a fork of
+    its process.
+
+    Args:
+        dataset: A pipeline of this package (its shards are dealt to the workers); a map-style dataset or
+            list (dealt by index); or any other iterable, torch ``IterableDataset``,
+            ``webdataset.WebDataset`` or function that returns an iterator: each worker iterates it
+            whole, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
+            ``WORKER`` and ``NUM_WORKERS``.
+        workers: Worker processes; 0 does the work in this process, with the results of one worker.
+        in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number
+            of workers. Otherwise the first batch to come is next, and a slow worker holds nobody back.
+        prefetch: Batches each worker prepares ahead. Its arena has two blocks more, for what the
+            training loop holds. Batches up to 32 kB take no blocks: a worker prepares as many as its
+            channel holds, about 200 kB.
+        start_method: ``"spawn"`` starts fresh interpreters; ``"forkserver"`` forks one fresh interpreter
+            that has loaded the dataset; ``"fork"`` forks this process, and is for datasets that cannot
+            be pickled.
+        timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
+            for ever.
+        output: Arrays become ``"torch"`` tensors or ``"numpy"`` arrays.
+        seed: Overrides the dataset's seed; for a dataset that is not ours it seeds ``random``,
+            ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
+        persistent: Keep workers between epochs.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: ``dataset`` is not iterable.
+
+    While iterating:
+        The exception of a stage: raised here with its own type, the worker's traceback as its cause.
+        :class:`~mpwds.errors.WorkerDied`: a worker was killed or exited.
+        :class:`~mpwds.errors.SharedMemoryError`: no memory for a batch.
+        After any of these all workers have ended; the next ``iter()`` starts new ones.
+
+    Example:
+        >>> import numpy as np
+        >>> with MultiLoader([np.full(3, i) for i in range(4)], workers=2, output="numpy") as loader:
+        ...     [batch.tolist() for batch in loader]
+        [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        workers: int = 4,
+        *,
+        in_order: bool = True,
+        prefetch: int = 2,
+        start_method: str = "spawn",
+        timeout: float | None = None,
+        output: Output = "torch",
+        seed: int | None = None,
+        persistent: bool = True,
+    ) -> None:
+        _check_integer("workers", workers, at_least=0)
+        _check_integer("prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
+        _check_choice("start_method", start_method, tuple(LAUNCHERS))
+        _check_choice("output", output, ("torch", "numpy"))
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"MultiLoader: timeout must be above 0 seconds or None, got {timeout!r}")
+        if seed is not None:
+            _check_integer("seed", seed)
+        self.dataset = as_dataset(dataset)
+        self.workers = workers
+        self.in_order = in_order
+        self.prefetch = prefetch
+        self.start_method = start_method
+        self.timeout = timeout
+        self.output: Output = output
+        self.seed = seed
+        self.persistent = persistent
+        self._epoch = 0
+        self._current = _Current()
+        self._group = WorkerGroup(self._setup_maker(), GroupOptions(start_method, output, prefetch))
+        self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins the next epoch, and ends the one before if it is unfinished."""
+        self._current.end("another iteration of this loader has begun")
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        if self.workers == 0:
+            context = replace(Context.current(epoch), seed=self.seed)
+            local = LocalIterator(self.dataset, context, self.output, owner=self)
+            self._current.iterator = weakref.ref(local)
+            return local
+        workers, generation = self._group.begin_epoch(epoch)
+        iterator = EpochIterator(
+            workers,
+            generation,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            on_leave=_nothing if self.persistent else self._group.close,
+            on_failure=self._group.close,
+            owner=self,
+        )
+        self._current.iterator = weakref.ref(iterator)
+        return iterator
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
+        return self._group.pids
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``; by itself it counts up from 0."""
+        _check_integer("epoch", epoch, at_least=0)
+        self._epoch = epoch
+
+    def close(self) -> None:
+        """Ends the workers, in about half a second at the most. Iterating again starts new ones."""
+        self._current.end("the loader was closed")
+        self._group.close()
+
+    def __enter__(self) -> MultiLoader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, made by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
+        options: dict[str, Any] = {
+            "in_order": self.in_order,
+            "prefetch": self.prefetch,
+            "start_method": self.start_method,
+            "timeout": self.timeout,
+            "output": self.output,
+            "seed": self.seed,
+            "persistent": self.persistent,
+        }
+        return functools.partial(type(self), **options), (self.dataset, self.workers)
+
+    def __repr__(self) -> str:
+        return f"MultiLoader({self.dataset!r}, workers={self.workers})"
+
+    def _setup_maker(self) -> Callable[[], WorkerSetup]:
+        dataset, workers, seed = self.dataset, self.workers, self.seed
+        blocks = self.prefetch + BLOCKS_OF_CONSUMER
+
+        def make() -> WorkerSetup:
+            here = Context.current()
+            return WorkerSetup(dataset, workers, blocks, here.rank, here.world_size, seed, list(sys.argv))
+
+        return make
+
+
+def _check_integer(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"MultiLoader: {name} must be an integer, got {value!r}")
+    if at_least is not None and value < at_least:
+        raise ValueError(f"MultiLoader: {name} must be at least {at_least}, got {value}")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"MultiLoader: {name} must be at most {at_most}, got {value}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"MultiLoader: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+class _Current:
+    """A loader's iteration, if it is still there: what a loader must end without keeping it alive."""
+
+    def __init__(self) -> None:
+        self.iterator: Callable[[], EpochIterator | LocalIterator | None] = _nothing
+
+    def end(self, because: str) -> None:
+        iterator = self.iterator()
+        if iterator is not None:
+            iterator.close(because)
+
+
+def _finish(current: _Current, group: WorkerGroup) -> None:
+    """What is left to do when a loader is collected, or the interpreter exits."""
+    current.end("")
+    group.close()
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,63 @@
+"""The life of a loader's workers, and what trainer and worker say to each other.
+
+Between the trainer and each worker there are
+
+* a **channel** (``loader.channel``): a socket pair, so it has no name and leaves no file;
+* a **handover** (``loader.handover``): a socket pair for the descriptors of the worker's memory segments,
+  apart so that receiving one can be kept whole when Ctrl-C comes;
+* a **bell** (``sharedmem.bell``): rung by the trainer when a block of the worker's arena is free again;
+* a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written; when
+  the trainer is gone, however it went, the kernel kills the worker (``loader.lifeline``);
+* a **status page** (``loader.status``): the shard the worker reads, and its Python stack on request.
+
+*Start.* The trainer makes these and starts the process, which gets the dataset through a memory
+segment that all workers map. It then waits for commands. Workers start side by side; nothing waits for
+a worker to be ready, because what is sent to it stays in its channel until it reads.
+
+*Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
+iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
+the number of a block that holds them. Before the first block of a memory segment comes a
+``segment``, whose descriptor is handed over. Sequence numbers count from 0 in each generation.
+
+*Drain.* ``end`` carries the number of batches sent; the trainer compares it with what it received.
+The worker waits for the next command, its arena kept.
+
+*Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
+milliseconds between batches and whenever it waits for a block, and answers with ``end``. The trainer does
+not wait for that: the next epoch discards what is left of older generations, blocks handed back. Only
+the newest command counts: one that does not fit into the channel, because its worker waits for the trainer
+to read, is replaced by the next, and sent when it fits.
+
+*Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
+closes all workers, then raises it. One that belongs to an epoch left early is only warned of.
+
+*Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
+closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
+
+*Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what the
+worker had sent; if that does not finish the epoch, the worker died.
+
+Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
+on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
+with its process, and for about ``GRACE_S`` when it closes. A block's finalizer blocks on nothing. While
+workers are started or closed, Ctrl-C waits.
+"""
+
+from __future__ import annotations
+
+GRACE_S = 0.5
+"""How long a worker may take to notice that it shall end, before it is killed."""
+
+INLINE_NBYTES = 32 << 10
+"""Batches up to this size ride in the payload: a block's round trip costs more than the copy."""
+
+BEFORE_ANY = 0
+"""The generation of an error that comes before the first epoch; epochs count from 1."""
+
+START = "start"
+STOP = "stop"
+
+SEGMENT = "segment"
+BATCH = "batch"
+END = "end"
+ERROR = "error"

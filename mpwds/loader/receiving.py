@@ -1,0 +1,96 @@
+"""Receiving batches in the trainer: views of blocks, or private copies when too many are kept."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Literal
+
+from mpwds import nest, tenbin
+from mpwds.errors import MpwdsError
+from mpwds.loader.channel import Message
+from mpwds.sharedmem.arena import Layout
+from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.lease import LeasedArena
+from mpwds.sharedmem.private import PrivateCopies
+
+Output = Literal["torch", "numpy"]
+
+
+class BatchReceiver:
+    """Turns one worker's messages into batches.
+
+    Args:
+        bell: Rung for the worker when a block is free again.
+        output: What arrays become.
+        keep: Blocks that the consumer may hold at once; further batches are copied, so that the worker
+            always has a block to write to.
+        copies: Where those copies go.
+    """
+
+    def __init__(self, bell: Bell, output: Output, keep: int, copies: PrivateCopies) -> None:
+        self._bell = bell
+        self._output = output
+        self._keep = keep
+        self._copies = copies
+        self._arena: LeasedArena | None = None
+
+    def map_segment(self, message: Message, descriptor: int) -> None:
+        """Maps a new segment; views of the one before stay valid."""
+        layout = Layout(message.fields["blocks"], message.fields["block_nbytes"])
+        try:
+            self._arena = LeasedArena(layout, descriptor, self._bell)
+        finally:
+            os.close(descriptor)
+
+    def batch(self, message: Message) -> Any:
+        """The batch of a message."""
+        fields = message.fields
+        buffer = self._buffer(message)
+        output = self._output
+        arrays = [
+            tenbin.view_array(buffer, tenbin.parse_array(buffer, offset), output)
+            for offset in fields["offsets"]
+        ]
+        return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+
+    def reclaim(self) -> None:
+        """Hands back blocks that nobody holds but whose hand-back was interrupted."""
+        if self._arena is not None:
+            self._arena.reclaim()
+
+    def discard(self, message: Message) -> None:
+        """Hands back the block of a batch that nobody wants."""
+        block = message.fields.get("block")
+        if block is not None and self._arena is not None:
+            self._arena.discard(block)
+
+    def close(self) -> None:
+        """Lets go of the segment, and of the bell if no batch can ring it any more."""
+        arena, self._arena = self._arena, None
+        if arena is None or arena.leased == 0:
+            self._bell.close()
+
+    def _buffer(self, message: Message) -> Any:
+        block, arena = message.fields.get("block"), self._arena
+        if block is None:
+            return bytearray(message.payload)
+        if arena is None:
+            raise MpwdsError(f"a batch came in block {block} of a segment that is not mapped")
+        if arena.leased < self._keep:
+            return arena.lease(block)
+        if self._copies.made == 0:
+            _warn_of_copies(self._keep)
+        copy = self._copies.copy(arena.peek(block)[: message.fields["nbytes"]])
+        arena.discard(block)
+        return copy
+
+
+def _warn_of_copies(keep: int) -> None:
+    # The user's ``for`` statement, above: this function, _buffer, batch (twice), _batch, _next, __next__.
+    warnings.warn(
+        f"more than {keep} batches of one worker are kept, so further ones are copied out of shared memory: "
+        "raise prefetch to keep more of them there, or drop batches sooner",
+        RuntimeWarning,
+        stacklevel=8,
+    )

@@ -1,0 +1,217 @@
+"""A worker as the trainer sees it: its process and the trainer's ends of what connects the two."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mpwds.errors import WorkerDied, WorkerTimeout
+from mpwds.loader import forks, handover, protocol, status
+from mpwds.loader.channel import Channel, ChannelClosed, Message
+from mpwds.loader.launchers import Launcher
+from mpwds.loader.processes import WorkerEnds, interrupts_deferred
+from mpwds.loader.receiving import BatchReceiver
+from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.bell import Bell
+
+_EXIT_WAIT_S = 1.0
+
+_HINTS = {
+    "SIGKILL": "out of memory, most likely (see the kernel's log): use fewer workers or smaller batches",
+    "SIGSEGV": "native code that the dataset calls crashed: PYTHONFAULTHANDLER=1 shows where",
+    "SIGBUS": "memory or a mapped file went away under it",
+    "SIGABRT": "native code that the dataset calls gave up: see its message above",
+    "SIGTERM": "someone asked it to end",
+}
+
+
+class RemoteWorker:
+    """A running worker.
+
+    Args:
+        index: The worker's index.
+        launcher: Starts its process.
+        make_receiver: Makes the receiver of its batches, given the bell that wakes the worker.
+
+    Attributes:
+        index: The worker's index.
+        process: Its process.
+    """
+
+    def __init__(
+        self, index: int, launcher: Launcher, make_receiver: Callable[[Bell], BatchReceiver]
+    ) -> None:
+        self.index = index
+        bell = Bell()
+        self._receiver = make_receiver(bell)
+        with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
+            ours.callback(self._receiver.close)
+            channel, workers_channel = socket.socketpair()
+            workers_ends.callback(workers_channel.close)
+            self._channel = Channel(channel)
+            self._handover, workers_handover = socket.socketpair()
+            workers_ends.callback(workers_handover.close)
+            ours.callback(self._handover.close)
+            self._connected = True
+            self._command: dict[str, Any] | None = None
+            forks.guard(self._channel.fileno())
+            ours.callback(self.disconnect)
+            workers_lifeline, lifeline = os.pipe()
+            workers_ends.callback(os.close, workers_lifeline)
+            forks.guard(lifeline)
+            ours.callback(os.close, lifeline)
+            ours.callback(forks.unguard, lifeline)
+            self._status = status.StatusPage()
+            ours.callback(self._status.close)
+            self.process = launcher.launch(
+                index,
+                WorkerEnds(
+                    channel=workers_channel.fileno(),
+                    handover=workers_handover.fileno(),
+                    bell=bell.fileno(),
+                    lifeline=workers_lifeline,
+                    status=self._status.descriptor,
+                ),
+            )
+            self._ours = ours.pop_all()
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when there is something to receive."""
+        return self._channel.fileno()
+
+    def start(self, epoch: int, generation: int) -> None:
+        """Tells the worker to begin an epoch. A worker that is gone is noticed when it is waited for."""
+        self._tell({"kind": protocol.START, "epoch": epoch, "generation": generation})
+
+    def stop(self, generation: int) -> None:
+        """Tells the worker to leave an epoch, unless it is closed already."""
+        if self._connected:
+            self._tell({"kind": protocol.STOP, "generation": generation})
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a command did not fit into the channel yet; :meth:`receive` sends it when there is room."""
+        return self._command is not None or self._channel.unsent
+
+    def receive(self, generation: int) -> Message | None:
+        """The next message of a generation, or ``None`` if none has arrived; never waits.
+
+        Segments are mapped and what belongs to older generations is discarded on the way.
+
+        Raises:
+            WorkerDied: The worker is gone, and everything it had sent has been received.
+        """
+        interrupts.raise_kept()
+        if self.unheard:
+            self._tell(self._command)
+        while True:
+            try:
+                message = self._channel.receive()
+            except ChannelClosed:
+                raise self._died() from None
+            if message is None:
+                if not self.process.wait(0):
+                    self._receiver.reclaim()
+                    return None
+                # What it sent just before its end may have come after the look above.
+                message = self._last_words()
+            kind = message.fields["kind"]
+            if kind == protocol.SEGMENT:
+                with interrupts_deferred():
+                    self._receiver.map_segment(message, handover.take(self._handover))
+            elif message.fields["generation"] in (generation, protocol.BEFORE_ANY):
+                return message
+            elif kind == protocol.ERROR:
+                _warn_of_late_error(self.index, message.fields["summary"])
+            else:
+                self._receiver.discard(message)
+
+    def batch(self, message: Message) -> Any:
+        """The batch that a message carries."""
+        return self._receiver.batch(message)
+
+    def timed_out(self, timeout_s: float) -> WorkerTimeout:
+        """The error for a worker that delivered nothing for ``timeout_s`` seconds."""
+        stack = self._status.stack(self.process.pid)
+        stage = status.stage_in(stack)
+        where = f", in stage {stage}" if stage else ""
+        return WorkerTimeout(
+            f"worker {self.index} (pid {self.process.pid}) delivered nothing for {timeout_s:g} s"
+            f"{where}{self._last_shard()}: raise timeout= if a batch may take that long, or see where it "
+            f"stands:\n{stack or '(it gave no stack: it may be stopped)'}",
+            worker=self.index,
+            pid=self.process.pid,
+        )
+
+    def disconnect(self) -> None:
+        """Closes the channel, which tells the worker to end; its process is still to be reaped."""
+        if self._connected:
+            self._connected = False
+            forks.unguard(self._channel.fileno())
+            self._channel.close()
+
+    def release(self) -> None:
+        """Closes all of the trainer's ends, which kills a process that still runs (``loader.lifeline``)."""
+        self._ours.close()
+
+    def _tell(self, command: dict[str, Any] | None) -> None:
+        """Sends the newest command, or keeps it until there is room: this must not wait for the worker."""
+        self._command = command
+        with contextlib.suppress(ChannelClosed):
+            if command is None:
+                self._channel.flush()
+            elif self._channel.try_send(command):
+                self._command = None
+
+    def _last_words(self) -> Message:
+        try:
+            message = self._channel.receive()
+        except ChannelClosed:
+            message = None
+        if message is None:
+            raise self._died()
+        return message
+
+    def _died(self) -> WorkerDied:
+        self.process.wait(_EXIT_WAIT_S)
+        code = self.process.exitcode
+        if code is None:
+            how = "is gone, or closed its channel"
+            hint = "something else here reaps child processes, or the dataset closes descriptors not its own"
+        elif code < 0:
+            how = f"was killed by {_signal_name(-code)}"
+            hint = _HINTS.get(_signal_name(-code), "see the system's log")
+        else:
+            how = f"exited with status {code}"
+            hint = "see its message above, if there is one; a dataset must raise an exception, not call exit"
+        return WorkerDied(
+            f"worker {self.index} (pid {self.process.pid}) {how} before its epoch was done"
+            f"{self._last_shard()}: {hint}",
+            worker=self.index,
+            pid=self.process.pid,
+            exitcode=code,
+        )
+
+    def _last_shard(self) -> str:
+        shard = self._status.shard()
+        return f", while it read {shard}" if shard else ""
+
+
+def _warn_of_late_error(worker: int, summary: str) -> None:
+    warnings.warn(
+        f"an epoch that was left early failed in worker {worker} after that: {summary}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

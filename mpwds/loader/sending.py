@@ -1,0 +1,99 @@
+"""Sending batches from a worker: into a block of its arena, or whole in the message if they are small."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any
+
+from mpwds import nest, tenbin
+from mpwds.loader import handover, protocol
+from mpwds.loader.channel import Channel
+from mpwds.loader.commands import Commands
+from mpwds.sharedmem.arena import Arena, Block, Layout
+from mpwds.sharedmem.bell import Bell
+
+GAP = 32
+"""Bytes before each tenbin array of a batch. Encoded arrays are 32 bytes more than a multiple of 64 long and
+their data starts 32 bytes past one, so with this gap all data is aligned to 64 bytes."""
+
+
+class EpochStopped(Exception):
+    """The trainer wants no more of this epoch."""
+
+
+class BatchSender:
+    """Writes each batch once: from the dataset's arrays, or from rows not collated yet, into its place.
+
+    Args:
+        channel: To the trainer.
+        handover_socket: To the trainer, for descriptors.
+        commands: From the trainer.
+        bell: Rung by the trainer when a block is free again.
+        blocks: Number of blocks of the arena.
+    """
+
+    def __init__(
+        self, channel: Channel, handover_socket: socket.socket, commands: Commands, bell: Bell, blocks: int
+    ) -> None:
+        self._channel = channel
+        self._handover = handover_socket
+        self._commands = commands
+        self._bell = bell
+        self._arena = Arena(blocks, self._announce)
+        self._wake = select.poll()
+        self._wake.register(bell, select.POLLIN)
+        self._wake.register(commands, select.POLLIN)
+
+    def send(self, batch: Any, generation: int, sequence: int) -> None:
+        """Sends one batch; waits while all blocks are in use.
+
+        Raises:
+            EpochStopped: The trainer wants no more of this epoch.
+            ChannelClosed: The trainer is gone.
+            SharedMemoryError: There is no memory for the batch.
+        """
+        structure, arrays = nest.flatten(batch, allow_pickle=True)
+        offsets = []
+        end = 0
+        for array in arrays:
+            offsets.append(end + GAP)
+            end += GAP + tenbin.array_nbytes(array)
+        fields = {
+            "kind": protocol.BATCH,
+            "generation": generation,
+            "sequence": sequence,
+            "structure": structure,
+            "offsets": offsets,
+        }
+        if end <= protocol.INLINE_NBYTES:
+            payload = bytearray(end)
+            for offset, array in zip(offsets, arrays, strict=True):
+                tenbin.write_array(payload, offset, array)
+            self._channel.send(fields, payload)
+            return
+        block = self._wait_for_block(end, generation)
+        try:
+            for offset, array in zip(offsets, arrays, strict=True):
+                tenbin.write_array(block.memory, offset, array)
+            fields["block"] = block.number
+            fields["nbytes"] = end
+            self._channel.send(fields)
+        except BaseException:
+            self._arena.release(block)
+            raise
+
+    def _wait_for_block(self, nbytes: int, generation: int) -> Block:
+        while True:
+            self._bell.hush()
+            block = self._arena.acquire(nbytes)
+            if block is not None:
+                return block
+            self._wake.poll()
+            if self._commands.stopped(generation):
+                raise EpochStopped
+
+    def _announce(self, layout: Layout, descriptor: int) -> None:
+        fields = {"kind": protocol.SEGMENT, "blocks": layout.blocks, "block_nbytes": layout.block_nbytes}
+        handover.give(self._handover, descriptor)
+        self._channel.send(fields)

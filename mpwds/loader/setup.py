@@ -1,0 +1,116 @@
+"""What a worker needs to begin, carried from the trainer in one memory segment that all workers map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from mpwds.errors import MpwdsError
+from mpwds.sharedmem import segment
+
+_ALIGNMENT = 64
+
+
+@dataclass
+class WorkerSetup:
+    """The dataset and the facts that are the same for all workers of a loader.
+
+    Args:
+        dataset: What the workers iterate.
+        workers: Their number.
+        blocks: Blocks of each worker's arena.
+        rank: Index of the trainer among ``world_size``.
+        world_size: Number of trainers.
+        seed: The loader's seed, if it has one.
+        argv: ``sys.argv`` of the trainer.
+    """
+
+    dataset: Any
+    workers: int
+    blocks: int
+    rank: int = 0
+    world_size: int = 1
+    seed: int | None = None
+    argv: list[str] = field(default_factory=list)
+
+
+def pickled(setup: WorkerSetup) -> list[memoryview]:
+    """``setup`` pickled by cloudpickle, for :func:`store`; large arrays are left where they are.
+
+    Raises:
+        TypeError: The dataset holds something that cannot be pickled.
+    """
+    import cloudpickle
+
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = cloudpickle.dumps(setup, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:
+        raise TypeError(
+            f"the dataset cannot be sent to worker processes ({type(error).__name__}: {error}): open files, "
+            "locks and connections where the dataset is iterated, or use start_method='fork'"
+        ) from error
+    return [memoryview(data), *(buffer.raw() for buffer in buffers)]
+
+
+def store(parts: list[memoryview]) -> int:
+    """A segment that holds a pickled setup, arrays and all.
+
+    Returns:
+        A file descriptor; the caller closes it.
+
+    Raises:
+        SharedMemoryError: There is no memory for it.
+
+    Example:
+        >>> import os
+        >>> descriptor = store(pickled(WorkerSetup(dataset=lambda: iter("ab"), workers=1, blocks=4)))
+        >>> list(read(descriptor).dataset())
+        ['a', 'b']
+        >>> os.close(descriptor)
+    """
+    head = msgpack.packb([part.nbytes for part in parts])
+    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in parts)
+    descriptor = segment.create(size)
+    try:
+        segment.commit(descriptor, 0, size)
+        memory = segment.map(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with memory:
+        memory[:4] = len(head).to_bytes(4, "little")
+        memory[4 : 4 + len(head)] = head
+        offset = _aligned(4 + len(head))
+        for part in parts:
+            memory[offset : offset + part.nbytes] = part
+            offset += _aligned(part.nbytes)
+    return descriptor
+
+
+def read(descriptor: int) -> WorkerSetup:
+    """The setup that :func:`store` put into a segment.
+
+    Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
+    copy of the pages it writes to.
+    """
+    memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    head_nbytes = int.from_bytes(memory[:4], "little")
+    offset = _aligned(4 + head_nbytes)
+    parts = []
+    for nbytes in msgpack.unpackb(memory[4 : 4 + head_nbytes]):
+        parts.append(memory[offset : offset + nbytes])
+        offset += _aligned(nbytes)
+    setup = pickle.loads(parts[0], buffers=parts[1:])
+    if not isinstance(setup, WorkerSetup):
+        raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
+    return setup
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,102 @@
+"""A worker's status page: which shard it reads, and where it stands when asked."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import time
+
+from mpwds.sharedmem import segment
+
+_TEXT_NBYTES = segment.PAGE_NBYTES
+_ANSWERS = _TEXT_NBYTES - 1
+"""Offset of the byte that says that the worker answers requests; the signal would kill one that does not."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+_STACK_WAIT_S = 0.5
+_PIPELINE_FRAME = re.compile(r'File "[^"]*/mpwds/pipeline/(\w+)\.py", line \d+ in')
+_NO_STAGES = {"applied", "dataset", "notes", "randomness", "replay", "stream"}
+_STAGE_OF_FILE = {
+    "decoders": "decode",
+    "collate": "batched",
+    "samples": "tar reading",
+    "elements": "the source",
+}
+
+
+class StatusPage:
+    """One page of text in shared memory, and behind it room for a dump of the worker's stacks.
+
+    The worker writes the page; the trainer reads it, also after the worker's death.
+
+    Args:
+        descriptor: The page's segment, taken over; ``None`` makes a new one.
+
+    Example:
+        >>> page = StatusPage()
+        >>> page.write_shard("x-000003.tar")
+        >>> page.shard()
+        'x-000003.tar'
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = segment.create(_TEXT_NBYTES) if descriptor is None else descriptor
+        try:
+            segment.commit(self.descriptor, 0, _TEXT_NBYTES)
+            self._memory = segment.map(self.descriptor, _TEXT_NBYTES)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def write_shard(self, url: str) -> None:
+        """Says which shard is read now."""
+        text = url.encode("utf-8", "replace")[: _ANSWERS - 1] + b"\0"
+        self._memory[: len(text)] = text
+
+    def shard(self) -> str:
+        """The shard last read; empty if none was."""
+        text: bytes = self._memory[: self._memory.find(b"\0")]
+        return text.decode("utf-8", "replace")
+
+    def answer_stack_requests(self) -> None:
+        """Worker: lets :meth:`stack` ask for this process' stacks, even while it is stuck in C code."""
+        os.lseek(self.descriptor, _TEXT_NBYTES, os.SEEK_SET)
+        faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
+        self._memory[_ANSWERS] = 1
+
+    def stack(self, pid: int) -> str:
+        """Trainer: the stack of the worker's main thread, innermost call first; empty if it gives none."""
+        if not self._memory[_ANSWERS]:
+            return ""
+        before = os.fstat(self.descriptor).st_size
+        os.kill(pid, STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_WAIT_S
+        dump = b""
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            longer = os.pread(self.descriptor, 1 << 20, before)
+            if longer and longer == dump:
+                break
+            dump = longer
+        threads = dump.decode("utf-8", "replace").split("\n\n")
+        return threads[-1].strip()
+
+    def close(self) -> None:
+        """Lets go of the page."""
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+def stage_in(stack: str) -> str:
+    """The innermost pipeline stage in a stack, or an empty string.
+
+    Example:
+        >>> stage_in('  File "/x/mpwds/pipeline/map.py", line 50 in __next__')
+        'map'
+    """
+    for file in _PIPELINE_FRAME.findall(stack):
+        if file not in _NO_STAGES:
+            return _STAGE_OF_FILE.get(file, str(file))
+    return ""

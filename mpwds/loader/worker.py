@@ -1,0 +1,150 @@
+"""The worker process: waits for an epoch to start, iterates its dataset, sends what comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpwds.loader import failures, lifeline, protocol, torch_worker
+from mpwds.loader import setup as worker_setup
+from mpwds.loader.channel import Channel, ChannelClosed
+from mpwds.loader.commands import Commands
+from mpwds.loader.elements import elements, process_seed
+from mpwds.loader.processes import WorkerEnds
+from mpwds.loader.sending import BatchSender, EpochStopped
+from mpwds.loader.setup import WorkerSetup
+from mpwds.loader.status import STACK_SIGNAL, StatusPage
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.randomness import seed_generators, seed_late_imports
+from mpwds.sharedmem.bell import Bell
+
+_STOP_CHECK_S = 0.005
+
+
+def main(index: int, setup: int, *ends: int) -> None:
+    """Entry of a spawned worker: everything it gets is in the descriptors it is called with."""
+    for descriptor in (setup, *ends):
+        os.set_inheritable(descriptor, False)
+    serve(index, lambda: worker_setup.read(setup), WorkerEnds(*ends))
+
+
+def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
+    """Runs worker ``index`` until the trainer closes its channel.
+
+    Args:
+        index: The worker's index.
+        read_setup: Gives the setup; a dataset that cannot be unpickled here fails in this call.
+        ends: The worker's descriptors, taken over.
+    """
+    _leave_the_trainers_signals()
+    lifeline.hold(ends.lifeline)
+    status = StatusPage(ends.status)
+    status.answer_stack_requests()
+    channel = Channel(socket.socket(fileno=ends.channel))
+    handover = socket.socket(fileno=ends.handover)
+    with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
+        try:
+            setup = read_setup()
+        except Exception as error:
+            channel.send(
+                {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY, **failures.describe(error)}
+            )
+            return
+        commands = Commands(channel)
+        sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks)
+        _Worker(index, setup, channel, commands, sender, status).run()
+
+
+class _Worker:
+    def __init__(
+        self,
+        index: int,
+        setup: WorkerSetup,
+        channel: Channel,
+        commands: Commands,
+        sender: BatchSender,
+        status: StatusPage,
+    ) -> None:
+        self._index = index
+        self._setup = setup
+        self._channel = channel
+        self._commands = commands
+        self._sender = sender
+        self._status = status
+        sys.argv = list(setup.argv)
+        os.environ.update(
+            RANK=str(setup.rank),
+            WORLD_SIZE=str(setup.world_size),
+            WORKER=str(index),
+            NUM_WORKERS=str(setup.workers),
+        )
+
+    def run(self) -> None:
+        """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
+        while True:
+            start = self._commands.wait_for_start()
+            self._run_epoch(start["epoch"], start["generation"])
+
+    def _run_epoch(self, epoch: int, generation: int) -> None:
+        context = Context(
+            epoch=epoch,
+            seed=self._setup.seed,
+            rank=self._setup.rank,
+            world_size=self._setup.world_size,
+            worker=self._index,
+            workers=self._setup.workers,
+            owns_process=True,
+            deferred=True,
+            on_shard=self._status.write_shard,
+        )
+        seed = process_seed(context)
+        torch_worker.announce(self._index, self._setup.workers, seed, self._setup.dataset)
+        seed_late_imports()
+        seed_generators(seed)
+        end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
+        try:
+            end["sent"] = self._send_elements(context, generation)
+        except ChannelClosed:
+            raise
+        except SystemExit:
+            raise
+        except BaseException as error:
+            end.update(kind=protocol.ERROR, **failures.describe(error))
+        self._channel.send(end)
+
+    def _send_elements(self, context: Context, generation: int) -> int:
+        """Sends the elements of one epoch; returns how many, all of them or those before ``stop``."""
+        source = elements(self._setup.dataset, context)
+        sent = 0
+        checked = time.monotonic()
+        try:
+            for element in source:
+                now = time.monotonic()
+                if now - checked > _STOP_CHECK_S:
+                    if self._commands.stopped(generation):
+                        break
+                    checked = now
+                self._sender.send(element, generation, sent)
+                sent += 1
+        except EpochStopped:
+            pass
+        finally:
+            if hasattr(source, "close"):
+                source.close()
+        return sent
+
+
+def _leave_the_trainers_signals() -> None:
+    """Ctrl-C is the trainer's to decide on. What else it does on signals, a fork of it must not do too."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})

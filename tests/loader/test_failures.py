@@ -1,0 +1,361 @@
+"""What a user sees when a dataset raises, a worker dies or is stuck; and that nothing stays behind."""
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import mpwds
+from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
+
+FAILING = 13
+
+
+class BadNumber(Exception):
+    """An exception whose constructor does not take what it stores, and which cannot be pickled whole."""
+
+    def __init__(self, number, lock):
+        super().__init__(f"number {number}")
+        self.number = number
+        self.lock = lock
+
+
+def numbers(action=lambda: None, nbytes=8, only_worker=None):
+    """Arrays without end; before number 13, ``action`` is called."""
+
+    def generate():
+        worker = int(os.environ["WORKER"])
+        for number in range(1_000_000):
+            if number == FAILING and only_worker in (None, worker):
+                action()
+            yield np.full(nbytes // 8, number)
+
+    return generate
+
+
+def run(loader):
+    received = 0
+    try:
+        for _ in loader:
+            received += 1
+    finally:
+        loader.received = received
+
+
+def raise_value_error():
+    raise ValueError("bad number")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_in_a_stage_keeps_its_type_and_names_stage_shard_and_sample(shards, workers):
+    def check(sample):
+        if sample["cls"] == FAILING:
+            raise KeyError("no such thing")
+        return sample
+
+    dataset = mpwds.WebDataset(shards).decode().map(check).batched(4)
+    loader = mpwds.MultiLoader(dataset, workers=workers)
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        run(loader)
+    assert any(
+        'map(check), on sample "sample013" of' in note and "train-1.tar" in note
+        for note in caught.value.__notes__
+    )
+    assert loader.worker_pids == []
+
+
+def test_a_field_that_cannot_be_decoded_names_itself(shards):
+    def spoil(sample):
+        return {**sample, "npy": b"no array"}
+
+    with pytest.raises(
+        mpwds.DecodeError, match=r'field "npy" of sample "sample000" in .*train-0\.tar'
+    ) as caught:
+        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(spoil).decode(), workers=2))
+    assert (caught.value.field, caught.value.key) == ("npy", "sample000")
+
+
+def test_a_damaged_shard_names_itself_and_the_offset(shards, tmp_path):
+    with open(tmp_path / "train-2.tar", "r+b") as shard:
+        shard.seek(1024)
+        shard.write(b"\xff" * 100)
+    with pytest.raises(mpwds.ShardError, match=r"offset 1024 of .*train-2\.tar"):
+        run(mpwds.MultiLoader(mpwds.WebDataset(shards), workers=2))
+
+
+def test_a_missing_shard_names_itself(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing-1"):
+        run(mpwds.MultiLoader(mpwds.WebDataset(f"{tmp_path}/nothing-{{1..2}}.tar"), workers=2))
+
+
+def test_the_cause_is_the_workers_traceback():
+    with pytest.raises(ValueError, match="bad number") as caught:
+        run(mpwds.MultiLoader(numbers(raise_value_error), workers=1))
+    assert isinstance(caught.value.__cause__, WorkerTraceback)
+    text = str(caught.value.__cause__)
+    assert text.startswith("in worker 0 (pid ")
+    assert "in raise_value_error" in text
+
+
+def test_an_exception_comes_in_its_turn_after_the_batches_before_it():
+    loader = mpwds.MultiLoader(numbers(raise_value_error, only_worker=1), workers=2)
+    with pytest.raises(ValueError, match="bad number"):
+        run(loader)
+    assert loader.received == 2 * FAILING + 1
+
+
+def test_an_exception_keeps_type_text_and_what_of_it_can_be_pickled():
+    def fail():
+        raise BadNumber(5, threading.Lock())
+
+    with pytest.raises(BadNumber, match="^number 5$") as caught:
+        run(mpwds.MultiLoader(numbers(fail), workers=1))
+    assert caught.value.number == 5
+    assert not hasattr(caught.value, "lock")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: OSError(2, "no such file", "x.tar"), lambda: b"\xff".decode("utf-8")]
+)
+def test_exceptions_of_the_interpreter_keep_their_attributes(make):
+    def fail():
+        error = make()
+        raise error
+
+    with pytest.raises((OSError, UnicodeDecodeError)) as caught:
+        run(mpwds.MultiLoader(numbers(fail), workers=1))
+    if isinstance(caught.value, OSError):
+        assert (caught.value.errno, caught.value.filename) == (2, "x.tar")
+    else:
+        assert (caught.value.start, caught.value.object) == (0, b"\xff")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
+def test_an_exception_that_is_no_error_comes_as_what_it_is(kind, capfd):
+    def fail():
+        raise kind("from the dataset")
+
+    with pytest.raises(kind, match="from the dataset"):
+        run(mpwds.MultiLoader(numbers(fail), workers=1))
+    assert capfd.readouterr().err == ""
+
+
+def test_an_exception_that_cannot_be_pickled_at_all_comes_as_text():
+    def fail():
+        raise ValueError(threading.Lock())
+
+    with pytest.raises(mpwds.MpwdsError, match="ValueError: <unlocked _thread.lock"):
+        run(mpwds.MultiLoader(numbers(fail), workers=1))
+
+
+def test_a_stop_iteration_of_a_users_function_does_not_end_the_epoch_in_silence(shards):
+    def stop(sample):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(stop), workers=1))
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_worker_killed_by_a_signal_is_an_error_that_says_so(start_method, number):
+    def die():
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    loader = mpwds.MultiLoader(numbers(die, only_worker=1), workers=2, start_method=start_method)
+    with pytest.raises(WorkerDied, match=rf"worker 1 \(pid \d+\) was killed by {number.name}") as caught:
+        run(loader)
+    assert (caught.value.worker, caught.value.exitcode) == (1, -number)
+    assert loader.received == 2 * FAILING + 1
+
+
+def test_a_dead_worker_names_the_shard_it_read(shards):
+    def die(sample):
+        if sample["__key__"] == "sample025":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    with pytest.raises(WorkerDied, match=r"while it read .*train-2\.tar: out of memory, most likely"):
+        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(die), workers=1))
+
+
+def test_a_worker_that_exits_is_an_error():
+    with pytest.raises(WorkerDied, match="exited with status 3") as caught:
+        run(mpwds.MultiLoader(numbers(lambda: os._exit(3)), workers=1))
+    assert caught.value.exitcode == 3
+    with pytest.raises(WorkerDied, match="exited with status 4"):
+        run(mpwds.MultiLoader(numbers(lambda: exit(4)), workers=1))
+
+
+@pytest.mark.parametrize("nbytes", [8, 100_000])
+def test_a_worker_killed_from_outside_is_an_error_at_any_moment(nbytes):
+    for moment in (0, 1, 30):
+        loader = mpwds.MultiLoader(numbers(nbytes=nbytes), workers=2)
+        iterator = iter(loader)
+        for _ in range(moment):
+            next(iterator)
+        psutil.Process(loader.worker_pids[0]).kill()
+        with pytest.raises(WorkerDied, match="worker 0 .* was killed by SIGKILL"):
+            for _ in range(100_000):
+                next(iterator)
+
+
+def test_a_worker_killed_between_epochs_is_an_error_in_the_next_and_the_one_after_works():
+    loader = mpwds.MultiLoader([1, 2, 3], workers=2)
+    assert list(loader) == [1, 2, 3]
+    psutil.Process(loader.worker_pids[1]).kill()
+    with pytest.raises(WorkerDied, match="worker 1"):
+        list(loader)
+    assert list(loader) == [1, 2, 3]
+    loader.close()
+
+
+def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
+    def sleep_long(sample):
+        time.sleep(60)
+
+    dataset = mpwds.WebDataset(shards).decode().map(sleep_long)
+    with pytest.raises(
+        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 1 s, in stage map"
+    ) as caught:
+        run(mpwds.MultiLoader(dataset, workers=1, timeout=1))
+    assert "in sleep_long" in str(caught.value)
+    assert "train-0.tar" in str(caught.value)
+
+
+def test_a_stopped_worker_is_waited_for_and_ended_all_the_same():
+    loader = mpwds.MultiLoader(numbers(), workers=1, timeout=1)
+    iterator = iter(loader)
+    next(iterator)
+    psutil.Process(loader.worker_pids[0]).suspend()
+    with pytest.raises(WorkerTimeout, match="it gave no stack"):
+        for _ in range(1_000_000):
+            next(iterator)
+
+
+def test_a_worker_that_does_not_start_in_time_is_a_timeout_and_not_a_death():
+    with pytest.raises(WorkerTimeout, match="delivered nothing for 0.001 s"):
+        run(mpwds.MultiLoader(numbers(), workers=1, timeout=0.001))
+
+
+def test_an_endless_timeout_is_none():
+    with mpwds.MultiLoader([1], workers=1, timeout=float("inf")) as loader:
+        assert list(loader) == [1]
+
+
+def test_a_worker_that_someone_else_reaped_is_gone_for_an_unknown_reason():
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(
+            WorkerDied, match="is gone, or closed its channel .* reaps child processes"
+        ) as caught:
+            run(mpwds.MultiLoader(numbers(lambda: os.kill(os.getpid(), signal.SIGKILL)), workers=1))
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+    assert caught.value.exitcode is None
+
+
+def test_a_trainer_without_descriptors_for_a_workers_memory_is_a_clear_error():
+    loader = mpwds.MultiLoader(numbers(nbytes=100_000), workers=1)
+    iterator = iter(loader)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        with pytest.raises(SharedMemoryError, match="no file descriptor left"):
+            next(iterator)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_batch_that_memory_cannot_hold_is_an_error_in_the_trainer():
+    def generate():
+        yield np.broadcast_to(np.zeros(1), 1 << 47)
+
+    with pytest.raises(SharedMemoryError, match="smaller batches"):
+        run(mpwds.MultiLoader(generate, workers=1))
+
+
+def test_a_dataset_that_cannot_be_pickled_says_so_and_works_with_fork():
+    lock = threading.Lock()
+
+    def generate():
+        with lock:
+            yield 1
+
+    with pytest.raises(
+        TypeError, match=r"cannot be sent to worker processes .*lock.* or use start_method='fork'"
+    ):
+        run(mpwds.MultiLoader(generate))
+    with mpwds.MultiLoader(generate, workers=1, start_method="fork") as loader:
+        assert list(loader) == [1]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_unpickled_in_the_worker_is_an_error(start_method):
+    class Dataset(list):
+        def __reduce__(self):
+            return pickle.loads, (b"no pickle",)
+
+    with pytest.raises(pickle.UnpicklingError) as caught:
+        run(mpwds.MultiLoader(Dataset([1]), workers=2, start_method=start_method))
+    assert "in worker 0" in str(caught.value.__cause__)
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_that_names_its_place():
+    def generate():
+        yield {"meta": [1, threading.Lock()]}
+
+    with pytest.raises(TypeError, match=r'batch\["meta"\]\[1\]'):
+        run(mpwds.MultiLoader(generate, workers=1))
+
+
+def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next():
+    class Dataset:
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield self.epoch
+            time.sleep(0.05)
+            if self.epoch == 0:
+                raise ValueError("of epoch 0")
+            yield self.epoch
+
+    with mpwds.MultiLoader(Dataset(), workers=1) as loader:
+        next(iter(loader))
+        with pytest.warns(
+            RuntimeWarning, match="left early failed in worker 0 after that: ValueError: of epoch 0"
+        ):
+            assert list(loader) == [1, 1]
+
+
+def test_the_loader_works_again_after_an_error():
+    class Dataset:
+        def __iter__(self):
+            return iter([1, 2])
+
+        def set_epoch(self, epoch):
+            if epoch == 0:
+                raise ValueError("not yet")
+
+    loader = mpwds.MultiLoader(Dataset(), workers=1)
+    with pytest.raises(ValueError, match="not yet"):
+        list(loader)
+    assert list(loader) == [1, 2]
+    loader.close()
