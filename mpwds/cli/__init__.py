@@ -1,0 +1,1 @@
+"""The command ``mpwds``: one module per subcommand, and :mod:`mpwds.cli.main`, which finds them."""

@@ -1,0 +1,9 @@
+"""``python -m mpwds.cli`` is the command ``mpwds``."""
+
+from __future__ import annotations
+
+import sys
+
+from mpwds.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,144 @@
+"""The demo's own data set: scikit-learn's handwritten digits, as tar shards in a cache folder."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mpwds.cli.task import SEED, SHUFFLED_SAMPLES, ImageTask
+
+SAMPLES = 1797
+CLASSES = 10
+SIZE = 8
+TRAIN_SHARDS = 12
+HELD_OUT_SHARDS = 4
+
+_SAMPLES_PER_SHARD = -(-SAMPLES // (TRAIN_SHARDS + HELD_OUT_SHARDS))
+_TRAIN_SAMPLES = TRAIN_SHARDS * _SAMPLES_PER_SHARD
+_BRIGHTEST = 16
+
+
+def default_cache_dir() -> Path:
+    """Where the digits lie by default: ``mpwds/digits`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Example:
+        >>> default_cache_dir().parts[-2:]
+        ('mpwds', 'digits')
+    """
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "mpwds" / "digits"
+
+
+def digits_task(directory: Path, batch_size: int) -> ImageTask:
+    """Classifying the digits that :func:`ensure_digits` put into ``directory``.
+
+    Args:
+        directory: Holds the 16 shards.
+        batch_size: Samples in a batch.
+    """
+    import mpwds
+
+    def batches(dataset: mpwds.WebDataset) -> mpwds.WebDataset:
+        return (
+            dataset.decode("rgb8")
+            .to_tuple("png", "cls")
+            .map_tuple(lambda image: image.transpose(2, 0, 1), None)
+            .batched(batch_size)
+        )
+
+    train = mpwds.WebDataset(_paths(directory, "train"), shardshuffle=True, seed=SEED)
+    return ImageTask(
+        train=batches(train.shuffle(SHUFFLED_SAMPLES)),
+        held_out=batches(mpwds.WebDataset(_paths(directory, "test"))),
+        train_samples=_TRAIN_SAMPLES,
+        held_out_samples=SAMPLES - _TRAIN_SAMPLES,
+        classes=CLASSES,
+        size=SIZE,
+        shards=TRAIN_SHARDS + HELD_OUT_SHARDS,
+        place=str(directory),
+    )
+
+
+def ensure_digits(directory: Path) -> bool:
+    """Writes the digits to ``directory`` unless they are there, whole and readable.
+
+    1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``: 12 shards ``digits-train-000.tar``
+    and on, 4 shards ``digits-test-000.tar`` and on. The bytes are the same on every run, and each shard
+    appears only when it is complete, so that several processes may do this at the same time.
+
+    Args:
+        directory: Made if it is missing.
+
+    Returns:
+        Whether they had to be written.
+
+    Source:
+        "Optical Recognition of Handwritten Digits" of the UCI Machine Learning Repository, as
+        ``sklearn.datasets.load_digits`` has it.
+
+    Raises:
+        ImportError: They had to be written, and scikit-learn or Pillow is missing.
+        OSError: ``directory`` cannot be written.
+    """
+    if _is_complete(directory):
+        return False
+    images, labels = _load()
+    directory.mkdir(parents=True, exist_ok=True)
+    order = _even_order(labels.tolist())
+    _write(directory, "train", order[:_TRAIN_SAMPLES], images, labels)
+    _write(directory, "test", order[_TRAIN_SAMPLES:], images, labels)
+    return True
+
+
+def _load() -> tuple[Any, Any]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn: pip install 'mpwds[demo]'") from error
+    digits = load_digits()
+    return (digits.images * (255 / _BRIGHTEST)).round().astype("uint8"), digits.target
+
+
+def _even_order(labels: list[int]) -> list[int]:
+    """The samples' indices in random order, but with the classes in even shares in every part of it."""
+    order = list(range(len(labels)))
+    random.Random(SEED).shuffle(order)  # the original order goes from writer to writer
+    totals = Counter(labels)
+    counts: Counter[int] = Counter()
+    place = {}
+    for index in order:
+        label = labels[index]
+        place[index] = (counts[label] + 0.5) / totals[label]
+        counts[label] += 1
+    return sorted(order, key=place.__getitem__)
+
+
+def _write(directory: Path, part: str, indices: list[int], images: Any, labels: Any) -> None:
+    import mpwds
+
+    pattern = f"{directory}/".replace("%", "%%") + f"digits-{part}-%03d.tar"
+    with mpwds.ShardWriter(pattern, maxcount=_SAMPLES_PER_SHARD, verbose=0, mtime=0) as sink:
+        for index in indices:
+            sink.write({"__key__": f"digit-{index:04d}", "png": images[index], "cls": labels[index]})
+
+
+def _is_complete(directory: Path) -> bool:
+    from mpwds.errors import ShardError
+    from mpwds.pipeline.samples import read_samples
+
+    try:
+        counts = [
+            sum(1 for _ in read_samples(path))
+            for path in (*_paths(directory, "train"), *_paths(directory, "test"))
+        ]
+    except (OSError, ShardError):
+        return False
+    return max(counts) == _SAMPLES_PER_SHARD and sum(counts) == SAMPLES
+
+
+def _paths(directory: Path, part: str) -> list[str]:
+    shards = TRAIN_SHARDS if part == "train" else HELD_OUT_SHARDS
+    return [str(directory / f"digits-{part}-{number:03d}.tar") for number in range(shards)]

@@ -1,0 +1,110 @@
+"""The command ``mpwds``: its options, its subcommands, and what the user sees when one fails."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from mpwds.cli import demo
+from mpwds.errors import DecodeError, MpwdsError
+
+_COMMANDS = (demo,)
+
+_INTERRUPTED = 128 + signal.SIGINT
+_NOBODY_READS = 128 + signal.SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``mpwds``.
+
+    What a user can cause (missing files, damaged shards, missing packages, bad values) becomes one line on
+    stderr; ``--debug`` shows the traceback as well. Ctrl-C ends the command without a word.
+
+    Args:
+        argv: The arguments behind the command's name; those of this process by default.
+
+    Returns:
+        The exit status: 0 for success, 1 for a failure, 2 for a command that is not understood, 130 after
+        Ctrl-C, 141 when nobody reads the output any more.
+
+    Raises:
+        SystemExit: After ``--help`` (0) or arguments that cannot be parsed (2), as argparse does.
+
+    Example:
+        >>> main(["--version"])  # doctest: +ELLIPSIS
+        mpwds ...
+        0
+    """
+    _make_stdout_take_everything()
+    parser = _make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        import mpwds
+
+        print(f"mpwds {mpwds.__version__}")
+        return 0
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        status = run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return _NOBODY_READS
+    except (MpwdsError, OSError, ValueError, ImportError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"mpwds {arguments.command}: error: {_in_one_line(error)}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpwds", description="Feeds deep-learning training from sharded datasets."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    for subparser in subparsers.choices.values():
+        # Suppressed: a default here would undo `mpwds --debug COMMAND`.
+        subparser.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+    return parser
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    else:
+        message = str(error) or type(error).__name__
+    if not isinstance(error, DecodeError):  # which says itself where it happened
+        message = "; ".join([message, *getattr(error, "__notes__", ())])
+    return " ".join(message.split())
+
+
+def _make_stdout_take_everything() -> None:
+    """A name of a file that the terminal's encoding lacks must not end the command, nor a closed stdout."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _silence_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not fail on it at its exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,185 @@
+"""The user's own image shards as something to train on."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import mpwds
+from mpwds.cli.images import IMAGE_FIELDS, fit
+from mpwds.cli.progress import Progress
+from mpwds.cli.task import SEED, SHUFFLED_SAMPLES, ImageTask
+from mpwds.pipeline.decoders import handle_extension
+from mpwds.storage.urls import expand_urls, local_path
+
+_LABEL_FIELD = "cls"
+_HELD_OUT_ONE_IN = 10
+_LARGEST_LABEL = (1 << 63) - 1
+_LABELS_PER_BATCH = 256
+
+
+def own_task(
+    patterns: Sequence[str],
+    held_out_patterns: Sequence[str],
+    *,
+    size: int,
+    batch_size: int,
+    workers: int,
+    progress: Progress,
+) -> ImageTask:
+    """Classifying the images of the user's shards.
+
+    A first pass reads the labels of all samples, decoding no image, to count samples and classes. Labels may
+    be any whole numbers from 0; the classes are those that occur, in their order.
+
+    Args:
+        patterns: Names of shards, with braces or not.
+        held_out_patterns: The shards with the held-out samples. If there are none, every tenth sample of the
+            others is held out, chosen by its key: the same ones in every run.
+        size: Height and width in pixels to which images are brought.
+        batch_size: Samples in a batch.
+        workers: Worker processes for the first pass.
+        progress: Shows how many labels have been read.
+
+    Raises:
+        FileNotFoundError: A shard does not exist.
+        ShardError: One is damaged or no tar file.
+        ValueError: A sample has no image or no label; there are no samples to train on or none to hold out;
+            all samples to train on are of one class; none of those held out is of a class to train on.
+    """
+    urls, held_out_urls = _existing(patterns), _existing(held_out_patterns)
+    survey = _Survey()
+    if held_out_urls:
+        survey.read(urls, _as_training, workers, progress)
+        survey.read(held_out_urls, _as_held_out, workers, progress)
+    else:
+        survey.read(urls, _is_held_out, workers, progress)
+    survey.check(" ".join(patterns), " ".join(held_out_patterns))
+
+    classes = {
+        label: number for number, label in enumerate(sorted(survey.train_labels | survey.held_out_labels))
+    }
+
+    def batches(dataset: mpwds.WebDataset) -> mpwds.WebDataset:
+        return (
+            dataset.decode(
+                handle_extension(" ".join(IMAGE_FIELDS), partial(fit, size=size)),
+                only=(*IMAGE_FIELDS, _LABEL_FIELD),
+            )
+            .to_tuple(";".join(IMAGE_FIELDS), _LABEL_FIELD)
+            .map_tuple(None, classes.__getitem__)
+            .batched(batch_size)
+        )
+
+    train = mpwds.WebDataset(urls, shardshuffle=True, seed=SEED)
+    held_out = mpwds.WebDataset(held_out_urls or urls)
+    if not held_out_urls:
+        train, held_out = train.select(_is_training), held_out.select(_is_held_out)
+    return ImageTask(
+        train=batches(train.shuffle(SHUFFLED_SAMPLES)),
+        held_out=batches(held_out),
+        train_samples=survey.train_samples,
+        held_out_samples=survey.held_out_samples,
+        classes=len(classes),
+        size=size,
+        shards=len(urls) + len(held_out_urls),
+        place=" ".join((*patterns, *held_out_patterns)),
+    )
+
+
+@dataclass
+class _Survey:
+    """What the first pass finds."""
+
+    train_labels: set[int] = field(default_factory=set)
+    held_out_labels: set[int] = field(default_factory=set)
+    train_samples: int = 0
+    held_out_samples: int = 0
+
+    def read(self, urls: list[str], is_held_out: Any, workers: int, progress: Progress) -> None:
+        dataset = mpwds.WebDataset(urls).map(partial(_label, is_held_out=is_held_out))
+        with mpwds.MultiLoader(
+            dataset.batched(_LABELS_PER_BATCH),
+            workers=min(workers, len(urls)),
+            in_order=False,
+            output="numpy",
+        ) as loader:
+            for labels, held_out in loader:
+                self.train_labels.update(labels[~held_out].tolist())
+                self.held_out_labels.update(labels[held_out].tolist())
+                self.train_samples += int((~held_out).sum())
+                self.held_out_samples += int(held_out.sum())
+                progress.show(f"reading labels  {self.train_samples + self.held_out_samples:,} samples")
+
+    def check(self, data: str, test: str) -> None:
+        samples = self.train_samples + self.held_out_samples
+        if not samples or (test and not self.train_samples):
+            raise ValueError(f"--data {data}: there are no samples in it")
+        if not self.held_out_samples and test:
+            raise ValueError(f"--test {test}: there are no samples in it")
+        if not self.held_out_samples or not self.train_samples:
+            raise ValueError(
+                f"--data {data}: of its {samples} samples, the one in {_HELD_OUT_ONE_IN} to hold out leaves "
+                f"{self.train_samples} for training and {self.held_out_samples} for the test: give more "
+                "samples, or the held-out ones with --test"
+            )
+        if len(self.train_labels) == 1:
+            raise ValueError(
+                f"--data {data}: all {self.train_samples} samples to train on have the label "
+                f"{min(self.train_labels)}, and with one class there is nothing to learn"
+            )
+        if self.train_labels.isdisjoint(self.held_out_labels):
+            where = f"--test {test}" if test else f"--data {data}"
+            raise ValueError(
+                f"{where}: none of its {self.held_out_samples} held-out samples has a label that occurs "
+                "among those to train on"
+            )
+
+
+def _existing(patterns: Sequence[str]) -> list[str]:
+    urls = [url for pattern in patterns for url in expand_urls(pattern)]
+    for url in urls:
+        path = local_path(url)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "there is no such shard", path)
+    return urls
+
+
+def _label(sample: dict[str, Any], is_held_out: Any) -> tuple[int, bool]:
+    """A sample's label, and whether it is held out; checks that there is an image, too."""
+    fields = [name for name in sample if not name.startswith("__")]
+    if not any(name in sample for name in IMAGE_FIELDS):
+        raise ValueError(f"no image ({', '.join(IMAGE_FIELDS)}): the sample holds {', '.join(fields)}")
+    if _LABEL_FIELD not in sample:
+        raise ValueError(f"no label ({_LABEL_FIELD}): the sample holds {', '.join(fields)}")
+    text = sample[_LABEL_FIELD]
+    try:
+        label = int(text)
+    except ValueError:
+        label = -1
+    if not 0 <= label <= _LARGEST_LABEL:
+        raise ValueError(f"the label in {_LABEL_FIELD} is {text[:40]!r}, expected a whole number from 0")
+    return label, is_held_out(sample)
+
+
+def _is_held_out(sample: dict[str, Any]) -> bool:
+    key = sample["__key__"].encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return int.from_bytes(digest, "little") % _HELD_OUT_ONE_IN == 0
+
+
+def _is_training(sample: dict[str, Any]) -> bool:
+    return not _is_held_out(sample)
+
+
+def _as_training(sample: dict[str, Any]) -> bool:
+    return False
+
+
+def _as_held_out(sample: dict[str, Any]) -> bool:
+    return True

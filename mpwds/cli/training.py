@@ -1,0 +1,181 @@
+"""Training a small convolutional network from a MultiLoader, and watching how long it waits for data."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mpwds
+from mpwds.cli.progress import Progress
+from mpwds.cli.task import SEED, ImageTask
+
+if TYPE_CHECKING:
+    import torch
+
+_SMALLEST_MAP = 4
+_MOST_CHANNELS = 128
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Args:
+        epochs: Passes over the training samples.
+        workers: Worker processes of each loader.
+        lr: Learning rate at the start; it falls to 0 along a half cosine.
+    """
+
+    epochs: int
+    workers: int
+    lr: float
+
+
+@dataclass
+class Outcome:
+    """What training came to.
+
+    Attributes:
+        accuracy: Share of the held-out samples that are classified rightly.
+        samples: Samples trained on, over all epochs.
+        seconds: Time spent training, without the test at the end.
+        waited_s: The part of it spent in the loader's ``next()``.
+        first_batch_s: The part of that until the first batch came, with the workers' start.
+    """
+
+    accuracy: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    first_batch_s: float = 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Share of the training time behind the first batch that was spent waiting for data."""
+        return (self.waited_s - self.first_batch_s) / (self.seconds - self.first_batch_s)
+
+
+def train(task: ImageTask, settings: Settings, progress: Progress) -> Outcome:
+    """Trains a network on a task, on the GPU if there is one, and tests it on the held-out samples.
+
+    Args:
+        task: What to train on.
+        settings: How to.
+        progress: Shows each batch, with a milestone for each epoch.
+    """
+    import torch
+
+    torch.manual_seed(SEED)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - settings.workers))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = small_cnn(task.classes, task.size).to(device)
+    outcome = Outcome()
+    _fit(model, device, task, settings, outcome, progress)
+    outcome.accuracy = _accuracy(model, device, task, settings)
+    return outcome
+
+
+def small_cnn(classes: int, size: int) -> torch.nn.Sequential:
+    """A network for RGB images: convolutions, from the second on each at half the size, and a linear layer.
+
+    Args:
+        classes: Number of outputs.
+        size: Height and width of the images in pixels, at least 8.
+
+    Example:
+        >>> import torch
+        >>> small_cnn(classes=10, size=8)(torch.zeros(5, 3, 8, 8)).shape
+        torch.Size([5, 10])
+    """
+    from torch import nn
+
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    channels = 64 if size < 32 else 16
+    layers = convolution(3, channels)
+    while size > _SMALLEST_MAP:
+        wider = min(2 * channels, _MOST_CHANNELS)
+        layers += [nn.MaxPool2d(2), *convolution(channels, wider)]
+        channels, size = wider, size // 2
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(4 * channels, classes))
+
+
+def _fit(
+    model: torch.nn.Module,
+    device: torch.device,
+    task: ImageTask,
+    settings: Settings,
+    outcome: Outcome,
+    progress: Progress,
+) -> None:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    model.train()
+    with mpwds.MultiLoader(task.train, workers=settings.workers) as loader:
+        for epoch in range(1, settings.epochs + 1):
+            watch = _Stopwatch()
+            samples, loss_sum, line = 0, 0.0, ""
+            for images, labels in watch.timed(loader):
+                loss = torch.nn.functional.cross_entropy(model(_scaled(images, device)), labels.to(device))
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                samples += len(labels)
+                loss_sum += loss.item() * len(labels)
+                line = (
+                    f"epoch {epoch}/{settings.epochs}  loss {loss_sum / samples:.3f}  "
+                    f"{samples / watch.seconds:,.0f} samples/s  "
+                    f"waited {watch.waited_s / watch.seconds:.0%} for data"
+                )
+                progress.show(line)
+            schedule.step()
+            progress.milestone(line)
+            outcome.samples += samples
+            outcome.seconds += watch.seconds
+            outcome.waited_s += watch.waited_s
+            if epoch == 1:
+                outcome.first_batch_s = watch.first_s
+
+
+def _accuracy(model: torch.nn.Module, device: torch.device, task: ImageTask, settings: Settings) -> float:
+    import torch
+
+    model.eval()
+    right = 0
+    with torch.inference_mode(), mpwds.MultiLoader(task.held_out, workers=settings.workers) as loader:
+        for images, labels in loader:
+            right += int((model(_scaled(images, device)).argmax(1) == labels.to(device)).sum())
+    return right / task.held_out_samples
+
+
+def _scaled(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return images.to(device).float() / 255 - 0.5
+
+
+class _Stopwatch:
+    """Measures an epoch, and the part of it spent waiting for batches."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self.waited_s = 0.0
+        self.first_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def timed(self, loader: Iterable[Any]) -> Iterator[Any]:
+        asked_s = time.perf_counter()
+        batches = iter(loader)
+        for batch in batches:
+            self.waited_s += time.perf_counter() - asked_s
+            self.first_s = self.first_s or self.waited_s
+            yield batch
+            asked_s = time.perf_counter()
+        self.waited_s += time.perf_counter() - asked_s

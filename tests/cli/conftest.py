@@ -1,0 +1,94 @@
+"""Running the command, and shards for it to read."""
+
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import mpwds
+from mpwds.cli.main import main
+
+
+@pytest.fixture(scope="session")
+def command():
+    """The words that start ``mpwds``."""
+    return [sys.executable, "-m", "mpwds.cli"]
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs ``mpwds`` with these arguments in this process, which saves importing torch each time."""
+
+    def run(*arguments):
+        returncode = main(list(map(str, arguments)))
+        return subprocess.CompletedProcess(arguments, returncode, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def read_terminal():
+    """Reads what a terminal shows, given its controlling end, until nobody has the other end any more."""
+
+    def read_terminal(controller):
+        output = b""
+        try:
+            while data := os.read(controller, 65536):
+                output += data
+        except OSError:  # how Linux says that nobody has it
+            pass
+        return output.decode()
+
+    return read_terminal
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """A folder with the digits' shards."""
+    from mpwds.cli.digits import ensure_digits
+
+    directory = tmp_path_factory.mktemp("digits")
+    ensure_digits(directory)
+    return directory
+
+
+@pytest.fixture
+def write_shard(tmp_path):
+    """Writes samples, whose keys are made up, to a shard; returns its path."""
+
+    def write(name, *samples):
+        path = tmp_path / name
+        with mpwds.TarWriter(path) as sink:
+            for index, sample in enumerate(samples):
+                sink.write({"__key__": f"{index:04d}", **sample})
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def picture():
+    """Makes noisy RGB images that are brightest in one channel."""
+
+    def picture(channel, width=20, height=20):
+        pixels = np.random.default_rng(width * height).integers(0, 60, (height, width, 3), np.uint8)
+        pixels[..., channel] += 150
+        return PIL.Image.fromarray(pixels)
+
+    return picture
+
+
+@pytest.fixture(scope="session")
+def saved():
+    """Makes the bytes of an image file."""
+
+    def saved(image, image_format, **options):
+        with io.BytesIO() as stream:
+            image.save(stream, format=image_format, **options)
+            return stream.getvalue()
+
+    return saved

@@ -1,0 +1,107 @@
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+
+import psutil
+import pytest
+
+from mpwds.cli import training
+from mpwds.cli.main import main
+from mpwds.cli.training import Outcome
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The first ``mpwds demo`` ever, its output going to no terminal, and the cache folder."""
+    cache = tmp_path_factory.mktemp("cache")
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        redirect_stdout(io.StringIO()) as output,
+        redirect_stderr(io.StringIO()) as errors,
+    ):
+        environment.setenv("XDG_CACHE_HOME", str(cache))
+        returncode = main(["demo"])
+    result = subprocess.CompletedProcess(["demo"], returncode, output.getvalue(), errors.getvalue())
+    return result, cache / "mpwds" / "digits"
+
+
+def figures(result):
+    """The epochs' losses and the accuracy, which time does not decide."""
+    return re.findall(r"loss \S+|accuracy .*", result.stdout)
+
+
+def test_learns_the_digits_from_an_empty_cache(first):
+    result, _ = first
+    assert (result.returncode, result.stderr) == (0, "")
+    assert float(re.search(r"accuracy +([\d.]+)% on the held-out samples", result.stdout)[1]) >= 97
+
+
+def test_leaves_the_shards_in_the_cache_folder(first):
+    result, directory = first
+    assert f"wrote 1,797 handwritten digits in {directory}" in result.stdout
+    assert f"data       {directory} (16 shards)" in result.stdout
+    assert len(list(directory.iterdir())) == 16
+
+
+def test_a_pipe_gets_one_plain_line_per_epoch(first):
+    result, _ = first
+    epochs = [line for line in result.stdout.splitlines() if line.startswith("epoch")]
+    assert len(epochs) == 12
+    for number, line in enumerate(epochs, start=1):
+        assert re.fullmatch(rf"epoch {number}/12  loss [\d.]+  [\d,]+ samples/s  waited \d+% for data", line)
+    assert "\r" not in result.stdout
+
+
+def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run):
+    _, directory = first
+    second, third = (run("demo", "--cache-dir", directory, "--epochs", 2) for _ in range(2))
+    assert f"found 1,797 handwritten digits in {directory}" in second.stdout
+    assert len(figures(second)) == 3
+    assert figures(second) == figures(third)
+
+
+def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
+    outcome = Outcome(accuracy=0.949, samples=1356, seconds=1.0, waited_s=0.2, first_batch_s=0.1)
+    monkeypatch.setattr(training, "train", lambda *_: outcome)
+    assert main(["demo", "--cache-dir", str(digits)]) == 1
+    errors = capsys.readouterr().err
+    assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn(digits, monkeypatch, read_terminal):
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stdout, ThreadPoolExecutor(1) as reader:
+        output = reader.submit(read_terminal, controller)
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main(["demo", "--cache-dir", str(digits), "--epochs", "2"]) == 0
+        stdout.close()
+    os.close(controller)
+    output = output.result().replace("\r\n", "\n")
+    line = next(line for line in output.split("\n") if "epoch" in line)
+    assert line.startswith("\rstarting 2 workers")
+    assert "\repoch 1/2  loss " in line
+    assert "\repoch 2/2  loss " in line
+    assert all(len(drawn) < 80 for drawn in line.split("\r"))
+
+
+def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
+    process = subprocess.Popen(
+        [*command, "demo", "--cache-dir", str(digits), "--epochs", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not process.stdout.readline().startswith("epoch 2"):
+        pass
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "")
+    assert len(workers) == 2
+    assert psutil.wait_procs(workers, timeout=1)[1] == []

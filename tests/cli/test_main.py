@@ -1,0 +1,175 @@
+import io
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from mpwds.cli import demo
+from mpwds.cli.main import main
+from mpwds.errors import DecodeError, WorkerDied
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """Makes ``mpwds demo`` call a function."""
+
+    def running(run):
+        def add_parser(subparsers):
+            subparsers.add_parser("demo").set_defaults(run=run)
+
+        monkeypatch.setattr(demo, "add_parser", add_parser)
+
+    return running
+
+
+@pytest.fixture
+def failing(running):
+    """Makes ``mpwds demo`` fail with an exception."""
+
+    def fail(error):
+        def run(arguments):
+            raise error
+
+        running(run)
+
+    return fail
+
+
+def test_help_names_the_commands(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "demo" in capsys.readouterr().out
+
+
+def test_help_needs_neither_numpy_nor_torch():
+    code = """
+import sys
+from mpwds.cli.main import main
+try:
+    main(["demo", "--help"])
+finally:
+    print(*sys.modules)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {"numpy", "torch"}.isdisjoint(output.split())
+
+
+def test_version_is_the_packages(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mpwds {version('mpwds')}\n"
+
+
+def test_no_command_prints_the_help_and_is_a_mistake(capsys):
+    assert main([]) == 2
+    assert "usage: mpwds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demi",),
+        ("demo", "--epochs", "0"),
+        ("demo", "--workers", "-1"),
+        ("demo", "--lr", "nan"),
+        ("demo", "--test", "x.tar"),
+        ("demo", "--size", "32"),
+        ("demo", "--data", "x.tar", "--size", "7"),
+        ("demo", "--data", "x.tar", "--cache-dir", "y"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_any_work(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "there is no such shard", "x.tar"),
+        ValueError("epochs\nare short"),
+        ImportError("pip install 'mpwds[demo]'"),
+        WorkerDied("worker 1 was killed"),
+    ],
+)
+def test_an_error_is_one_line(error, failing, capsys):
+    failing(error)
+    assert main(["demo"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("mpwds demo: error: ")
+    assert output.err.count("\n") == 1
+
+
+def test_an_error_of_a_file_names_the_file_first(failing, capsys):
+    failing(PermissionError(13, "Permission denied", "/data/x.tar"))
+    main(["demo"])
+    assert capsys.readouterr().err == "mpwds demo: error: /data/x.tar: Permission denied\n"
+
+
+def test_an_error_says_on_which_sample_it_happened(failing, capsys):
+    error = ValueError("no label")
+    error.__notes__ = ['in map(label), on sample "0017" of x.tar']
+    failing(error)
+    main(["demo"])
+    assert (
+        capsys.readouterr().err == 'mpwds demo: error: no label; in map(label), on sample "0017" of x.tar\n'
+    )
+
+
+def test_an_error_of_decoding_says_only_once_where_it_happened(failing, capsys):
+    error = DecodeError('field "png" of sample "0017" in x.tar')
+    error.__notes__ = ['in decode("pil"), on sample "0017" of x.tar']
+    failing(error)
+    main(["demo"])
+    assert capsys.readouterr().err == 'mpwds demo: error: field "png" of sample "0017" in x.tar\n'
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "demo"), ("demo", "--debug")])
+def test_debug_shows_the_traceback(arguments, failing, capsys):
+    failing(ValueError("no"))
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in errors
+    assert errors.endswith("mpwds demo: error: no\n")
+
+
+def test_what_is_no_users_mistake_keeps_its_traceback(failing):
+    failing(KeyError("fault"))
+    with pytest.raises(KeyError):
+        main(["demo"])
+
+
+def test_an_interrupt_is_quiet(failing, capsys):
+    failing(KeyboardInterrupt())
+    assert main(["demo"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(command, digits):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ["demo", "--cache-dir", str(digits)]
+    result = subprocess.run(
+        [*command, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(running, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    running(lambda arguments: print("train-é.tar") or 0)
+    assert main(["demo"]) == 0
+    assert stdout.buffer.getvalue() == b"train-\\xe9.tar\n"
+
+
+def test_a_closed_stdout_is_no_reason_to_fail(running, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    running(lambda arguments: print("found the digits") or int(sys.stdout.isatty()))
+    assert main(["demo"]) == 0
+    sys.stdout.close()

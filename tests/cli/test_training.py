@@ -1,0 +1,48 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import mpwds
+from mpwds.cli.progress import Progress
+from mpwds.cli.task import ImageTask
+from mpwds.cli.training import Outcome, Settings, small_cnn, train
+
+
+@pytest.mark.parametrize("size", [8, 9, 31, 32, 64, 100, 224])
+def test_the_network_takes_images_of_any_size(size):
+    assert small_cnn(classes=7, size=size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
+
+
+def test_waiting_leaves_the_start_of_the_workers_out():
+    outcome = Outcome(seconds=11.0, waited_s=3.0, first_batch_s=1.0)
+    assert outcome.waiting == pytest.approx(0.2)
+
+
+def test_the_accuracy_is_measured_on_the_held_out_samples():
+    def batches(count, label):
+        images = np.full((count, 3, 8, 8), 200 * label, np.uint8)
+        return [(images, np.full(count, label))]
+
+    task = ImageTask(
+        train=mpwds.DataPipeline(batches(30, 0) + batches(30, 1)),
+        held_out=mpwds.DataPipeline([*batches(3, 1), (batches(1, 0)[0][0], np.array([1]))]),
+        train_samples=60,
+        held_out_samples=4,
+        classes=2,
+        size=8,
+        shards=1,
+        place="memory",
+    )
+    with Progress(sys.stdout) as progress:
+        outcome = train(task, Settings(epochs=20, workers=0, lr=3e-3), progress)
+    assert outcome.accuracy == 0.75
+    assert outcome.samples == 20 * 60
+    assert 0 < outcome.first_batch_s <= outcome.waited_s < outcome.seconds
+
+
+def test_importing_it_does_not_import_torch():
+    code = "import sys, mpwds.cli.training, mpwds.cli.own_shards; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
