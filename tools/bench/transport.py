@@ -176,19 +176,27 @@ def pss_mb(pid: int) -> float:
 
 
 def copy_rate_gb_s(processes: int) -> float:
-    """The machine's memcpy rate into memory that was used before, of so many processes at once."""
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        return sum(pool.map(_copy_rate_gb_s, [38_535_168] * processes, chunksize=1))
+    """The machine's memcpy rate into memory that was used before, of so many processes together."""
+    context = multiprocessing.get_context("fork")
+    start, rates = context.Barrier(processes), context.SimpleQueue()
+    copiers = [context.Process(target=_copy, args=(start, rates)) for _ in range(processes)]
+    for copier in copiers:
+        copier.start()
+    total = sum(rates.get() for _ in copiers)
+    for copier in copiers:
+        copier.join()
+    return total
 
 
-def _copy_rate_gb_s(nbytes: int, seconds: float = 0.5) -> float:
+def _copy(start: Any, rates: Any, nbytes: int = 38_535_168, seconds: float = 0.5) -> None:
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     copies = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    start.wait()
+    began = time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < seconds:
         np.copyto(target, source)
         copies += 1
-    return copies * nbytes / elapsed / 1e9
+    rates.put(copies * nbytes / elapsed / 1e9)
 
 
 def measure_rates(cases: list[Case], workers: list[int], rounds: int, seconds: float) -> None:
