@@ -10,13 +10,37 @@ from typing import Any
 
 from mpwds.pipeline.collate import default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, explain
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
 
+def batched(
+    batchsize: int = 20,
+    collation_fn: Callable[[Any], Any] | None = default_collation_fn,
+    partial: bool = True,
+) -> Batched:
+    """Stage that gathers elements into batches.
+
+    Args:
+        batchsize: Elements per batch.
+        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list.
+        partial: Whether what remains at the end makes a smaller batch; else it is dropped.
+
+    Raises:
+        ValueError: ``batchsize`` is below 1.
+
+    Example:
+        >>> list(batched(2)([(1, "a"), (2, "b"), (3, "c")]))
+        [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
+    """
+    return Batched(batchsize, collation_fn, partial)
+
+
 @dataclass(frozen=True)
-class Batched:
+class Batched(Filter):
     """Stage that yields each ``batchsize`` successive elements as one batch.
 
     Args:
@@ -87,13 +111,11 @@ class _Batches(Derived[Any]):
     def fetch(self, address: Any) -> Any:
         return self._make(address, [element for _, element in fetch_held(self._source, address)])
 
-    def describe(self, address: Any) -> str:
+    def describe(self, address: Any, element: object = None) -> Place:
         first, last = self._source.describe(address[0]), self._source.describe(address[-1])
-        return (
-            f"a batch of {len(address)}, from {first} to {last}"
-            if len(address) > 1
-            else f"a batch of {first}"
-        )
+        if len(address) == 1:
+            return first.row_of("a batch")
+        return Place(f"a batch of {len(address)}, from {first} to {last}", first.url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"source": self._source.state_dict(), "held": [address for address, _ in self._held]}

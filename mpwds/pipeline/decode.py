@@ -9,13 +9,44 @@ from typing import Any
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoders import Decoder
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stream import Stream
 
 
+def decode(
+    *handlers: str | Callable[..., Any],
+    pre: Iterable[Callable[..., Any]] | None = None,
+    post: Iterable[Callable[..., Any]] | None = None,
+    only: str | Iterable[str] | None = None,
+    partial: bool = False,
+    handler: Handler = reraise_exception,
+) -> Decode:
+    """Stage that decodes the fields of dict samples by their extensions.
+
+    Args:
+        handlers: Image specs (``"rgb8"``, ``"torchrgb"``, ...) and functions ``f(extension, data)`` that
+            return ``None`` for what they do not handle.
+        pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
+        post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
+        only: The fields to decode, as a list or separated by spaces; all by default.
+        partial: Whether to leave fields alone that are no bytes.
+        handler: What to do about a sample that cannot be decoded; raises by default.
+
+    Raises:
+        ValueError: An image spec is unknown.
+
+    Example:
+        >>> list(decode()([{"__key__": "a", "cls": b"7"}]))
+        [{'__key__': 'a', 'cls': 7}]
+    """
+    return Decode(handlers, as_tuple(pre), as_tuple(post), as_tuple(only), partial, handler)
+
+
 @dataclass(frozen=True)
-class Decode:
+class Decode(Filter):
     """Stage that decodes each field of a dict sample as ``mpwds.pipeline.decoders.Decoder`` does.
 
     Args:
@@ -25,6 +56,7 @@ class Decode:
         post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
         only: The fields to decode; all by default.
         partial: Whether to leave fields alone that are no bytes, decoded before.
+        handler: What to do about a sample that cannot be decoded; raises by default.
 
     Raises:
         DecodeError: While iterating, a field cannot be decoded.
@@ -40,17 +72,26 @@ class Decode:
     post: tuple[Callable[..., Any], ...] | None = None
     only: tuple[str, ...] | None = None
     partial: bool = False
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         self._decoder()
+        check_handler("decode", self.handler)
 
     def __str__(self) -> str:
-        options = {"pre": self.pre, "post": self.post, "only": self.only, "partial": self.partial or None}
-        return f"decode({arguments(*self.handlers, **{k: v for k, v in options.items() if v is not None})})"
+        more = options(
+            pre=(self.pre, None),
+            post=(self.post, None),
+            only=(self.only, None),
+            partial=(self.partial, False),
+            handler=(self.handler, reraise_exception),
+        )
+        return f"decode({arguments(*self.handlers, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         foreign = self.pre or self.post or not all(isinstance(handler, str) for handler in self.handlers)
-        return Applied(source, self, self._decoder(), seeded(context) if foreign else unseeded)
+        call = seeded(context) if foreign else unseeded
+        return Applied(source, self, self._decoder(), call, self.handler)
 
     def _decoder(self) -> Decoder:
         return Decoder(*self.handlers, pre=self.pre, post=self.post, only=self.only, partial=self.partial)

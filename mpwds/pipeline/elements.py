@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.notes import explain
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stream import Address, Stream
 from mpwds.pipeline.unaddressed import Unaddressed
@@ -65,8 +66,8 @@ class _IndexedStream:
             explain(error, self._origin, self, address)
             raise
 
-    def describe(self, address: Any) -> str:
-        return f"element {address}"
+    def describe(self, address: Any, element: object = None) -> Place:
+        return Place.of_sample(element, Place(f"element {address}"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.randomness import generator_states, put_back
 from mpwds.pipeline.stream import Stream
@@ -14,7 +15,7 @@ from mpwds.pipeline.unaddressed import Unaddressed
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(Filter):
     """Stage that yields what ``function(source)`` yields, ``source`` being the plain elements before it.
 
     For what ``map`` and ``select`` cannot say. The price: its elements have no address, so a

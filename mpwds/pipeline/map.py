@@ -8,22 +8,42 @@ from typing import Any
 
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Stream
+
+
+def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
+    """Stage that yields ``f(element)`` for each element; ``None`` drops it.
+
+    Args:
+        f: Takes an element, returns another. A dict made from a dict sample keeps its ``__key__``.
+        handler: What to do about an element that ``f`` fails on; raises by default.
+
+    Raises:
+        TypeError: ``f`` or ``handler`` cannot be called.
+
+    Example:
+        >>> list(map(str.upper)("abc"))
+        ['A', 'B', 'C']
+    """
+    return Map(f, handler)
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(Filter):
     """Stage that yields ``function(element)`` for each element of its source.
 
     Args:
         function: Takes an element and returns another. ``None`` drops the element. A dict that is made
             from a dict sample and has no ``__key__`` gets that of the sample. Random numbers it draws
             are the same each time it sees this element in this epoch.
+        handler: What to do about an element that it fails on; raises by default.
 
     Raises:
-        TypeError: ``function`` cannot be called.
+        TypeError: ``function`` or ``handler`` cannot be called.
 
     Example:
         >>> from mpwds.pipeline.stream import collect
@@ -32,30 +52,24 @@ class Map:
     """
 
     function: Callable[[Any], Any]
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map: expected a function, got {self.function!r}")
+        check_handler("map", self.handler)
 
     def __str__(self) -> str:
-        return f"map({arguments(self.function)})"
+        return f"map({arguments(self.function, **options(handler=(self.handler, reraise_exception)))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Mapped(source, self, self.function, seeded(context))
+        return Applied(source, self, self._apply, seeded(context), self.handler)
 
-
-class _Mapped(Applied):
-    def __next__(self) -> tuple[Address, Any]:
-        while True:
-            address, element = self._next()
-            result = self._make(address, element)
-            if result is not None:
-                return address, result
-
-    def _make(self, address: Any, element: Any) -> Any:
-        # Looked up before the call: the function may take the sample apart.
-        key = element.get("__key__") if isinstance(element, dict) else None
-        result = super()._make(address, element)
+    def _apply(self, element: Any) -> Any:
+        if not isinstance(element, dict):
+            return self.function(element)
+        key = element.get("__key__")  # looked up before the call: the function may take the sample apart
+        result = self.function(element)
         if key is not None and isinstance(result, dict) and "__key__" not in result:
             return {"__key__": key, **result}
         return result

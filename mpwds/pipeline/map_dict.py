@@ -8,19 +8,40 @@ from typing import Any
 
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Stream
 
 
+def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
+    """Stage that replaces fields of dict samples by functions of them.
+
+    Args:
+        handler: What to do about a sample that a function fails on; raises by default.
+        functions: Field name to function of that field's value.
+
+    Raises:
+        ValueError: There are no functions.
+        TypeError: One cannot be called.
+
+    Example:
+        >>> list(map_dict(cls=int)([{"cls": "7"}]))
+        [{'cls': 7}]
+    """
+    return MapDict(functions, handler)
+
+
 @dataclass(frozen=True)
-class MapDict:
+class MapDict(Filter):
     """Stage that replaces fields of dict samples by functions of them.
 
     The sample is copied first (not its values): the source's dict stays as it is.
 
     Args:
         functions: Field name to function of that field's value.
+        handler: What to do about a sample that a function fails on; raises by default.
 
     Raises:
         ValueError: There are no functions.
@@ -34,6 +55,7 @@ class MapDict:
     """
 
     functions: dict[str, Callable[[Any], Any]]
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         if not self.functions:
@@ -41,12 +63,14 @@ class MapDict:
         for field, function in self.functions.items():
             if not callable(function):
                 raise TypeError(f"map_dict: expected a function for {field!r}, got {function!r}")
+        check_handler("map_dict", self.handler)
 
     def __str__(self) -> str:
-        return f"map_dict({arguments(**self.functions)})"
+        more = options(handler=(self.handler, reraise_exception))
+        return f"map_dict({arguments(**self.functions, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, seeded(context))
+        return Applied(source, self, self._apply, seeded(context), self.handler)
 
     def _apply(self, sample: Any) -> dict[Any, Any]:
         if not isinstance(sample, dict):

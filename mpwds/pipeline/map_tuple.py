@@ -8,18 +8,38 @@ from typing import Any
 
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Stream
 
 
+def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> MapTuple:
+    """Stage that applies a function to each field of tuple samples.
+
+    Args:
+        functions: The first for the first field, and so on; ``None`` leaves a field as it is.
+        handler: What to do about a sample that a function fails on; raises by default.
+
+    Raises:
+        TypeError: One is neither a function nor ``None``.
+
+    Example:
+        >>> list(map_tuple(None, int)([("a", "7")]))
+        [('a', 7)]
+    """
+    return MapTuple(functions, handler)
+
+
 @dataclass(frozen=True)
-class MapTuple:
+class MapTuple(Filter):
     """Stage that applies the first function to a tuple's first field, the second to its second, ...
 
     Args:
         functions: One per field; ``None`` leaves the field as it is, and so do functions that are
             missing at the end.
+        handler: What to do about a sample that a function fails on; raises by default.
 
     Raises:
         TypeError: One is neither a function nor ``None``; or, while iterating, a sample is no tuple.
@@ -32,17 +52,20 @@ class MapTuple:
     """
 
     functions: tuple[Callable[[Any], Any] | None, ...]
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         for function in self.functions:
             if function is not None and not callable(function):
                 raise TypeError(f"map_tuple: expected functions or None, got {function!r}")
+        check_handler("map_tuple", self.handler)
 
     def __str__(self) -> str:
-        return f"map_tuple({arguments(*self.functions)})"
+        more = options(handler=(self.handler, reraise_exception))
+        return f"map_tuple({arguments(*self.functions, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, seeded(context))
+        return Applied(source, self, self._apply, seeded(context), self.handler)
 
     def _apply(self, sample: Any) -> tuple[Any, ...]:
         functions = self.functions

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.stream import Address, Stream
 
 
@@ -35,8 +36,8 @@ class Replayed:
     def fetch(self, address: Any) -> Any:
         return self._stream.fetch(address)
 
-    def describe(self, address: Any) -> str:
-        return self._stream.describe(address)
+    def describe(self, address: Any, element: object = None) -> Place:
+        return self._stream.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
         return {"delivered": self._delivered}

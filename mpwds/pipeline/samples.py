@@ -1,190 +1,158 @@
-"""Samples of tar shards: members grouped by their names."""
+"""Samples of tar shards."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.shards import assigned_shards
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.grouping import Sample, read_samples, split_name
+from mpwds.pipeline.handled import Handled
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import add_incident, arguments, options
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.stream import Address, Stream, as_address
 from mpwds.storage.tar import read_members
-from mpwds.storage.urls import expand_urls
 
-Sample = dict[str, Any]
+_Read = tuple[int, "int | None", Sample]
 
 
 @dataclass(frozen=True)
-class TarSamples:
-    """Beginning of a pipeline: the samples of tar shards.
+class TarSamples(Filter):
+    """Stage that yields the samples of the tar shards that its source names.
 
     Successive members whose names agree up to the first dot of the base name form a sample, a dict
     of ``__key__`` (that part of the name), ``__url__`` (the shard) and the members' contents
     as bytes under the rest of their names, in lower case. Members without a dot and those under names
-    like ``__meta__`` are skipped. A sample's address is (number of the shard among the expanded
-    ``urls``, byte offset of its first header).
+    like ``__meta__`` are skipped. A sample's address is (its shard's address, byte offset of its first
+    header).
 
     Args:
-        urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), or several.
-        shardshuffle: Whether each epoch reads the shards in another order.
+        handler: What to do about a shard that cannot be read: going on means with the next shard, and
+            with a sample that has a member twice, without the second.
 
     Raises:
-        ValueError: There are no shards.
         ShardError: While iterating, a shard is damaged or has a name twice in a sample.
+        TypeError: While iterating, the source gives anything but ``{"url": ...}``.
     """
 
-    urls: str | tuple[str, ...]
-    shardshuffle: bool = False
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
-        if not self._shards():
-            raise ValueError(f"no shards: {self.urls!r} expands to nothing")
+        check_handler("tarfile_to_samples", self.handler)
 
     def __str__(self) -> str:
-        return f"TarSamples({self.urls!r}, shardshuffle={self.shardshuffle})"
+        return f"tarfile_to_samples({arguments(**options(handler=(self.handler, reraise_exception)))})"
 
-    def stream(self, context: Context = ALONE) -> Stream[Sample]:
-        shards = self._shards()
-        readers = context.world_size * context.workers
-        if readers > len(shards) and context.rank == context.worker == 0:
-            warnings.warn(
-                f"{len(shards)} shards for {readers} workers (of all ranks): a shard is read by one worker, "
-                "so some have nothing to do",
-                stacklevel=2,
-            )
-        return _TarStream(shards, assigned_shards(len(shards), self.shardshuffle, context), context.on_shard)
-
-    def _shards(self) -> list[str]:
-        return expand_urls(self.urls if isinstance(self.urls, str) else list(self.urls))
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
+        return _TarStream(self, source, context.on_shard)
 
 
-class _TarStream:
+class _TarStream(Handled):
     def __init__(
-        self, urls: Sequence[str], own: Sequence[int], on_shard: Callable[[str], None] | None
+        self, stage: TarSamples, source: Stream[Any], on_shard: Callable[[str], None] | None
     ) -> None:
-        self._urls = urls
-        self._own = own
+        super().__init__(source, stage, stage.handler)
         self._on_shard = on_shard
-        self._position = 0  # among own shards
-        self._offset = 0  # of the next sample in that shard
-        self._samples: Iterator[tuple[int, int | None, Sample]] | None = None
-        self._fetching: tuple[int, int, Iterator[tuple[int, int | None, Sample]]] | None = None
-
-    def __iter__(self) -> _TarStream:
-        return self
+        self._shard: Address | None = None  # the shard that is being read
+        self._url = ""
+        self._offset: int | None = 0  # of the next sample in it; None behind the last
+        self._samples: Iterator[_Read] = iter(())
+        self._fetching: tuple[Address, int, Iterator[_Read]] | None = None
 
     def __next__(self) -> tuple[Address, Sample]:
         while True:
-            if self._samples is None:
-                if self._position >= len(self._own):
-                    raise StopIteration
-                url = self._urls[self._own[self._position]]
-                if self._on_shard is not None:
-                    self._on_shard(url)
-                self._samples = read_samples(url, self._offset)
-            for offset, following, sample in self._samples:
-                address = (self._own[self._position], offset)
-                if following is None:
-                    self._end_shard()
-                else:
-                    self._offset = following
-                return address, sample
-            self._end_shard()
+            try:
+                item = next(self._samples, None)
+            except Exception as error:
+                self._end_shard_at(error)
+                continue
+            if item is not None:
+                offset, self._offset, sample = item
+                return (self._shard, offset), sample  # type: ignore[return-value]  # a shard is open
+            self._shard = None
+            address, shard = self._next()
+            self._begin(address, url_of(shard), 0)
+
+    def _begin(self, shard: Address, url: str, offset: int) -> None:
+        self._shard, self._url, self._offset = shard, url, offset
+        if self._on_shard is not None:
+            self._on_shard(url)
+        self._samples = read_samples(url, offset)
+
+    def _end_shard_at(self, error: Exception) -> None:
+        shard, offset = self._shard, self._offset
+        self._shard, self._offset, self._samples = None, None, iter(())
+        self._handle(error, shard if offset is None else (shard, offset), None)
 
     def fetch(self, address: Any) -> Sample:
         shard, offset = address
+        shard = as_address(shard)
+        url = url_of(self._source.fetch(shard))
         # Those restored after another usually lie one behind the other: read on where the last one ended.
         if self._fetching is not None and self._fetching[:2] == (shard, offset):
             samples = self._fetching[2]
         else:
-            samples = read_samples(self._urls[shard], offset)
+            samples = read_samples(url, offset)
         self._fetching = None
         found, following, sample = next(samples, (None, None, {}))
         if found != offset:
             raise ShardError(
-                f"no sample begins at offset {offset} of {self._urls[shard]}: the shard changed since the "
-                "address was made"
+                f"no sample begins at offset {offset} of {url}: the shard changed since the address was made"
             )
         if following is not None:
             self._fetching = shard, following, samples
         return sample
 
-    def describe(self, address: Any) -> str:
+    def _explain(self, error: Exception, address: Any, element: object) -> None:
+        add_incident(error, str(self._stage), self.describe(address, element))
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        if not isinstance(address, (tuple, list)):
+            return self._source.describe(address)
         shard, offset = address
-        url = self._urls[shard]
+        url = url_of(self._source.fetch(as_address(shard)))
+        place = Place(f"the sample at offset {offset} of {url}", url, offset=offset)
+        if isinstance(element, dict) and "__key__" in element:
+            return Place.of_sample(element, place)
         try:
             for member in read_members(url, offset):
                 key, _ = split_name(member.name)
-                return f'sample "{key}" of {url}'
+                return Place(f'sample "{key}" of {url}', url, key, offset)
         except Exception:  # this describes another error, which must not be hidden by one of reading again
             pass
-        return f"the sample at offset {offset} of {url}"
+        return place
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self._position, "offset": self._offset}
+        open_shard = self._shard is not None and self._offset is not None
+        return {
+            **super().state_dict(),
+            "shard": self._shard if open_shard else None,
+            "offset": self._offset if open_shard else 0,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._position, self._offset = state["position"], state["offset"]
-        self._samples = None
-
-    def _end_shard(self) -> None:
-        self._samples = None
-        self._position += 1
-        self._offset = 0
+        super().load_state_dict(state)
+        self._shard, self._samples = None, iter(())
+        if state["shard"] is not None:
+            shard = as_address(state["shard"])
+            self._begin(shard, url_of(self._source.fetch(shard)), state["offset"])
 
 
-def read_samples(url: str, offset: int = 0) -> Iterator[tuple[int, int | None, Sample]]:
-    """Reads a shard's samples one after the other.
-
-    Args:
-        url: The shard.
-        offset: Byte offset of a sample's first header, at which to start.
-
-    Yields:
-        A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
+def url_of(shard: Any) -> str:
+    """The URL in what a list of shards yields: ``{"url": ...}``, or the URL itself.
 
     Raises:
-        ShardError: The shard is damaged, or a sample has two members of the same name.
-    """
-    sample: Sample | None = None
-    start = 0
-    for member in read_members(url, offset):
-        key, suffix = split_name(member.name)
-        if not key:
-            continue
-        if sample is None or key != sample["__key__"]:
-            if sample is not None:
-                yield start, member.offset, sample
-            sample = {"__key__": key, "__url__": url}
-            start = member.offset
-        if suffix in sample:
-            raise ShardError(
-                f"{member.name} at offset {member.offset} of {url}: sample {key!r} has a member "
-                f"{suffix!r} already; in a shard each extension of a sample is there once"
-            )
-        sample[suffix] = member.data
-    if sample is not None:
-        yield start, None, sample
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """A member's sample key and its extension in lower case; two empty strings if it is part of no sample.
+        TypeError: It is neither.
 
     Example:
-        >>> split_name("train/a.b/0017.seg.PNG"), split_name("README"), split_name("__meta__/x.png")
-        (('train/a.b/0017', 'seg.png'), ('', ''), ('', ''))
+        >>> url_of({"url": "x.tar"}), url_of("x.tar")
+        ('x.tar', 'x.tar')
     """
-    if name.startswith("__"):
-        top = name.partition("/")[0]
-        if len(top) >= 4 and top.endswith("__"):
-            return "", ""
-    base = name.rfind("/") + 1
-    dot = name.find(".", base)
-    if dot < 0 or dot == 0:
-        return "", ""
-    if dot == base and "." in name[name.rfind("/", 0, base - 1) + 1 : base]:
-        return "", ""
-    return name[:dot], name[dot + 1 :].lower()
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if not isinstance(url, str):
+        raise TypeError(f'shards are given as {{"url": "x.tar"}} or "x.tar", got {shard!r}')
+    return url

@@ -7,12 +7,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
 
+def shuffle(
+    bufsize: int = 1000, initial: int = 100, rng: random.Random | None = None, seed: int | None = None
+) -> Shuffle:
+    """Stage that yields the elements in random order, through a buffer.
+
+    Args:
+        bufsize: Elements held; below 2, the order stays as it is.
+        initial: Elements to take in before the first is yielded; at most ``bufsize``.
+        rng: Random generator that gives the seed.
+        seed: Determines the order, with epoch, worker and position in the pipeline; the dataset's by default.
+
+    Raises:
+        ValueError: Both ``rng`` and ``seed`` are given.
+
+    Example:
+        >>> sorted(shuffle(4)(range(6)))
+        [0, 1, 2, 3, 4, 5]
+    """
+    if rng is not None:
+        if seed is not None:
+            raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
+        seed = rng.getrandbits(32)
+    size = max(bufsize, 1)
+    return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
+
+
 @dataclass(frozen=True)
-class Shuffle:
+class Shuffle(Filter):
     """Stage that yields its source's elements in random order.
 
     Holds up to ``size`` elements and yields one of them at random for each it takes in, so an

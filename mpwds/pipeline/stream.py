@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.place import Place
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
 """Where an element comes from: ints, strings and tuples of them.
@@ -38,8 +39,13 @@ class Stream(Protocol[T_co]):
         """The element at ``address``, made again: equal bit for bit, random augmentation included."""
         ...
 
-    def describe(self, address: Any) -> str:
-        """What a person calls the element: ``sample "0017" of x-000003.tar``."""
+    def describe(self, address: Any, element: object = None) -> Place:
+        """What a person calls the element: ``sample "0017" of x-000003.tar``.
+
+        Args:
+            address: The element's address.
+            element: The element, or what stages have made of it, where it is at hand.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,8 +90,8 @@ class Derived(ABC, Generic[T]):
         element: T = self._source.fetch(address)
         return element
 
-    def describe(self, address: Any) -> str:
-        return self._source.describe(address)
+    def describe(self, address: Any, element: object = None) -> Place:
+        return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
         return {"source": self._source.state_dict()}
@@ -124,8 +130,8 @@ class Source(Generic[T]):
         index: int = address
         return self._elements[index]
 
-    def describe(self, address: Any) -> str:
-        return f"element {address}"
+    def describe(self, address: Any, element: object = None) -> Place:
+        return Place.of_sample(element, Place(f"element {address}"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

@@ -7,18 +7,46 @@ from typing import Any
 
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stream import Stream
 
 
+def to_tuple(
+    *specs: str,
+    handler: Handler = reraise_exception,
+    missing_is_error: bool = True,
+    none_is_error: bool | None = None,
+) -> ToTuple:
+    """Stage that turns dict samples into tuples of some of their fields.
+
+    Args:
+        specs: Field names; ``"png;jpg"`` takes the first of these that is there, ``"png cls"`` is two specs.
+        handler: What to do about a sample that lacks a field; raises by default.
+        missing_is_error: Whether a missing field is an error; else it becomes ``None``.
+        none_is_error: Whether a field that holds ``None`` is an error; as ``missing_is_error`` by default.
+
+    Raises:
+        ValueError: There are no fields.
+
+    Example:
+        >>> list(to_tuple("png;jpg cls")([{"jpg": b"..", "cls": 7}]))
+        [(b'..', 7)]
+    """
+    return ToTuple(specs, missing_is_error, none_is_error, handler)
+
+
 @dataclass(frozen=True)
-class ToTuple:
+class ToTuple(Filter):
     """Stage that turns dict samples into tuples of some of their fields.
 
     Args:
         specs: Field names. ``"png;jpg"`` takes the first of these that a sample has; ``"png cls"``
             is the same as ``"png", "cls"``.
         missing_is_error: Whether a missing field is an error; else it becomes ``None``.
+        none_is_error: Whether a field that holds ``None`` is an error; as ``missing_is_error`` by default.
+        handler: What to do about a sample that lacks a field; raises by default.
 
     Raises:
         ValueError: There are no fields; or, while iterating, a sample lacks one.
@@ -32,6 +60,8 @@ class ToTuple:
 
     specs: tuple[str, ...]
     missing_is_error: bool = True
+    none_is_error: bool | None = None
+    handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         for spec in self.specs:
@@ -39,13 +69,18 @@ class ToTuple:
                 raise TypeError(f"to_tuple: expected field names, got {spec!r}")
         if not any(spec.split() for spec in self.specs):
             raise ValueError("to_tuple: no fields given; write to_tuple('png', 'cls'), for example")
+        check_handler("to_tuple", self.handler)
 
     def __str__(self) -> str:
-        more = {} if self.missing_is_error else {"missing_is_error": False}
+        more = options(
+            missing_is_error=(self.missing_is_error, True),
+            none_is_error=(self.none_is_error, None),
+            handler=(self.handler, reraise_exception),
+        )
         return f"to_tuple({arguments(*self.specs, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, _Picker(self))
+        return Applied(source, self, _Picker(self), handler=self.handler)
 
 
 class _Picker:
@@ -53,6 +88,7 @@ class _Picker:
         fields = [field for spec in stage.specs for field in spec.split()]
         self._alternatives = [[name for name in field.split(";") if name] for field in fields]
         self._missing_is_error = stage.missing_is_error
+        self._none_is_error = stage.missing_is_error if stage.none_is_error is None else stage.none_is_error
 
     def __call__(self, sample: Any) -> tuple[Any, ...]:
         if not isinstance(sample, dict):
@@ -70,4 +106,8 @@ class _Picker:
                         f"{', '.join(map(str, sample))}"
                     )
                 picked.append(None)
+        if self._none_is_error:
+            for names, value in zip(self._alternatives, picked, strict=True):
+                if value is None:
+                    raise ValueError(f"to_tuple: field {' or '.join(map(repr, names))} is None")
         return tuple(picked)

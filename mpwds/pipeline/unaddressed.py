@@ -7,6 +7,7 @@ from typing import Any
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Address
 
@@ -52,9 +53,11 @@ class Unaddressed:
             f"{self._maker} gives elements without addresses: they can only be made again by replay"
         )
 
-    def describe(self, address: Any) -> str:
+    def describe(self, address: Any, element: object = None) -> Place:
         rank, worker, count = address
-        return f"element {count} of {self._maker} in worker {worker} of rank {rank}"
+        return Place.of_sample(
+            element, Place(f"element {count} of {self._maker} in worker {worker} of rank {rank}")
+        )
 
     def state_dict(self) -> dict[str, Any]:
         raise LookupError(f"{self._maker} gives elements without addresses: it has no state to save")

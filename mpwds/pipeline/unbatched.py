@@ -6,12 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import explain
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
 
 
+def unbatched() -> Unbatched:
+    """Stage that takes batches apart into their rows.
+
+    Example:
+        >>> list(unbatched()([([1, 2], ["a", "b"])]))
+        [(1, 'a'), (2, 'b')]
+    """
+    return Unbatched()
+
+
 @dataclass(frozen=True)
-class Unbatched:
+class Unbatched(Filter):
     """Stage that yields the rows of each batch, in order.
 
     A tuple or list of columns gives tuples, a dict of columns gives dicts, an array or tensor gives its
@@ -62,9 +74,9 @@ class _Rows(Derived[Any]):
             self._fetched = whole, self._source.fetch(whole)
         return _take(self._fetched[1], row)
 
-    def describe(self, address: Any) -> str:
+    def describe(self, address: Any, element: object = None) -> Place:
         whole, row = address
-        return f"row {row} of {self._source.describe(whole)}"
+        return self._source.describe(whole, element).row_of(f"row {row}")
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -85,7 +97,7 @@ class _Rows(Derived[Any]):
         try:
             return _length(batch)
         except (ValueError, TypeError) as error:
-            explain(error, self._stage, self._source, address)
+            explain(error, self._stage, self._source, address, batch)
             raise
 
 

@@ -101,8 +101,7 @@ def test_methods_leave_the_pipeline_as_it_is(shards):
     dataset = WebDataset(shards)
     longer = dataset.shuffle(5)
     assert type(longer) is WebDataset
-    assert dataset.stages == ()
-    assert longer.stages == (Shuffle(5),)
+    assert longer.stages == (*dataset.stages, Shuffle(5))
 
 
 def test_a_pipeline_continues_another():

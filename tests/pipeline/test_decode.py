@@ -31,7 +31,7 @@ def test_only_the_fields_asked_for():
 def test_an_error_names_stage_and_sample():
     with pytest.raises(DecodeError) as caught:
         collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"seven"}])
-    assert caught.value.__notes__ == ["in decode('rgb8'), on element 0"]
+    assert caught.value.__notes__ == ["in decode('rgb8'), on sample \"a\""]
     assert caught.value.key == "a"
 
 

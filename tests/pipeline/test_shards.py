@@ -1,10 +1,12 @@
+import warnings
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.shards import assigned_shards
+from mpwds.pipeline.shards import ShardList, assigned_shards
 
 
 @settings(max_examples=50, deadline=None)
@@ -36,3 +38,18 @@ def test_epoch_and_seed_change_the_order():
 
 def test_no_seed_is_seed_zero():
     assert assigned_shards(30, True, Context()) == assigned_shards(30, True, Context(seed=0))
+
+
+def test_no_shards_are_refused_at_once():
+    with pytest.raises(ValueError, match="no shards"):
+        ShardList(())
+
+
+def test_more_workers_than_shards_are_warned_of_once():
+    shards = ShardList("a.tar")
+    with pytest.warns(UserWarning, match="1 shards for 2 workers .* some have nothing to do"):
+        shards.stream(Context(worker=0, workers=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shards.stream(Context(worker=1, workers=2))
+        shards.stream(Context(worker=0, workers=1))

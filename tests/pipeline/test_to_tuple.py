@@ -27,8 +27,10 @@ def test_spaces_separate_fields_and_semicolons_alternatives():
     assert pick("png;jpg cls") == (b"..", 7)
 
 
-def test_a_field_that_is_none_is_not_missing():
-    assert pick("json") == (None,)
+def test_a_field_that_is_none_is_an_error_unless_that_is_allowed():
+    with pytest.raises(ValueError, match="to_tuple: field 'json' is None"):
+        pick("json")
+    assert pick("json", none_is_error=False) == (None,)
 
 
 def test_a_missing_field_is_an_error_that_lists_those_that_are_there():

@@ -1,0 +1,60 @@
+"""Base of the streams whose stage has an error handler."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import explain
+from mpwds.pipeline.stream import Derived, Stream
+
+
+class Handled(Derived[Any]):
+    """A derived stream that asks its stage's handler about each element that its function fails on.
+
+    Args:
+        source: Stream that gives the elements.
+        stage: The stage; ``str(stage)`` names it in errors.
+        handler: What to do about an exception.
+    """
+
+    def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
+        super().__init__(source)
+        self._stage = stage
+        self._handler = handler
+        self._stopped = False
+
+    def _handle(self, error: Exception, address: Any, element: object) -> None:
+        """Returns if the stream is to go on behind the element.
+
+        Raises:
+            StopIteration: The handler says to stop; the stream has ended.
+            Exception: ``error`` with its notes, or what the handler raises.
+        """
+        self._explain(error, address, element)
+        if self._handler is reraise_exception:
+            raise error
+        if not self._handler(error):
+            self._stop()
+            raise StopIteration
+
+    def _explain(self, error: Exception, address: Any, element: object) -> None:
+        explain(error, self._stage, self._source, address, element)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._next = _ended
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "stopped": self._stopped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["stopped"]:
+            self._stop()
+        else:
+            self._stopped, self._next = False, self._source.__next__
+
+
+def _ended() -> NoReturn:
+    raise StopIteration
