@@ -127,7 +127,7 @@ def _write(directory: Path, part: str, indices: list[int], images: Any, labels: 
 
 def _is_complete(directory: Path) -> bool:
     from mpwds.errors import ShardError
-    from mpwds.pipeline.grouping import read_samples
+    from mpwds.pipeline.sources.grouping import read_samples
 
     try:
         counts = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.pipeline.images import open_image
+from mpwds.pipeline.decoding.images import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

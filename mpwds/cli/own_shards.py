@@ -14,8 +14,8 @@ import mpwds
 from mpwds.cli.images import IMAGE_FIELDS, fit
 from mpwds.cli.progress import Progress
 from mpwds.cli.task import SEED, SHUFFLED_SAMPLES, ImageTask
-from mpwds.pipeline.decoders import handle_extension
-from mpwds.storage.urls import expand_urls, local_path
+from mpwds.pipeline.decoding.decoders import handle_extension
+from mpwds.storage.streams.urls import expand_urls, local_path
 
 _LABEL_FIELD = "cls"
 _HELD_OUT_ONE_IN = 10
@@ -76,8 +76,8 @@ def own_task(
             .batched(batch_size)
         )
 
-    train = mpwds.WebDataset(urls, shardshuffle=True, seed=SEED)
-    held_out = mpwds.WebDataset(held_out_urls or urls)
+    train = mpwds.WebDataset(urls, shardshuffle=True, seed=SEED, empty_check=False)
+    held_out = mpwds.WebDataset(held_out_urls or urls, empty_check=False)
     if not held_out_urls:
         train, held_out = train.select(_is_training), held_out.select(_is_held_out)
     return ImageTask(
@@ -102,7 +102,7 @@ class _Survey:
     held_out_samples: int = 0
 
     def read(self, urls: list[str], is_held_out: Any, workers: int, progress: Progress) -> None:
-        dataset = mpwds.WebDataset(urls).map(partial(_label, is_held_out=is_held_out))
+        dataset = mpwds.WebDataset(urls, empty_check=False).map(partial(_label, is_held_out=is_held_out))
         with mpwds.MultiLoader(
             dataset.batched(_LABELS_PER_BATCH),
             workers=min(workers, len(urls)),

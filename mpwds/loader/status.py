@@ -16,12 +16,31 @@ _ANSWERS = _TEXT_NBYTES - 1
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
-_PIPELINE_FRAME = re.compile(r'File "[^"]*/mpwds/pipeline/(\w+)\.py", line \d+ in')
-_NO_STAGES = {"applied", "dataset", "notes", "randomness", "replay", "stream"}
+_PIPELINE_FRAME = re.compile(r'File "[^"]*/mpwds/pipeline/(?:\w+/)?(\w+)\.py", line \d+ in')
+_NO_STAGES = {
+    "applied",
+    "beginnings",
+    "dataset",
+    "epochs",
+    "filter",
+    "handled",
+    "handlers",
+    "notes",
+    "parts",
+    "randomness",
+    "repetitions",
+    "replay",
+    "stream",
+    "unaddressed",
+}
 _STAGE_OF_FILE = {
     "decoders": "decode",
     "collate": "batched",
+    "batches": "batched",
+    "bins": "batched",
+    "grouping": "tar reading",
     "samples": "tar reading",
+    "shard_stream": "tar reading",
     "elements": "the source",
 }
 
@@ -93,7 +112,7 @@ def stage_in(stack: str) -> str:
     """The innermost pipeline stage in a stack, or an empty string.
 
     Example:
-        >>> stage_in('  File "/x/mpwds/pipeline/map.py", line 50 in __next__')
+        >>> stage_in('  File "/x/mpwds/pipeline/stages/map.py", line 50 in __next__')
         'map'
     """
     for file in _PIPELINE_FRAME.findall(stack):

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import operator
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
+from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, within
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.elements import Indexed, Iterated
+from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.fluent import Fluent
-from mpwds.pipeline.generator import Generator
 from mpwds.pipeline.replay import Replayed
-from mpwds.pipeline.samples import TarSamples
-from mpwds.pipeline.shards import ShardList
 from mpwds.pipeline.stream import Origin, Stage, Stream
 from mpwds.pipeline.torch_dataset import TorchIterable
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
 
-_SHARDS_SHOWN = 3
-
 
 class DataPipeline(Fluent, TorchIterable):
-    """A dataset: elements from ``source``, passed through stages.
+    """A dataset: elements from a source, passed through stages.
 
     Iterating it runs it in this process and yields plain elements; each ``iter()`` is another
     epoch. ``mpwds.MultiLoader`` runs it in many processes; ``torch.utils.data.DataLoader`` takes it as an
     ``IterableDataset`` (call ``set_epoch`` before each epoch then, or workers that are not persistent
-    repeat the first one). Methods return a new pipeline and leave this one as it is. An iterator closes
-    its files when it is dropped.
+    repeat the first one). An iterator closes its files when it is dropped.
+
+    ``compose`` and the methods named after stages return a new pipeline and leave this one as it is.
+    ``append``, ``with_epoch``, ``with_length`` and ``repeat`` change this one, as webdataset's do.
 
     Args:
-        source: What has a length and gives elements by index (a list, a map-style dataset), divided among
-            ranks and workers; or another iterable, or a function that returns an iterator, which every
-            worker reads as it is; or an object with a method ``stream(context)``; or another pipeline, which
-            this one continues.
-        stages: Stages in order: objects with a method ``stream(source, context)`` or generator functions
-            of an iterator.
+        stages: The source, then the stages in order; ``None`` is left out, and a list of stages counts as its
+            items. The source is what has a length and gives elements by index (a list, a map-style dataset),
+            divided among ranks and workers; or another iterable, such as a loader, or a function that returns
+            an iterator, which every worker reads as it is; or an object with a method ``stream(context)``,
+            such as ``mpwds.SimpleShardList``; or another pipeline, which this one continues. A stage
+            is an object with a method ``stream(source, context)`` or a generator function of an iterator.
         seed: Determines, with the epoch, all random choices; 0 by default. A loader's seed goes before it.
 
     Raises:
-        TypeError: ``source`` or a stage is nothing of that kind, or ``seed`` is no whole number.
+        TypeError: The source or a stage is nothing of that kind, or ``seed`` is no whole number.
 
     Example:
         >>> dataset = DataPipeline(range(5)).map(lambda n: 10 * n).batched(2)
@@ -52,34 +50,94 @@ class DataPipeline(Fluent, TorchIterable):
         [[0, 10], [20, 30], [40]]
     """
 
-    def __init__(
-        self, source: Any, *stages: Stage | Callable[[Iterator[Any]], Iterator[Any]], seed: int | None = None
-    ) -> None:
+    def __init__(self, *stages: Any, seed: int | None = None) -> None:
         if seed is not None and not isinstance(seed, Integral):
             raise TypeError(f"a dataset's seed is a whole number, got {seed!r}")
-        before: tuple[Stage, ...] = ()
-        if isinstance(source, DataPipeline):
-            before = source._stages
-            seed = source._seed if seed is None else seed
-            source = source._origin
+        self.pipeline: list[Any] = []
+        self._call = ""  # of a subclass's constructor, for repr, and the number of parts it makes
+        self._made = 1
         self._seed: int | None = None if seed is None else int(seed)
-        self._origin: Origin = _as_origin(source)
-        self._stages: tuple[Stage, ...] = (*before, *map(_as_stage, stages))
+        self._epochs = ONCE
+        self._length: int | None = None
         self._epoch = 0
+        for stage in stages:
+            if isinstance(stage, list) and (self.pipeline or _are_stages(stage)):
+                for each in stage:
+                    self.append(each)
+            elif stage is not None:
+                self.append(stage)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages behind the source, in order."""
-        return self._stages
+        return as_stages(self.pipeline[1:])
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The source, as what a pipeline begins at, and the stages behind it.
+
+        Raises:
+            ValueError: The pipeline is empty.
+        """
+        if not self.pipeline:
+            raise ValueError("the pipeline is empty: append a source, such as a list of shards, then stages")
+        return as_origin(self.pipeline[0]), *self.stages
+
+    def stage(self, i: int) -> Any:
+        """What was given as part ``i`` of the pipeline; the source is part 0.
+
+        Example:
+            >>> DataPipeline([1, 2]).stage(0)
+            [1, 2]
+        """
+        return self.pipeline[i]
 
     def __repr__(self) -> str:
         first, stages = self._beginning()
-        return "\n    .".join([first, *map(str, stages)])
+        epochs = [] if self._epochs == ONCE else [str(self._epochs)]
+        length = [] if self._length is None else [f"with_length({self._length})"]
+        return "\n    .".join([first, *map(str, stages), *epochs, *length])
+
+    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
+        """How the dataset was made, and the stages added since."""
+        if self._call:
+            return self._call, self.stages[self._made - 1 :]
+        arguments = [] if self._seed is None else [f"seed={self._seed}"]
+        if self.pipeline:
+            arguments.insert(0, str(self.parts[0]))
+        return f"DataPipeline({', '.join(arguments)})", self.stages
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         self._epoch = epoch + 1
         return plain(self.stream(Context.current(epoch)))
+
+    def __len__(self) -> int:
+        """The length that ``with_length`` gave.
+
+        Raises:
+            TypeError: It gave none.
+        """
+        if self._length is None:
+            raise TypeError(
+                f"object of type {type(self).__name__!r} has no len(): give it one by with_length(n)"
+            )
+        return self._length
+
+    def __bool__(self) -> bool:
+        return True  # and does not ask for the length
+
+    def __enter__(self: Pipeline) -> Pipeline:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the parts that can be closed, such as a loader or a cache."""
+        for part in self.pipeline:
+            if hasattr(part, "close"):
+                part.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``.
@@ -107,6 +165,9 @@ class DataPipeline(Fluent, TorchIterable):
             A stream. Where the source or a stage gives elements without addresses, its state is the number
             of elements delivered, and loading one runs it again from the start of the epoch.
 
+        Raises:
+            ValueError: The pipeline is empty.
+
         Example:
             >>> first = DataPipeline(range(4)).stream()
             >>> next(first), next(first)
@@ -116,28 +177,44 @@ class DataPipeline(Fluent, TorchIterable):
             >>> [element for _, element in second]
             [2, 3]
         """
-        seed = context.seed if context.seed is not None else self._seed or 0
-        context = replace(context, seed=seed)
-        for part in (self._origin, *self._stages):
-            if not getattr(part, "addressable", True):
-                return Replayed(lambda: self._chain(context), str(part))
-        return self._chain(context)
+        origin, *stages = self.parts
+        if context.seed is None:
+            context = replace(context, seed=self._seed)
 
-    def _chain(self, context: Context) -> Stream[Any]:
-        last = len(self._stages)
-        stream = self._origin.stream(replace(context, stage=0, deferred=context.deferred and last == 0))
-        for position, stage in enumerate(self._stages, start=1):
-            deferred = context.deferred and position == last
-            stream = stage.stream(stream, replace(context, stage=position, deferred=deferred))
-        return stream
+        def start() -> Stream[Any]:
+            return self._epochs.stream(lambda context: _chain(origin, stages, context), context)
 
-    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
-        """How the dataset was made, and the stages added since."""
-        seed = "" if self._seed is None else f", seed={self._seed}"
-        return f"DataPipeline({self._origin}{seed})", self._stages
+        unaddressed = culprit(self)
+        return start() if unaddressed is None else Replayed(start, unaddressed)
 
-    def compose(self: Pipeline, *stages: Stage | Callable[[Iterator[Any]], Iterator[Any]]) -> Pipeline:
-        """Adds stages.
+    def append(self, f: Any) -> None:
+        """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
+
+        Args:
+            f: What the constructor takes. A pipeline as the source brings its stages with it.
+
+        Raises:
+            TypeError: It is no source or no stage.
+
+        Example:
+            >>> dataset = DataPipeline()
+            >>> dataset.append("abc")
+            >>> dataset.append(lambda source: (letter * 2 for letter in source))
+            >>> list(dataset)
+            ['aa', 'bb', 'cc']
+        """
+        if self.pipeline:
+            as_stage(f)
+        elif isinstance(f, DataPipeline) and type(f).stream is DataPipeline.stream and f._epochs == ONCE:
+            self.pipeline.extend(f.pipeline)
+            self._seed = f._seed if self._seed is None else self._seed
+            return
+        else:
+            as_origin(f)
+        self.pipeline.append(f)
+
+    def compose(self: Pipeline, *stages: Any) -> Pipeline:
+        """A copy with more stages.
 
         Args:
             stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
@@ -155,72 +232,108 @@ class DataPipeline(Fluent, TorchIterable):
         """
         extended = object.__new__(type(self))
         extended.__dict__.update(self.__dict__)
-        extended._stages = (*self._stages, *map(_as_stage, stages))
+        extended.pipeline = list(self.pipeline)
+        for stage in stages:
+            extended.append(stage)
         return extended
 
+    def with_epoch(self: Pipeline, nsamples: int = -1, nbatches: int = -1) -> Pipeline:
+        """Makes an epoch of this many elements: the source is repeated as often as that takes.
 
-class WebDataset(DataPipeline):
-    """A dataset of tar shards, whose samples are dicts of the bytes of their members.
+        Counted are the elements that the pipeline yields at its end (batches, if it makes batches), also
+        those of stages that are added later, and in each worker by itself. Every epoch starts the source
+        anew, and so does each repetition, in another order if it is shuffled: of an unshuffled source of more
+        elements, the rest is never seen. Changes this pipeline and returns it, as webdataset's does.
 
-    Args:
-        urls: A URL or path with braces (``"train-{000..011}.tar"``), or several.
-        shardshuffle: Whether each epoch reads the shards in another order. A number above 0 means the same
-            as ``True``: all shards are shuffled, not so many at a time.
-        seed: Determines, with the epoch, all random choices of the pipeline; 0 by default. A loader's seed
-            goes before it.
+        Args:
+            nsamples: Elements in an epoch; below 0, an epoch has no end.
+            nbatches: The same; the larger of the two counts.
 
-    Raises:
-        ValueError: There are no shards.
-        ShardError: While iterating, a shard is damaged or has a name twice in a sample.
+        Raises:
+            ValueError: It is 0.
 
-    Example:
-        >>> dataset = WebDataset("digits-{000..011}.tar", shardshuffle=True)
-        >>> dataset.decode("rgb8").to_tuple("png", "cls")
-        WebDataset('digits-{000..011}.tar', shardshuffle=True)
-            .decode('rgb8')
-            .to_tuple('png', 'cls')
+        Example:
+            >>> list(DataPipeline("abc").with_epoch(5))
+            ['a', 'b', 'c', 'a', 'b']
+        """
+        self._epochs = Epochs(None, _limit(nsamples, nbatches))
+        return self
+
+    def repeat(self: Pipeline, nepochs: int = -1, nbatches: int = -1) -> Pipeline:
+        """Makes an epoch of ``nepochs`` runs through the pipeline, each in another order if it is shuffled.
+
+        Changes this pipeline and returns it, as webdataset's does.
+
+        Args:
+            nepochs: Number of runs; without end below 1.
+            nbatches: Elements at the pipeline's end after which the epoch ends all the same; no limit below
+                0.
+
+        Raises:
+            ValueError: ``nbatches`` is 0.
+
+        Example:
+            >>> list(DataPipeline("ab").repeat(2))
+            ['a', 'b', 'a', 'b']
+        """
+        nepochs = operator.index(nepochs)
+        self._epochs = Epochs(nepochs if nepochs > 0 else None, _limit(nbatches))
+        return self
+
+    def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
+        """Makes ``len()`` return ``n``, for programs that want to know a dataset's length.
+
+        How many elements an epoch has is another matter: see ``with_epoch``. Changes this pipeline and
+        returns it, as webdataset's does.
+
+        Args:
+            n: The length.
+            silent: Whether to leave out the warning that says so.
+
+        Raises:
+            ValueError: ``n`` is negative.
+
+        Example:
+            >>> len(DataPipeline("abc").with_length(1000, silent=True))
+            1000
+        """
+        if operator.index(n) < 0:
+            raise ValueError(f"a dataset's length must not be negative, got {n}")
+        if not silent:
+            warnings.warn(
+                f"with_length({n}) sets what len() returns and nothing else: with_epoch(n) sets the number "
+                "of elements in an epoch (with_length(n, silent=True) leaves this warning out)",
+                stacklevel=2,
+            )
+        self._length = operator.index(n)
+        return self
+
+
+def _chain(origin: Origin, stages: list[Stage], context: Context) -> Stream[Any]:
+    """The stream that runs a pipeline once.
+
+    What stands before a cache (a stage with ``pins_epoch``) runs as in epoch 0 every time: the cache holds
+    what that epoch gave, and an epoch that was left early is gone on with.
     """
+    last = len(stages)
+    caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
+    pinned = max(caches, default=0)
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        shardshuffle: bool | int | None = None,
-        seed: int | None = None,
-    ) -> None:
-        shards: str | tuple[str, ...]
-        if isinstance(urls, (str, os.PathLike)):
-            shards = os.fspath(urls)
-        else:
-            shards = tuple([os.fspath(url) for url in urls])
-        super().__init__(ShardList(shards, bool(shardshuffle)), TarSamples(), seed=seed)
-        options = {"shardshuffle": shardshuffle, "seed": seed}
-        given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        self._call = f"WebDataset({', '.join([_listed(shards), *given])})"
+    def of_part(position: int) -> Context:
+        part = replace(within(context, position), deferred=context.deferred and position == last)
+        return replace(part, epoch=0) if position < pinned else part
 
-    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
-        return self._call, self._stages[1:]
+    stream = origin.stream(of_part(0))
+    for position, stage in enumerate(stages, start=1):
+        stream = stage.stream(stream, of_part(position))
+    return stream
 
 
-def _listed(shards: str | tuple[str, ...]) -> str:
-    if isinstance(shards, str):
-        return repr(shards)
-    more = [f"... ({len(shards)} shards)"] if len(shards) > _SHARDS_SHOWN else []
-    return f"[{', '.join([*map(repr, shards[:_SHARDS_SHOWN]), *more])}]"
+def _are_stages(parts: list[Any]) -> bool:
+    """Whether a list is of a source and stages, rather than a source of elements."""
+    return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
 
 
-def _as_origin(source: Any) -> Origin:
-    if hasattr(source, "stream"):
-        origin: Origin = source
-        return origin
-    data = sys.modules.get("torch.utils.data")
-    iterable = data is not None and isinstance(source, data.IterableDataset)
-    if not iterable and hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        return Indexed(source)
-    return Iterated(source)
-
-
-def _as_stage(stage: Any) -> Stage:
-    if hasattr(stage, "stream"):
-        configured: Stage = stage
-        return configured
-    return Generator(stage)
+def _limit(*counts: int) -> int | None:
+    limit = max(map(operator.index, counts))
+    return limit if limit >= 0 else None

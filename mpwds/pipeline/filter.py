@@ -15,7 +15,7 @@ class Filter(ABC):
     """A stage. Called with an iterable it yields what it makes of the plain elements, as webdataset's do.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> list(Map(str.upper)("abc"))
         ['A', 'B', 'C']
     """

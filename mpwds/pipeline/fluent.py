@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TextIO
 
-from mpwds.pipeline.batched import batched
-from mpwds.pipeline.collate import default_collation_fn
-from mpwds.pipeline.decode import decode
+from mpwds.pipeline.caching.element_codec import Pickler
+from mpwds.pipeline.caching.lmdb_cached import lmdb_cached
+from mpwds.pipeline.caching.mcached import mcached
+from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.composable import Self
+from mpwds.pipeline.earlier.processor import stage_of
+from mpwds.pipeline.fluent_fields import FluentFields
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.map import map
-from mpwds.pipeline.map_dict import map_dict
-from mpwds.pipeline.map_tuple import map_tuple
-from mpwds.pipeline.select import select
-from mpwds.pipeline.shuffle import shuffle
-from mpwds.pipeline.to_tuple import to_tuple
-from mpwds.pipeline.unbatched import unbatched
+from mpwds.pipeline.stages.batched import batched
+from mpwds.pipeline.stages.batches import CollationFunction
+from mpwds.pipeline.stages.bucketed import bucketed
+from mpwds.pipeline.stages.detshuffle import detshuffle
+from mpwds.pipeline.stages.flatmap import flatmap
+from mpwds.pipeline.stages.info import info
+from mpwds.pipeline.stages.listed import listed
+from mpwds.pipeline.stages.log_keys import log_keys
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.rsample import rsample
+from mpwds.pipeline.stages.select import select
+from mpwds.pipeline.stages.shuffle import shuffle
+from mpwds.pipeline.stages.slice import slice
+from mpwds.pipeline.stages.unbatched import unbatched
+from mpwds.pipeline.stages.unlisted import unlisted
 
-Self = TypeVar("Self", bound="Fluent")
 
-
-class Fluent(ABC):
+class Fluent(FluentFields):
     """What has stages: each method returns a copy with one stage more and takes the arguments of the function
     of its name, ``mpwds.shuffle`` and so on, which documents them."""
 
-    @abstractmethod
-    def compose(self: Self, *stages: Any) -> Self:
-        """A copy with more stages."""
+    def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
+        """Adds the stage ``f(source, *args, **keywords)``, or what a function that makes stages makes.
+
+        Example:
+            >>> import mpwds
+            >>> list(mpwds.DataPipeline(range(5)).pipe(mpwds.batched, 2, collation_fn=None))
+            [[0, 1], [2, 3], [4]]
+        """
+        return self.compose(stage_of(f, *args, **keywords))
 
     def shuffle(
-        self: Self, size: int, initial: int = 100, rng: Random | None = None, seed: int | None = None
+        self: Self,
+        size: int,
+        initial: int = 100,
+        rng: Random | None = None,
+        seed: int | None = None,
+        handler: object = None,
     ) -> Self:
         """Yields the elements in random order, through a buffer of ``size``; below 1, nothing is shuffled.
 
@@ -40,26 +61,19 @@ class Fluent(ABC):
             >>> sorted(DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
-        return self.compose(shuffle(size, initial, rng, seed)) if size >= 1 else self.compose()
+        return self.compose(shuffle(size, initial, rng, seed, handler)) if size >= 1 else self.compose()
 
-    def decode(
-        self: Self,
-        *handlers: str | Callable[..., Any],
-        pre: Iterable[Callable[..., Any]] | None = None,
-        post: Iterable[Callable[..., Any]] | None = None,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        handler: Handler = reraise_exception,
+    def detshuffle(
+        self: Self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
     ) -> Self:
-        """Decodes the fields of dict samples by their extensions.
+        """Yields the elements in an order that depends on the seed and the epoch alone.
 
         Example:
             >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([{"__key__": "a", "cls": b"7"}]).decode())
-            [{'__key__': 'a', 'cls': 7}]
+            >>> list(DataPipeline(range(6)).detshuffle(4))
+            [3, 4, 0, 1, 2, 5]
         """
-        stage = decode(*handlers, pre=pre, post=post, only=only, partial=partial, handler=handler)
-        return self.compose(stage)
+        return self.compose(detshuffle(bufsize, initial, seed, epoch))
 
     def map(self: Self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """Yields ``f(element)`` for each element; ``None`` drops it.
@@ -71,46 +85,17 @@ class Fluent(ABC):
         """
         return self.compose(map(f, handler))
 
-    def map_dict(self: Self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
-        """Replaces fields of dict samples by functions of them.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([{"cls": "7"}]).map_dict(cls=int))
-            [{'cls': 7}]
-        """
-        return self.compose(map_dict(handler, **functions))
-
-    def map_tuple(
-        self: Self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception
+    def flatmap(
+        self: Self, f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception
     ) -> Self:
-        """Applies a function to each field of tuple samples.
+        """Yields all that ``f(element)`` gives, for each element.
 
         Example:
             >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([("a", "7")]).map_tuple(None, int))
-            [('a', 7)]
+            >>> list(DataPipeline([3, 0, 2]).flatmap(range))
+            [0, 1, 2, 0, 1]
         """
-        return self.compose(map_tuple(*functions, handler=handler))
-
-    def to_tuple(
-        self: Self,
-        *specs: str,
-        handler: Handler = reraise_exception,
-        missing_is_error: bool = True,
-        none_is_error: bool | None = None,
-    ) -> Self:
-        """Turns dict samples into tuples of some of their fields.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([{"jpg": b"..", "cls": 7}]).to_tuple("png;jpg", "cls"))
-            [(b'..', 7)]
-        """
-        stage = to_tuple(
-            *specs, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error
-        )
-        return self.compose(stage)
+        return self.compose(flatmap(f, handler))
 
     def select(self: Self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """Keeps the elements for which ``predicate`` is true.
@@ -122,22 +107,92 @@ class Fluent(ABC):
         """
         return self.compose(select(predicate, handler))
 
+    def rsample(self: Self, p: float = 0.5) -> Self:
+        """Keeps each element with probability ``p``.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> 400 < len(list(DataPipeline(range(1000)).rsample(0.5))) < 600
+            True
+        """
+        return self.compose(rsample(p))
+
+    def slice(self: Self, *args: int | None) -> Self:
+        """Keeps the elements that ``itertools.islice`` would: ``stop``; ``start, stop``; those and a step.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> list(DataPipeline("abcde").slice(1, 4, 2))
+            ['b', 'd']
+        """
+        return self.compose(slice(*args))
+
     def batched(
         self: Self,
-        batchsize: int = 20,
-        collation_fn: Callable[[Any], Any] | None = default_collation_fn,
+        batchsize: int | None = None,
+        collation_fn: CollationFunction | None = default_collation_fn,
         partial: bool = True,
+        *,
+        max_bytes: int | None = None,
+        by: Callable[[Any], float] | None = None,
+        max_total: float | None = None,
+        include_padding: bool = False,
+        handler: Handler = reraise_exception,
     ) -> Self:
-        """Gathers elements into batches.
+        """Gathers elements into batches: of 20 by default.
 
         Example:
             >>> from mpwds import DataPipeline
             >>> list(DataPipeline([(1, "a"), (2, "b"), (3, "c")]).batched(2))
             [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
         """
-        return self.compose(batched(batchsize, collation_fn, partial))
+        return self.compose(
+            batched(
+                batchsize,
+                collation_fn,
+                partial,
+                max_bytes=max_bytes,
+                by=by,
+                max_total=max_total,
+                include_padding=include_padding,
+                handler=handler,
+            )
+        )
 
-    def unbatched(self: Self) -> Self:
+    def bucketed(
+        self: Self,
+        by: Callable[[Any], float],
+        edges: Iterable[float],
+        batchsize: int | Iterable[int] | None = None,
+        collation_fn: CollationFunction | None = default_collation_fn,
+        partial: bool = True,
+        *,
+        max_total: float | None = None,
+        include_padding: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> Self:
+        """Gathers elements of similar size into batches.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> words = DataPipeline(["a", "abcd", "b", "abc", "c"])
+            >>> list(words.bucketed(len, edges=[3], batchsize=2, collation_fn=None))
+            [['a', 'b'], ['abcd', 'abc'], ['c']]
+        """
+        return self.compose(
+            bucketed(
+                by,
+                edges,
+                batchsize,
+                collation_fn,
+                partial,
+                max_total=max_total,
+                include_padding=include_padding,
+                handler=handler,
+            )
+        )
+
+    def unbatched(self: Self, handler: Handler = reraise_exception) -> Self:
         """Takes batches apart into their rows.
 
         Example:
@@ -145,4 +200,83 @@ class Fluent(ABC):
             >>> list(DataPipeline([([1, 2], ["a", "b"])]).unbatched())
             [(1, 'a'), (2, 'b')]
         """
-        return self.compose(unbatched())
+        return self.compose(unbatched(handler))
+
+    def listed(self: Self, batchsize: int = 20, partial: bool = True) -> Self:
+        """Gathers elements into plain lists.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> list(DataPipeline("abc").listed(2))
+            [['a', 'b'], ['c']]
+        """
+        return self.compose(listed(batchsize, partial))
+
+    def unlisted(self: Self, handler: Handler = reraise_exception) -> Self:
+        """Takes lists of samples apart.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> list(DataPipeline([["a", "b"], ["c"]]).unlisted())
+            ['a', 'b', 'c']
+        """
+        return self.compose(unlisted(handler))
+
+    def mcached(self: Self) -> Self:
+        """Keeps the elements in memory, and gives these from the second epoch on.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> list(DataPipeline("abc").mcached())
+            ['a', 'b', 'c']
+        """
+        return self.compose(mcached())
+
+    def lmdb_cached(
+        self: Self,
+        fname: str | os.PathLike[str],
+        map_size: float = 1e12,
+        pickler: Pickler | None = None,
+        chunksize: int = 500,
+        fingerprint: str = "",
+    ) -> Self:
+        """Keeps the elements in an LMDB database, and gives these from the second epoch on.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> print(DataPipeline("abc").lmdb_cached("cache.lmdb"))
+            DataPipeline(str)
+                .lmdb_cached('cache.lmdb')
+        """
+        return self.compose(lmdb_cached(fname, map_size, pickler, chunksize, fingerprint))
+
+    def info(
+        self: Self,
+        fmt: str | None = None,
+        n: int = 3,
+        every: int = -1,
+        width: int = 50,
+        stream: TextIO | None = None,
+        name: str = "",
+    ) -> Self:
+        """Prints some of the elements and passes all of them on.
+
+        Example:
+            >>> import sys
+            >>> from mpwds import DataPipeline
+            >>> list(DataPipeline([{"cls": 7}, {"cls": 8}]).info("cls is {cls}", n=1, stream=sys.stdout))
+            cls is 7
+            [{'cls': 7}, {'cls': 8}]
+        """
+        return self.compose(info(fmt, n, every, width, stream, name))
+
+    def log_keys(self: Self, logfile: str | os.PathLike[str] | None = None) -> Self:
+        """Appends the key of each sample to a file and passes the sample on.
+
+        Example:
+            >>> from mpwds import DataPipeline
+            >>> print(DataPipeline([{"__key__": "a"}]).log_keys("keys.tsv"))
+            DataPipeline(list)
+                .log_keys('keys.tsv')
+        """
+        return self.compose(log_keys(logfile))

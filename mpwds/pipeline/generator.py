@@ -18,7 +18,7 @@ from mpwds.pipeline.unaddressed import Unaddressed
 class Generator(Filter):
     """Stage that yields what ``function(source)`` yields, ``source`` being the plain elements before it.
 
-    For what ``map`` and ``select`` cannot say. The price: its elements have no address, so a
+    For what ``map``, ``select`` and ``flatmap`` cannot say. The price: its elements have no address, so a
     pipeline that has such a stage is restored by replaying it from the start of the epoch. Random
     numbers that ``function`` draws are the same in each run of an epoch by the same worker.
 

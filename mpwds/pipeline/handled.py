@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -11,6 +12,9 @@ from mpwds.pipeline.stream import Derived, Stream
 
 class Handled(Derived[Any]):
     """A derived stream that asks its stage's handler about each element that its function fails on.
+
+    A handler with a method ``watch(stage, next)`` gets the stage's name and the function that gives the next
+    element, and returns the one to call in its place: so it can count the elements.
 
     Args:
         source: Stream that gives the elements.
@@ -23,6 +27,7 @@ class Handled(Derived[Any]):
         self._stage = stage
         self._handler = handler
         self._stopped = False
+        self._next = self._watched()
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
         """Returns if the stream is to go on behind the element.
@@ -32,8 +37,11 @@ class Handled(Derived[Any]):
             Exception: ``error`` with its notes, or what the handler raises.
         """
         self._explain(error, address, element)
-        if self._handler is reraise_exception:
-            raise error
+        self._decide(error)
+
+    def _decide(self, error: Exception) -> None:
+        if self._handler is reraise_exception or isinstance(error, ImportError):
+            raise error  # what is missing is missing for every element: none of them is bad
         if not self._handler(error):
             self._stop()
             raise StopIteration
@@ -45,6 +53,10 @@ class Handled(Derived[Any]):
         self._stopped = True
         self._next = _ended
 
+    def _watched(self) -> Callable[[], Any]:
+        watch = getattr(self._handler, "watch", None)
+        return self._source.__next__ if watch is None else watch(str(self._stage), self._source.__next__)
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "stopped": self._stopped}
 
@@ -53,7 +65,7 @@ class Handled(Derived[Any]):
         if state["stopped"]:
             self._stop()
         else:
-            self._stopped, self._next = False, self._source.__next__
+            self._stopped, self._next = False, self._watched()
 
 
 def _ended() -> NoReturn:

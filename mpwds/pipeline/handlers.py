@@ -10,7 +10,8 @@ Handler: TypeAlias = Callable[[Exception], Any]
 """Called with the exception, which carries notes for people and an ``incident`` for programs.
 
 A true result leaves the element out and goes on, a false one ends the stage's stream; or it raises. These
-are webdataset's rules.
+are webdataset's rules. An ``ImportError`` is raised without asking: no element is bad because a package is
+missing.
 """
 
 
@@ -18,7 +19,7 @@ def reraise_exception(error: Exception) -> NoReturn:
     """Handler that raises the error: the default everywhere.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> from mpwds.pipeline.stream import collect
         >>> collect(Map(int, handler=reraise_exception), ["1", "one"])
         Traceback (most recent call last):
@@ -32,7 +33,7 @@ def ignore_and_continue(error: Exception) -> bool:
     """Handler that leaves the element out and goes on.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> from mpwds.pipeline.stream import collect
         >>> collect(Map(int, handler=ignore_and_continue), ["1", "one", "2"])
         [1, 2]
@@ -46,7 +47,7 @@ def warn_and_continue(error: Exception) -> bool:
     The warning names stage, shard and key, so Python's filters show each bad sample once.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> from mpwds.pipeline.stream import collect
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     collect(Map(int, handler=warn_and_continue), ["1", "one", "2"])
@@ -62,7 +63,7 @@ def ignore_and_stop(error: Exception) -> bool:
     """Handler that ends the stream at the element.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> from mpwds.pipeline.stream import collect
         >>> collect(Map(int, handler=ignore_and_stop), ["1", "one", "2"])
         [1]
@@ -74,7 +75,7 @@ def warn_and_stop(error: Exception) -> bool:
     """Handler that ends the stream at the element and says so in a warning.
 
     Example:
-        >>> from mpwds.pipeline.map import Map
+        >>> from mpwds.pipeline.stages.map import Map
         >>> from mpwds.pipeline.stream import collect
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     collect(Map(int, handler=warn_and_stop), ["1", "one", "2"])

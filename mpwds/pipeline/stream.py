@@ -172,7 +172,7 @@ def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> 
         context: Where and when it runs; epoch 0 of a single process by default.
 
     Example:
-        >>> from mpwds.pipeline.batched import Batched
+        >>> from mpwds.pipeline.stages.batched import Batched
         >>> collect(Batched(2, collation_fn=None), "abc")
         [['a', 'b'], ['c']]
     """

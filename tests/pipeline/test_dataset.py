@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.batched import Batched
-from mpwds.pipeline.collate import Stack
+from mpwds.pipeline.collation.collate import Stack
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline, WebDataset
-from mpwds.pipeline.shuffle import Shuffle
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.webdataset import WebDataset
 
 
 def numbers(dataset, **context):
@@ -51,7 +52,8 @@ def test_any_pipeline_over_shards_continues_exactly(shards, continues, stages, b
 @settings(max_examples=30, deadline=None)
 @given(world_size=st.integers(1, 3), workers=st.integers(1, 4), epoch=st.integers(0, 3))
 def test_each_sample_is_read_once_over_all_ranks_and_workers(shards, world_size, workers, epoch):
-    dataset = WebDataset(shards, shardshuffle=True).shuffle(5).decode().to_tuple("cls").batched(3).unbatched()
+    dataset = WebDataset(shards, shardshuffle=True, empty_check=False)
+    dataset = dataset.shuffle(5).decode().to_tuple("cls").batched(3).unbatched()
     read = Counter()
     for rank in range(world_size):
         for worker in range(workers):
@@ -236,5 +238,80 @@ def test_what_is_no_source_or_stage_is_refused():
         DataPipeline(3)
     with pytest.raises(TypeError, match="a stage is"):
         DataPipeline([], 3)
+    with pytest.raises(TypeError, match="a pipeline cannot begin at a dict: write mpwds.WebDataset"):
+        DataPipeline({"datasets": []})
+    with pytest.raises(TypeError, match="it can only stand at the beginning"):
+        DataPipeline([1], DataPipeline([2]))
     with pytest.raises(ValueError, match="no shards"):
         WebDataset([])
+
+
+def add_four(source):
+    for element in source:
+        yield element + 4
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (lambda: iter([1, 2, 3, 4]), add_four),
+        ([1, 2, 3, 4], add_four),
+        (DataPipeline([1, 2, 3, 4]), None, [add_four]),
+        (None, DataPipeline([1, 2, 3, 4]).map(lambda n: n + 4)),
+        ([DataPipeline([1, 2, 3, 4]), Shuffle(1)], [[add_four]][0]),
+        ({1: 0, 2: 0, 3: 0, 4: 0}.keys(), lambda source: (n + 4 for n in source)),
+        (DataPipeline([0, 1, 2, 3]).with_epoch(4), add_four, iter, lambda source: (n + 1 for n in source)),
+    ],
+)
+def test_a_pipeline_is_made_of_whatever_webdataset_takes(parts):
+    assert list(DataPipeline(*parts)) == [5, 6, 7, 8]
+
+
+def test_stages_may_be_appended_one_by_one():
+    dataset = DataPipeline()
+    for part in (range(4), Shuffle(1), add_four):
+        assert dataset.append(part) is None
+    assert list(dataset) == [4, 5, 6, 7]
+    assert [dataset.stage(number) for number in range(3)] == [range(4), Shuffle(1), add_four]
+
+
+def test_the_list_of_parts_may_be_edited():
+    dataset = DataPipeline(range(3), add_four)
+    copy = dataset.compose(add_four)
+    del dataset.pipeline[1:]
+    assert list(dataset) == [0, 1, 2]
+    assert list(copy) == [8, 9, 10]
+
+
+def test_an_empty_pipeline_says_so():
+    with pytest.raises(ValueError, match="the pipeline is empty: append a source"):
+        list(DataPipeline())
+    assert repr(DataPipeline()) == "DataPipeline()"
+
+
+def test_webdatasets_test_of_shuffled_shards_runs():
+    def shards_of(seed):
+        dataset = WebDataset("shard-{000000..000999}.tar", shardshuffle=True, seed=seed)
+        index = ["shuffle" in str(stage) for stage in dataset.pipeline].index(True)
+        del dataset.pipeline[index + 1 :]
+        return list(dataset)
+
+    assert shards_of(0) == shards_of(0) != shards_of(1)
+
+
+def test_stages_of_a_pipeline_inside_another_draw_numbers_of_their_own():
+    def draw(element):
+        return (*element, random.random())
+
+    inner = DataPipeline([()]).map(draw).repeat(1, 1)
+    ((first, second),) = DataPipeline(inner).map(draw)
+    assert first != second
+
+
+def test_a_pipelines_seed_counts_inside_another_that_has_none():
+    def order(inner, outer):
+        dataset = DataPipeline(range(50), seed=inner).shuffle(50).repeat(1, 50)
+        return numbers(DataPipeline(dataset, seed=outer))
+
+    assert order(1, None) != order(2, None)
+    assert order(1, 3) == order(2, 3)

@@ -4,7 +4,7 @@ import pytest
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.generator import Generator
-from mpwds.pipeline.map import Map
+from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
 

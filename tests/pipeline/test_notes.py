@@ -2,9 +2,9 @@ import functools
 
 import pytest
 
-from mpwds.pipeline.map import Map
 from mpwds.pipeline.notes import add_note, arguments
-from mpwds.pipeline.select import Select
+from mpwds.pipeline.stages.map import Map
+from mpwds.pipeline.stages.select import Select
 from mpwds.pipeline.stream import Source
 
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch.utils.data
 
-from mpwds.pipeline.dataset import DataPipeline, WebDataset
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.webdataset import WebDataset
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,0 +1,126 @@
+"""What a pipeline may be made of: what it begins at, and the stages behind."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import plain
+from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.sources.elements import Indexed, Iterated
+from mpwds.pipeline.sources.splitter import Splitter
+from mpwds.pipeline.stream import Origin, Stage, Stream
+from mpwds.pipeline.torch_dataset import TorchIterable
+
+_PARTS = 1000
+
+
+class Beginning(TorchIterable, ABC):
+    """Base of what a pipeline begins at and what can be iterated by itself too.
+
+    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``.
+    """
+
+    _epoch = 0
+
+    @abstractmethod
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        """The stream of one epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epoch
+        self._epoch = epoch + 1
+        return plain(self.stream(Context.current(epoch)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` run epoch ``epoch``."""
+        self._epoch = epoch
+
+
+def as_origin(source: Any) -> Origin:
+    """What a pipeline begins at, from what the user gave.
+
+    Args:
+        source: An object with a method ``stream(context)``; or what has a length and gives elements by index;
+            or another iterable; or a function that returns an iterator.
+
+    Raises:
+        TypeError: It is nothing of that kind, or an iterator, which could be read only once.
+
+    Example:
+        >>> list(plain(as_origin(lambda: iter("ab")).stream()))
+        ['a', 'b']
+    """
+    if hasattr(source, "stream"):
+        origin: Origin = source
+        return origin
+    if isinstance(source, Mapping):
+        raise TypeError(
+            "a pipeline cannot begin at a dict: write mpwds.WebDataset(spec) for a dataset specification, "
+            "DataPipeline([sample]) for a sample"
+        )
+    data = sys.modules.get("torch.utils.data")
+    iterable = data is not None and isinstance(source, (data.IterableDataset, data.DataLoader))
+    if not iterable and hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return Indexed(source)
+    return Iterated(source)
+
+
+def as_stage(stage: Any) -> Stage:
+    """A stage, from what the user gave: an object with a method ``stream(source, context)`` or a function.
+
+    Raises:
+        TypeError: It is neither, or what only a pipeline's beginning can be.
+
+    Example:
+        >>> as_stage(reversed)
+        Generator(function=<class 'reversed'>)
+    """
+    if isinstance(stage, TorchIterable):
+        raise TypeError(f"{stage} gives elements: it can only stand at the beginning of a pipeline")
+    if hasattr(stage, "stream"):
+        configured: Stage = stage
+        return configured
+    return Generator(stage)
+
+
+def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
+    """The stages of a pipeline, where functions that choose among shards keep the shards' addresses."""
+    configured = [as_stage(stage) for stage in stages]
+    readers = [number for number, stage in enumerate(configured) if getattr(stage, "reads_shards", False)]
+    for number in range(max(readers, default=0)):
+        stage = configured[number]
+        if isinstance(stage, Generator):
+            configured[number] = Splitter(stage.function)
+    return tuple(configured)
+
+
+def culprit(part: Any) -> str | None:
+    """What in an origin or a stage gives elements without addresses; ``None`` if nothing does.
+
+    Example:
+        >>> culprit(as_origin({1, 2})), culprit(as_origin([1, 2]))
+        ('set', None)
+    """
+    parts = getattr(part, "parts", None)
+    if parts is not None:
+        return next(filter(None, map(culprit, parts)), None)
+    return None if getattr(part, "addressable", True) else str(part)
+
+
+def within(context: Context, position: int) -> Context:
+    """The context of a pipeline's part, whose number tells its random numbers from those of all others.
+
+    Args:
+        context: The pipeline's context.
+        position: The part's position in the pipeline, from 0.
+
+    Example:
+        >>> within(within(Context(), 0), 1).stage
+        1002
+    """
+    return replace(context, stage=context.stage * _PARTS + position + 1)

@@ -1,0 +1,135 @@
+"""Keep a stream's elements in memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mpwds.pipeline.caching.stored import Stored, part_of
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.stream import Address, Stream
+
+_IMMUTABLE = {bool, int, float, complex, str, bytes, type(None)}
+
+
+def mcached() -> Cached:
+    """Stage that keeps the elements in memory, and gives these from the second epoch on.
+
+    Example:
+        >>> cached = mcached()
+        >>> list(cached("ab")), list(cached("cd"))
+        (['a', 'b'], ['a', 'b'])
+    """
+    return Cached()
+
+
+@dataclass(frozen=True)
+class Cached(Filter):
+    """Stage that keeps its source's elements in memory, and gives these from the second epoch on.
+
+    Put it behind what is slow and the same in every epoch (``decode``), before what is not (``shuffle``,
+    random augmentation): what stands before it runs as in epoch 0, in every epoch. An epoch that is left
+    early leaves a part; the next one gives that, and goes on with the source.
+
+    The memory belongs to the stage object, in each process: workers keep their own part as long as they live
+    (those of ``MultiLoader`` do; of torch's ``DataLoader``, those with ``persistent_workers=True``). It is
+    not pickled. Elements are copied, so a later stage may change them. The source must end: one that draws
+    shards without end is never complete.
+
+    Source:
+        ``webdataset.filters.Cached``.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> stage = Cached()
+        >>> collect(stage, [[1], [2]]) == collect(stage, [[3], [4]])
+        True
+    """
+
+    pins_epoch: ClassVar[bool] = True
+    _parts: _Parts = field(default_factory=lambda: _Parts(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return "mcached()"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Stored(source, self._parts.of(part_of(context)))
+
+
+class _Parts:
+    """The memories of the streams of a stage; copies of it, and pickles, are empty."""
+
+    def __init__(self) -> None:
+        self._memories: dict[str, _Memory] = {}
+
+    def of(self, part: str) -> _Memory:
+        return self._memories.setdefault(part, _Memory())
+
+    def __reduce__(self) -> tuple[type[_Parts], tuple[()]]:
+        return _Parts, ()
+
+
+class _Memory:
+    """A store in memory."""
+
+    survives = False
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._elements: list[tuple[Address, Any]] = []
+        self._positions: dict[Address, int] = {}
+        self._checkpoints: dict[int, bytes] = {}
+        self._complete = False
+
+    def count(self) -> int:
+        return len(self._elements)
+
+    def is_complete(self) -> bool:
+        return self._complete
+
+    def get(self, position: int) -> tuple[Address, Any]:
+        address, element = self._elements[position]
+        return address, copied(element)
+
+    def find(self, address: Address) -> int | None:
+        return self._positions.get(address)
+
+    def append(self, position: int, address: Address, element: Any) -> bool:
+        if position == len(self._elements):
+            self._elements.append((address, copied(element)))
+            self._positions[address] = position
+        return True
+
+    def set_checkpoint(self, position: int, state: bytes) -> None:
+        self._checkpoints[position] = state
+
+    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+        at = max((at for at in self._checkpoints if at <= position), default=0)
+        return at, self._checkpoints.get(at)
+
+    def finish(self, count: int) -> None:
+        self._complete = count == len(self._elements)
+
+
+def copied(element: Any) -> Any:
+    """A copy of an element that shares nothing with it that could be changed.
+
+    Example:
+        >>> sample = {"cls": [1, 2]}
+        >>> copied(sample) == sample, copied(sample)["cls"] is sample["cls"]
+        (True, False)
+    """
+    kind = type(element)
+    if kind in _IMMUTABLE:
+        return element
+    if kind is dict:
+        return {key: copied(value) for key, value in element.items()}
+    if kind is list:
+        return [copied(value) for value in element]
+    if kind is tuple:
+        return tuple([copied(value) for value in element])
+    return copy.deepcopy(element)

@@ -1,0 +1,253 @@
+"""The stream of all stages that keep elements: from a store, and from the source where the store ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgpack
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.stream import Address, Derived, Stream, as_address
+
+_CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
+
+
+class Store(Protocol):
+    """The first elements of a stream, in order, and where its source stood now and then.
+
+    Attributes:
+        survives: The store outlives the process.
+    """
+
+    survives: bool
+
+    def count(self) -> int:
+        """Elements that are there."""
+
+    def is_complete(self) -> bool:
+        """Whether these are all."""
+
+    def get(self, position: int) -> tuple[Address, Any]:
+        """The address of the element at a position, and the element, which the caller may change."""
+
+    def find(self, address: Address) -> int | None:
+        """The position of the element with that address, if it is there."""
+
+    def append(self, position: int, address: Address, element: Any) -> bool:
+        """Stores the element at ``position``, unless it is there.
+
+        Returns:
+            Whether there is room. Where there is not, the stream ends before the element.
+        """
+
+    def set_checkpoint(self, position: int, state: bytes) -> None:
+        """Stores the source's state before the element at ``position``."""
+
+    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+        """The last checkpoint at or before a position, with its own one; ``(0, None)`` if there is none."""
+
+    def finish(self, count: int) -> None:
+        """Says that the first ``count`` elements are all."""
+
+    def clear(self) -> None:
+        """Forgets everything."""
+
+
+def part_of(context: Context) -> str:
+    """Names the elements that a stream has: those of a seed, a rank and a worker.
+
+    Example:
+        >>> part_of(Context(epoch=3, worker=1, workers=2))
+        'seed 0, rank 0 of 1, worker 1 of 2'
+    """
+    rank, worker = f"{context.rank} of {context.world_size}", f"{context.worker} of {context.workers}"
+    return f"seed {context.seed or 0}, rank {rank}, worker {worker}"
+
+
+class Stored(Derived[Any]):
+    """Elements from a store; behind its last one those of the source, which are added to it.
+
+    An epoch that was interrupted leaves the store incomplete. The next one gives what is there and
+    goes on with the source behind that, if the source still has the element there that was stored last.
+    Otherwise the store is emptied, with a warning.
+
+    An element that the source fails on is not stored, nor is any behind it: the next epoch tries it again.
+
+    Args:
+        source: Gives the elements that are not in the store.
+        store: Holds the others.
+        order: Positions in a complete store, in the order to give them; ``None`` for their own.
+        limit: Where the stream ends if its elements are not stored; otherwise the store says when it is full.
+    """
+
+    def __init__(
+        self,
+        source: Stream[Any],
+        store: Store,
+        order: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(source)
+        self._store = store
+        self._order = order
+        self._limit = limit
+        self._position = 0  # elements given
+        self._drawn = 0  # elements that the source has given
+        self._stored = store.count()
+        self._keeps = True  # elements go into the store
+        self._checked = self._stored == 0 or store.is_complete()
+
+    def __next__(self) -> tuple[Address, Any]:
+        position = self._position
+        if self._order is not None:
+            if position >= len(self._order):
+                raise StopIteration
+            item = self._store.get(self._order[position])
+        elif self._is_stored(position):
+            item = self._store.get(position)
+        else:
+            item = self._draw_at(position)
+        self._position = position + 1
+        return item
+
+    def fetch(self, address: Any) -> Any:
+        position = self._store.find(as_address(address))
+        return self._source.fetch(address) if position is None else self._store.get(position)[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"position": self._position}
+        if self._order is not None:
+            return {**state, "stored": len(self._order)}
+        if not self._keeps:
+            return {**state, "source": self._source.state_dict()}
+        if self._store.survives:
+            return state
+        if self._position == self._drawn:
+            return {**state, "checkpoint": [self._position, self._source.state_dict()]}
+        at, packed = self._store.checkpoint(self._position)
+        return {**state, "checkpoint": [at, packed and _unpacked(packed)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._position = state["position"]
+        self._keeps = True
+        if "stored" in state:
+            if self._order is None or len(self._order) != state["stored"]:
+                raise LookupError(
+                    f"the state is of a cache that is complete with {state['stored']} elements, which it "
+                    f"is not any more: it has {self._store.count()}"
+                )
+            return
+        self._order = None
+        self._stored = self._store.count()
+        if "source" in state:
+            self._source.load_state_dict(state["source"])
+            self._drawn = self._position
+            self._keeps = False
+        elif not self._store.survives and self._stored < self._position:
+            at, before = state["checkpoint"]
+            if before is not None:
+                self._source.load_state_dict(before)
+                self._drawn = at
+            self._keeps = False
+
+    def _is_stored(self, position: int) -> bool:
+        if not self._keeps:
+            return False
+        if not self._checked:
+            self._check()
+        if position >= self._stored and self._drawn != position:
+            self._stored = self._store.count()  # another process may have added some
+        return position < self._stored
+
+    def _check(self) -> None:
+        """Empties an incomplete store if the source does not have the element that was stored last."""
+        self._checked = True
+        last = self._stored - 1
+        if self._address_at(last) != self._store.get(last)[0]:
+            warnings.warn(
+                f"the source's element {last} is another one than when it was stored: {self._stored} stored "
+                "elements of an epoch that was not completed are thrown away",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            self._go_to(0)
+            self._store.clear()
+            self._stored = 0
+
+    def _address_at(self, position: int) -> Address | None:
+        try:
+            self._go_to(position)
+            address, _ = next(self._source)
+        except (StopIteration, _EndedBefore):
+            return None
+        self._drawn += 1
+        return address
+
+    def _draw_at(self, position: int) -> tuple[Address, Any]:
+        if self._keeps and (self._drawn != position or position == 0):
+            if self._store.is_complete():
+                raise StopIteration
+            self._go_to(min(position, self._store.count()))
+            while self._drawn < position:  # given by a process that was killed before it had stored them
+                self._draw()
+        else:
+            self._go_to(position)
+        return self._draw()
+
+    def _draw(self) -> tuple[Address, Any]:
+        """The source's next element, stored if it is the next of the store."""
+        position = self._drawn
+        if self._keeps and position % _CHECKPOINT_EVERY == 0:
+            self._set_checkpoint(position)
+        if not self._keeps and self._limit is not None and position >= self._limit:
+            raise StopIteration
+        try:
+            address, element = self._next()
+        except StopIteration:
+            if self._keeps:
+                self._store.finish(position)
+            raise
+        except BaseException:
+            self._keeps = False
+            raise
+        self._drawn = position + 1
+        if self._keeps and not self._store.append(position, address, element):
+            self._store.finish(position)
+            raise StopIteration
+        return address, element
+
+    def _set_checkpoint(self, position: int) -> None:
+        try:
+            state = self._source.state_dict()
+        except LookupError:  # the source's elements have no addresses: it can only be run again
+            return
+        self._store.set_checkpoint(position, msgpack.packb(state))
+
+    def _go_to(self, position: int) -> None:
+        """Brings the source to where its next element is the one at ``position``."""
+        if self._drawn == position:
+            return
+        at, packed = self._store.checkpoint(position)
+        if packed is not None and not at <= self._drawn <= position:
+            self._source.load_state_dict(_unpacked(packed))
+            self._drawn = at
+        if self._drawn > position:
+            raise LookupError("the source's elements have no addresses: it cannot go back")
+        while self._drawn < position:
+            if next(self._source, None) is None:
+                raise _EndedBefore(
+                    f"the source ended after {self._drawn} elements and had more before: it gives different "
+                    "elements each time it runs, so the pipeline cannot be restored"
+                )
+            self._drawn += 1
+
+
+class _EndedBefore(RuntimeError):
+    """The source has fewer elements than it had."""
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = msgpack.unpackb(packed, strict_map_key=False)
+    return state

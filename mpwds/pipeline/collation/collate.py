@@ -1,0 +1,269 @@
+"""Make a batch of samples: columns of arrays from rows of arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Stacker = Callable[[Sequence[Any]], Any]
+"""Makes a column of arrays of one shape, or of tensors."""
+
+ColumnMaker = Callable[[Any, Sequence[Any]], Any]
+"""Makes a column of a field's name (its index in tuples, ``None`` for bare values) and values."""
+
+FIXED_SIZE = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+_NUMERIC_KINDS = frozenset("biufcmM")
+
+
+def default_collation_fn(
+    samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """Makes a batch of samples, as webdataset does.
+
+    Args:
+        samples: Tuples (or lists) of equal length, dicts with equal keys, or bare values; at least one.
+        combine_tensors: Whether arrays and tensors are stacked; else they stay lists.
+        combine_scalars: Whether numbers become arrays; else they stay lists.
+
+    Returns:
+        For tuples and lists a tuple of columns, for dicts a dict of columns, for bare values a column.
+        A column of numbers is an array of shape ``(len(samples),)``; one of arrays or tensors
+        is an array or tensor of shape ``(len(samples), *shape)``, of the dtype that holds all of theirs; any
+        other is a list.
+
+    Raises:
+        ValueError: There are no samples, they differ in length or in keys, or arrays of a field differ in
+            shape: ``mpwds.padded()`` makes batches of those.
+
+    Source:
+        ``webdataset.filters.default_collation_fn``.
+
+    Example:
+        >>> samples = [(np.zeros((2, 3)), 7, "a"), (np.ones((2, 3)), 8, "b")]
+        >>> images, labels, keys = default_collation_fn(samples)
+        >>> images.shape, labels, keys
+        ((2, 2, 3), array([7, 8]), ['a', 'b'])
+    """
+    return collate(samples, partial(default_column, stack if combine_tensors else list, combine_scalars))
+
+
+def deferred_collation_fn(samples: Sequence[Any]) -> Any:
+    """The same batch, its stacked columns not made yet: a ``Stack`` stands for each.
+
+    Example:
+        >>> column, labels = deferred_collation_fn([(np.zeros((2, 3)), 7), (np.ones((2, 3)), 8)])
+        >>> column.shape, labels
+        ((2, 2, 3), array([7, 8]))
+    """
+    return collate(samples, partial(default_column, defer, True))
+
+
+def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
+    """What ``default_collation_fn`` does, with the caller's way to make a column.
+
+    Args:
+        samples: The samples.
+        column: Makes a column of a field's name and values.
+
+    Raises:
+        ValueError: There are no samples, or they differ in length or in keys.
+
+    Example:
+        >>> collate([{"x": 1, "name": "a"}, {"x": 2, "name": "b"}], lambda field, values: values[-1])
+        {'x': 2, 'name': 'b'}
+    """
+    if not samples:
+        raise ValueError("cannot collate a batch of no samples")
+    first = samples[0]
+    if isinstance(first, (tuple, list)):
+        _check(samples, (tuple, list), len, "fields")
+        return tuple([column(field, values) for field, values in enumerate(zip(*samples, strict=True))])
+    if isinstance(first, dict):
+        _check(samples, dict, dict.keys, "keys")
+        return {key: column(key, [sample[key] for sample in samples]) for key in first}
+    return column(None, samples)
+
+
+class Stack:
+    """Rows that will be stacked once their place is known (implements ``mpwds.tenbin.Deferred``).
+
+    Saves a copy: the transport writes the rows straight into shared memory.
+
+    Args:
+        rows: Arrays of one shape, or CPU tensors of one shape and dtype.
+        dtype: The dtype that holds all of theirs, in NumPy's terms and the machine's byte order.
+
+    Example:
+        >>> rows = Stack([np.zeros(3), np.ones(3)], np.dtype("float64"))
+        >>> place = np.empty(rows.shape, rows.dtype)
+        >>> rows.write_into(place)
+        >>> place.tolist()
+        [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+
+    __slots__ = ("_dtype", "_rows")
+
+    def __init__(self, rows: Sequence[Any], dtype: np.dtype[Any]) -> None:
+        self._rows = rows
+        self._dtype = dtype
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self._rows), *self._rows[0].shape)
+
+    def write_into(self, out: npt.NDArray[Any]) -> None:
+        """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
+        if isinstance(self._rows[0], np.ndarray):
+            for index, row in enumerate(self._rows):
+                out[index] = row
+        else:
+            import torch
+
+            torch.stack(list(self._rows), out=torch.from_numpy(out))
+
+
+def stack(rows: Sequence[Any]) -> Any:
+    """Rows of one shape, as one array or tensor."""
+    if not isinstance(rows[0], np.ndarray):
+        import torch
+
+        return torch.stack(list(rows))
+    out = np.empty(
+        (len(rows), *rows[0].shape), common_dtype(rows)
+    )  # np.stack prepares for longer than it copies
+    for index, row in enumerate(rows):
+        out[index] = row
+    return out
+
+
+def defer(rows: Sequence[Any]) -> Any:
+    """The same rows as a ``Stack``; stacked at once where no transport carries their dtype as it is."""
+    first = rows[0]
+    if isinstance(first, np.ndarray):
+        dtype = common_dtype(rows)
+        return Stack(rows, dtype) if dtype in FIXED_SIZE else stack(rows)
+    name = str(first.dtype).removeprefix("torch.")
+    plain = first.device.type == "cpu" and first.layout is sys.modules["torch"].strided
+    if plain and name in _TORCH_NAMES and all(_is_like(row, first.dtype) for row in rows):
+        return Stack(rows, np.dtype(name))
+    return stack(rows)
+
+
+_TORCH_NAMES = frozenset(dtype.name for dtype in FIXED_SIZE)
+
+
+def _is_like(row: Any, dtype: Any) -> bool:
+    return row.dtype is dtype and not row.requires_grad and not row.is_conj()
+
+
+def common_dtype(rows: Sequence[Any]) -> np.dtype[Any]:
+    return np.result_type(*{row.dtype for row in rows})  # in the machine's byte order
+
+
+def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Sequence[Any]) -> Any:
+    """The column that ``default_collation_fn`` makes.
+
+    Args:
+        stack: What to do to arrays of one shape, or tensors; ``list`` leaves them as they are, whatever their
+            shapes.
+        combine_scalars: Whether numbers become an array.
+        field: The field's name, its index in tuples, ``None`` for bare values.
+        values: A value for each sample.
+
+    Raises:
+        ValueError: Arrays differ in shape, or not all values are arrays.
+
+    Example:
+        >>> default_column(stack, True, "cls", [1, 2])
+        array([1, 2])
+    """
+    first = values[0]
+    if isinstance(first, (int, float, complex, np.generic)):
+        return _numbers(values) if combine_scalars else list(values)
+    kind = array_kind(first)
+    if kind is None or stack is list:
+        return list(values)
+    shape = first.shape
+    for index, value in enumerate(values):
+        if not isinstance(value, kind) or value.shape != shape:
+            raise _disagreement(field, values, index)
+    return stack(values)
+
+
+def array_kind(value: Any) -> Any:
+    """The class of a NumPy array or a torch tensor; ``None`` for any other value.
+
+    Example:
+        >>> array_kind(np.zeros(3)), array_kind([0])
+        (<class 'numpy.ndarray'>, None)
+    """
+    if isinstance(value, np.ndarray):
+        return np.ndarray
+    torch = sys.modules.get("torch")
+    return torch.Tensor if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def in_field(field: Any) -> str:
+    """Names a field in an error: ``in field 'png'``, nothing for bare values.
+
+    Example:
+        >>> in_field("png"), in_field(None)
+        (" in field 'png'", '')
+    """
+    return "" if field is None else f" in field {field!r}"
+
+
+def _disagreement(field: Any, values: Sequence[Any], index: int) -> ValueError:
+    first, other = values[0], values[index]
+    if not isinstance(other, type(first)):
+        return ValueError(
+            f"cannot collate values of different types{in_field(field)}: the first is a "
+            f"{type(first).__name__}, that of sample {index} of the batch a {type(other).__name__}"
+        )
+    return ValueError(
+        f"cannot collate arrays of different shapes{in_field(field)}: the first has {tuple(first.shape)}, "
+        f"that of sample {index} of the batch {tuple(other.shape)}; collation_fn=mpwds.padded() pads them, "
+        "functools.partial(mpwds.default_collation_fn, combine_tensors=False) leaves them a list"
+    )
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    try:
+        column = np.array(values)
+    except (ValueError, TypeError, OverflowError):
+        return list(values)
+    return column if column.ndim == 1 and column.dtype.kind in _NUMERIC_KINDS else list(values)
+
+
+def _check(samples: Sequence[Any], kind: Any, trait: Callable[[Any], Any], what: str) -> None:
+    expected = trait(samples[0])
+    for index, sample in enumerate(samples):
+        if not isinstance(sample, kind):
+            raise ValueError(
+                f"cannot collate samples of different types: the first is a {type(samples[0]).__name__}, "
+                f"sample {index} of the batch a {type(sample).__name__}"
+            )
+        if trait(sample) != expected:
+            raise ValueError(
+                f"cannot collate samples with different {what}: the first has {_show(expected)}, "
+                f"sample {index} of the batch {_show(trait(sample))}"
+            )
+
+
+def _show(trait: Any) -> str:
+    return str(trait) if isinstance(trait, int) else ", ".join(map(str, trait))

@@ -1,0 +1,16 @@
+"""What stages can be added to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+Self = TypeVar("Self", bound="Composable")
+
+
+class Composable(ABC):
+    """Base of what has stages and makes copies of itself with more of them."""
+
+    @abstractmethod
+    def compose(self: Self, *stages: Any) -> Self:
+        """A copy with more stages."""

@@ -1,0 +1,355 @@
+"""Decode the fields of a sample by the extensions of their names."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.images import (
+    IMAGE_EXTENSIONS,
+    ImageDecoder,
+    ImageHandler,
+    imagehandler,
+    imagespecs,
+)
+from mpwds.pipeline.decoding.loads import Load, decoders, own_load
+from mpwds.pipeline.decoding.pickles import pytorch_weights_only, torch_loads, unpickle_loads
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Continue",
+    "Decoder",
+    "DecodingError",
+    "ImageDecoder",
+    "ImageHandler",
+    "basichandlers",
+    "decoders",
+    "gzfilter",
+    "handle_extension",
+    "imagehandler",
+    "imagespecs",
+    "pytorch_weights_only",
+    "torch_loads",
+    "unpickle_loads",
+]
+
+Handler: TypeAlias = Callable[[str, Any], Any]
+HandlerSpec: TypeAlias = str | Handler | tuple[str, Callable[[Any], Any]]
+
+DecodingError = DecodeError
+"""``DecodeError`` under webdataset's name."""
+
+_NAMES_KEPT = 1000  # field names are data: a key with a dot in it makes a new one for each sample
+
+
+class Decoder:
+    """Decodes the fields of a sample: a function from samples to new samples.
+
+    Each field that holds bytes is offered to the handlers in turn, as ``handler(key, data)`` where ``key`` is
+    the field's name with a dot before it (``".mask.png"``). The first result that is not ``None`` becomes the
+    field's value; a result ``Continue(key, data)`` is offered to the handlers that follow. A field that no
+    handler knows keeps its bytes. Fields whose names start with ``__`` are no data: their bytes become
+    ``str`` where they are UTF-8, and nothing else happens to them.
+
+    A field may also hold a read-only ``memoryview``, as fast readers give: handlers of this library decode
+    it in place, functions of others get bytes, and so does the result where nothing decodes it.
+
+    Args:
+        *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
+            ``("jpg jpeg", f)`` that stand for ``handle_extension``; one list of these will do as well.
+        pre: Handlers before these; ``None`` for ``[gzfilter]``, which unpacks ``.gz``.
+        post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
+            by extension.
+        only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
+            ``None`` decodes all.
+        partial: Pass fields that hold no bytes through; else they are an error.
+        allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
+            whoever wrote the shard run any code here. Without it they are an error.
+
+    Attributes:
+        takes_views: All handlers are this library's own, so that a field may as well be a memoryview.
+
+    Raises:
+        ValueError: An image specification is unknown.
+        TypeError: A handler is neither a function nor a string nor a pair.
+
+    Source:
+        ``webdataset.autodecode.Decoder``.
+
+    Example:
+        >>> decode = Decoder(handle_extension("hex", bytes.fromhex), partial=True)
+        >>> decode({"__key__": "000017", "cls": b"7", "json": b'{"a": [1]}', "bin": b"xyz"})
+        {'__key__': '000017', 'cls': 7, 'json': {'a': [1]}, 'bin': b'xyz'}
+    """
+
+    def __init__(
+        self,
+        *handlers: HandlerSpec | list[HandlerSpec],
+        pre: Sequence[HandlerSpec] | None = None,
+        post: Sequence[HandlerSpec] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        main = handlers[0] if len(handlers) == 1 and isinstance(handlers[0], list) else handlers
+        before = [gzfilter] if pre is None else pre
+        after = [basichandlers] if post is None else post
+        self.handlers: tuple[Handler, ...] = tuple([_handler(spec) for spec in (*before, *main, *after)])
+        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.partial = partial
+        self.allow_pickle = allow_pickle
+        self.takes_views = all(map(_takes_views, self.handlers))
+        self._loads = _FieldLoads(self.handlers, self.only, allow_pickle)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Decode one sample; it is not changed.
+
+        Raises:
+            DecodeError: A field cannot be decoded, or holds no bytes and ``partial`` is false. What a handler
+                raised is its cause.
+            ImportError: A handler needs a package that is missing.
+        """
+        if not isinstance(sample, dict):
+            raise TypeError(f"decode: a sample must be a dict, got {type(sample).__name__}")
+        result = {}
+        loads = self._loads
+        field = ""
+        try:
+            for field, value in sample.items():
+                load = loads[field]
+                kind = type(value)
+                if kind is bytes or kind is memoryview:
+                    result[field] = load(value)
+                elif load is _metadata or load is _kept_by_only:
+                    result[field] = value
+                else:
+                    result[field] = self._other(load, value)
+        except ImportError:  # concerns every sample alike, so it must not be skipped as a bad one
+            raise
+        except DecodeError as error:
+            raise _decode_error(field, sample, str(error)) from error
+        except Exception as error:
+            raise _decode_error(field, sample, f"{type(error).__name__}: {error}") from error
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_loads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._loads = _FieldLoads(self.handlers, self.only, self.allow_pickle)
+
+    def _other(self, load: Load, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return load(bytes(value))
+        if self.partial and value is not None:
+            return value
+        raise DecodeError(
+            f"it is {type(value).__name__}, expected bytes; partial=True passes such fields through"
+        )
+
+
+class Continue:
+    """What a handler returns to have the handlers after it go on with another name and other data.
+
+    Args:
+        key: The name, with its leading dot.
+        data: The data.
+
+    Example:
+        >>> def reverse(key, data):
+        ...     return Continue(key.removesuffix(".rev"), data[::-1]) if key.endswith(".rev") else None
+        >>> Decoder(reverse)({"cls.rev": b"21"})
+        {'cls.rev': 12}
+    """
+
+    def __init__(self, key: str, data: Any) -> None:
+        self.key = key
+        self.data = data
+
+
+def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
+    """A handler that applies a function to the fields with certain extensions.
+
+    Args:
+        extensions: Extensions separated by spaces, with or without a leading dot; case is ignored. One that
+            holds dots (``seg.png``) asks for all of its parts.
+        f: Function from the field's bytes to its value; ``None`` leaves the field to the handlers that
+            follow.
+
+    Source:
+        ``webdataset.autodecode.handle_extension``.
+
+    Example:
+        >>> Decoder(handle_extension("seg.txt", len))({"txt": b"abc", "seg.txt": b"abc"})
+        {'txt': 'abc', 'seg.txt': 3}
+    """
+    return _ExtensionHandler(tuple(["." + each.removeprefix(".") for each in extensions.lower().split()]), f)
+
+
+def gzfilter(key: str, data: bytes) -> Continue | None:
+    """Handler that unpacks fields whose names end in ``.gz``, for the handlers after it to decode.
+
+    Example:
+        >>> gzfilter(".txt.gz", gzip.compress(b"abc")).data
+        b'abc'
+    """
+    if not key.endswith(".gz"):
+        return None
+    return Continue(key[: -len(".gz")], gzip.decompress(data))
+
+
+def basichandlers(key: str, data: bytes) -> Any:
+    """Handler that decodes text, numbers, arrays and structures by the last extension.
+
+    =========================  =====================================================
+    ``txt text transcript``    ``str``, from UTF-8
+    ``cls cls2 id index inx``  ``int``
+    ``json jsn``               as ``json.loads``
+    ``npy``                    array
+    ``npz``                    dictionary of arrays
+    ``ten tenbin tb``          list of read-only arrays that share the field's bytes
+    ``mp msg msgpack``         as ``msgpack.unpackb``
+    ``cbor``                   as ``cbor2.loads``
+    ``pyd pickle pkl``         an error, unless ``Decoder`` got ``allow_pickle=True``
+    ``pth``                    as ``torch.load(weights_only=True)``, on the CPU
+    =========================  =====================================================
+
+    ``None`` for any other: what ``class count html htm`` hold stays bytes, as in webdataset. The table is
+    ``decoders``, which a program may add to. A ``Decoder`` asks it once for each name of a field.
+
+    Example:
+        >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
+        (7, None)
+    """
+    load = decoders.get(_extension(key))
+    return None if load is None else load(data)
+
+
+def _extension(key: str) -> str:
+    return key.rpartition(".")[2].lower()
+
+
+class _ExtensionHandler:
+    def __init__(self, extensions: tuple[str, ...], f: Callable[[Any], Any]) -> None:
+        self.extensions = extensions
+        self.f = f
+
+    def __repr__(self) -> str:
+        extensions = " ".join(extension[1:] for extension in self.extensions)
+        return f"handle_extension({extensions!r}, {getattr(self.f, '__name__', self.f)})"
+
+    def __call__(self, key: str, data: Any) -> Any:
+        return self.f(data) if self.matches(key) else None
+
+    def matches(self, key: str) -> bool:
+        return key.lower().endswith(self.extensions)
+
+
+def _handler(spec: Any) -> Handler:
+    if isinstance(spec, str):
+        return ImageDecoder(spec)
+    if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and callable(spec[1]):
+        return handle_extension(*spec)
+    if not callable(spec):
+        raise TypeError(
+            "decode: a handler must be a function handler(key, data), the name of an image format or a pair "
+            f"(extensions, function of the data), got {spec!r}"
+        )
+    handler: Handler = spec
+    return handler
+
+
+def _takes_views(handler: Handler) -> bool:
+    return handler is gzfilter or handler is basichandlers or getattr(handler, "takes_views", False)
+
+
+class _FieldLoads(dict[str, Load]):
+    """By the name of a field, the function that its bytes go through; found when the name is first met."""
+
+    def __init__(
+        self, handlers: tuple[Handler, ...], only: frozenset[str] | None, allow_pickle: bool
+    ) -> None:
+        self._chain = _Chain(handlers, allow_pickle)
+        self._only = only
+
+    def __missing__(self, field: str) -> Load:
+        if len(self) >= _NAMES_KEPT:
+            self.clear()
+        if field[:2] == "__":
+            load: Load = _metadata
+        elif self._only is not None and field not in self._only:
+            load = _kept_by_only
+        else:
+            load = self._chain["." + field]
+        self[field] = load
+        return load
+
+
+class _Chain(dict[str, Load]):
+    """By key, the function that is left of a chain of handlers when all that can be known is known."""
+
+    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool) -> None:
+        self._handler = handlers[0] if handlers else None
+        self._rest = _Chain(handlers[1:], allow_pickle) if handlers else self
+        self._allow_pickle = allow_pickle
+
+    def __missing__(self, key: str) -> Load:
+        if len(self) >= _NAMES_KEPT:
+            self.clear()
+        load = self[key] = self._find(key)
+        return load
+
+    def _find(self, key: str) -> Load:
+        handler, rest = self._handler, self._rest
+        if handler is None:
+            return _kept
+        if handler is gzfilter:
+            return partial(_unpacked, rest[key[: -len(".gz")]]) if key.endswith(".gz") else rest[key]
+        if handler is basichandlers and _extension(key) not in decoders:
+            return rest[key]
+        if handler is basichandlers and (load := own_load(_extension(key), self._allow_pickle)) is not None:
+            return load
+        if type(handler) is ImageDecoder:
+            return handler.decode if handler.handles(key) else rest[key]
+        if type(handler) is _ExtensionHandler and not handler.matches(key):
+            return rest[key]
+        return partial(_offered, handler, getattr(handler, "takes_views", False), key, rest)
+
+
+def _offered(handler: Handler, takes_views: bool, key: str, rest: _Chain, data: Any) -> Any:
+    if type(data) is memoryview and not takes_views:
+        data = bytes(data)
+    result = handler(key, data)
+    if result is None:
+        return rest[key](data)
+    return rest[result.key](result.data) if isinstance(result, Continue) else result
+
+
+def _unpacked(load: Load, data: Any) -> Any:
+    return load(gzip.decompress(data))
+
+
+def _kept(data: Any) -> Any:
+    return bytes(data) if type(data) is memoryview else data
+
+
+def _kept_by_only(data: Any) -> Any:
+    return bytes(data)
+
+
+def _metadata(value: Any) -> Any:
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        return bytes(value)
+
+
+def _decode_error(field: str, sample: dict[str, Any], reason: str) -> DecodeError:
+    key, url = sample.get("__key__"), sample.get("__url__")
+    where = "" if key is None else f' of sample "{key}"'
+    where += "" if url is None else f" in {url}"
+    return DecodeError(f'field "{field}"{where} cannot be decoded: {reason}', key=key, url=url, field=field)

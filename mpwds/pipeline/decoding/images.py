@@ -1,0 +1,214 @@
+"""Decode images into arrays, tensors or PIL images."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mpwds.pipeline.decoding.jpeg import decode_jpeg
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_EXTENSIONS = """
+    apng avif avifs blp bmp bufr bw cur dcx dds dib emf eps fit fits flc fli ftc ftu gbr gif grib h5 hdf
+    icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx mpeg mpg msp pbm pcd pcx pgm png pnm
+    ppm ps psd pxr qoi ras rgb rgba sgi tga tif tiff vda vst webp wmf xbm xpm
+"""
+IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
+"""The extensions of the formats that Pillow reads."""
+
+
+# PostScript, and what may hold it: whatever a field is called, Pillow goes by what its bytes are.
+_PROGRAMS = ("EPS", "IPTC")
+
+
+class ImageSpec(NamedTuple):
+    """What an image is decoded to.
+
+    Attributes:
+        container: ``"numpy"``, ``"torch"`` or ``"pil"``.
+        mode: ``"L"``, ``"RGB"`` or ``"RGBA"``.
+        is_float: float32 in [0, 1] instead of uint8.
+    """
+
+    container: str
+    mode: str
+    is_float: bool = False
+
+
+imagespecs = {
+    "l8": ImageSpec("numpy", "L"),
+    "rgb8": ImageSpec("numpy", "RGB"),
+    "rgba8": ImageSpec("numpy", "RGBA"),
+    "l": ImageSpec("numpy", "L", is_float=True),
+    "rgb": ImageSpec("numpy", "RGB", is_float=True),
+    "rgba": ImageSpec("numpy", "RGBA", is_float=True),
+    "torchl8": ImageSpec("torch", "L"),
+    "torchrgb8": ImageSpec("torch", "RGB"),
+    "torchrgba8": ImageSpec("torch", "RGBA"),
+    "torchl": ImageSpec("torch", "L", is_float=True),
+    "torch": ImageSpec("torch", "RGB", is_float=True),
+    "torchrgb": ImageSpec("torch", "RGB", is_float=True),
+    "torchrgba": ImageSpec("torch", "RGBA", is_float=True),
+    "pill": ImageSpec("pil", "L"),
+    "pil": ImageSpec("pil", "RGB"),
+    "pilrgb": ImageSpec("pil", "RGB"),
+    "pilrgba": ImageSpec("pil", "RGBA"),
+}
+"""By name, all that an image can be decoded to."""
+
+
+class ImageDecoder:
+    """Handler for ``Decoder`` that decodes images to one layout, whatever they were stored as.
+
+    ===================================  ================================================================
+    ``l8 rgb8 rgba8``                    uint8 array of shape (H, W), (H, W, 3), (H, W, 4)
+    ``l rgb rgba``                       float32 array in [0, 1], the same shapes
+    ``torchl8 torchrgb8 torchrgba8``     uint8 tensor of shape (H, W), (3, H, W), (4, H, W)
+    ``torchl torchrgb torchrgba``        float32 tensor in [0, 1], the same shapes; ``torch`` is ``torchrgb``
+    ``pill pilrgb pilrgba``              ``PIL.Image.Image`` of mode L, RGB, RGBA; ``pil`` is ``pilrgb``
+    ===================================  ================================================================
+
+    Colours, grey levels and alpha are converted as by ``PIL.Image.Image.convert``. The orientation in EXIF
+    data is ignored. Arrays and tensors are writable and share no memory. Pillow decodes; JPEG goes through
+    libjpeg-turbo directly where ``mpwds[turbojpeg]`` is installed, to the same pixels (to within 2 of 255
+    where Pillow was built on another libjpeg).
+
+    Args:
+        imagespec: One of these names; case is ignored.
+        extensions: Extensions of the fields to decode; case is ignored.
+
+    Raises:
+        ValueError: ``imagespec`` is none of these.
+
+    Source:
+        ``webdataset.autodecode.ImageHandler``.
+
+    Example:
+        >>> decode = ImageDecoder("rgb8")
+        >>> decode(".pgm", b"P5 2 1 255 " + bytes([0, 255])).tolist()
+        [[[0, 0, 0], [255, 255, 255]]]
+    """
+
+    takes_views = True  # Decoder may hand it memoryviews
+
+    def __init__(self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> None:
+        if imagespec.lower() not in imagespecs:
+            raise ValueError(f"unknown image format {imagespec!r}: the known ones are {' '.join(imagespecs)}")
+        self.imagespec = imagespec.lower()
+        self.extensions = frozenset(extension.lower() for extension in extensions)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.imagespec!r})"
+
+    def __call__(self, key: str, data: Any) -> Any:
+        """Decode a field, bytes or a memoryview, if its extension is one of an image; else return ``None``.
+
+        Raises:
+            PIL.UnidentifiedImageError: The data is no image that Pillow knows.
+            ValueError: It is PostScript (EPS, or IPTC, which may hold it), which would be executed.
+            OSError: The image is damaged or truncated.
+            ImportError: Pillow is missing, or torch for a tensor.
+        """
+        return self.decode(data) if self.handles(key) else None
+
+    def handles(self, key: str) -> bool:
+        """Whether a field of that name is decoded.
+
+        Example:
+            >>> ImageDecoder("rgb8").handles(".mask.PNG")
+            True
+        """
+        return key.rpartition(".")[2].lower() in self.extensions
+
+    def decode(self, data: Any) -> Any:
+        """Decode an image, whatever its field is called; raises as a call does.
+
+        Example:
+            >>> ImageDecoder("l").decode(b"P5 2 1 255 " + bytes([0, 255])).tolist()
+            [[0.0, 1.0]]
+        """
+        container, mode, is_float = imagespecs[self.imagespec]
+        if container == "pil":
+            return _converted(data, mode)
+        pixels = decode_jpeg(data, mode, _pillow().MAX_IMAGE_PIXELS)
+        is_ours = pixels is not None
+        if pixels is None:
+            pixels = np.asarray(_converted(data, mode))
+        if container == "torch" and pixels.ndim == 3:
+            pixels, is_ours = pixels.transpose(2, 0, 1), False
+        result = _as_float(pixels) if is_float else pixels if is_ours else pixels.copy()
+        return result if container == "numpy" else _as_tensor(result)
+
+
+ImageHandler = ImageDecoder
+"""``ImageDecoder`` under webdataset's name."""
+
+
+def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> ImageDecoder:
+    """The same as ``ImageDecoder``, as webdataset writes it.
+
+    Example:
+        >>> imagehandler("rgb8")
+        ImageDecoder('rgb8')
+    """
+    return ImageDecoder(imagespec, extensions)
+
+
+def open_image(data: Any) -> Image:
+    """Opens an image of any format that Pillow decodes by itself; its pixels are read when they are needed.
+
+    Args:
+        data: The file's bytes, or a memoryview of them.
+
+    Raises:
+        PIL.UnidentifiedImageError: ``data`` is no image that Pillow knows.
+        ValueError: The format is a program, which Pillow would have Ghostscript run.
+        ImportError: Pillow is missing.
+
+    Example:
+        >>> open_image(b"P5 4 2 255 " + bytes(8)).size
+        (4, 2)
+    """
+    pillow = _pillow()
+    try:
+        image: Image = pillow.open(io.BytesIO(data))
+    except pillow.UnidentifiedImageError:
+        raise pillow.UnidentifiedImageError(f"cannot identify image file ({len(data)} bytes)") from None
+    if image.format in _PROGRAMS:
+        raise ValueError(
+            f"{image.format} images are not decoded: they are programs, which Ghostscript would run"
+        )
+    return image
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ImportError("images are decoded with Pillow: pip install 'mpwds[images]'") from error
+    return PIL.Image
+
+
+def _converted(data: Any, mode: str) -> Image:
+    image = open_image(data)
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _as_float(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    result = pixels.astype(np.float32, order="C")
+    result /= 255.0
+    return result
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("tensors need torch: pip install torch") from error
+    return torch.from_numpy(array)

@@ -1,0 +1,228 @@
+"""Error handler that writes down each bad sample and goes on, until there are too many."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from mpwds.errors import QuarantineFull
+from mpwds.pipeline.context import Context
+
+T = TypeVar("T")
+
+_FEW = 10  # bad samples that a fraction must allow before it is judged in the middle of an epoch
+
+
+def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
+    """Error handler that appends a record of each bad sample to a file, leaves the sample out and goes on.
+
+    A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample where they are
+    known, the ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of
+    the error, ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Pass one handler to several
+    stages, and they share file and budget. A sample that fails in the same stage again, in a later epoch, has
+    one record.
+
+    Args:
+        path: The file; its directory must exist. Records that it holds already stay and do not count.
+        budget: A whole number: the most bad samples that may be recorded, by all processes that write the
+            file together. A fraction (a ``float`` from above 0 to 1): the largest share of bad ones among the
+            samples that this process has seen, judged once it allows ten, and at the end of each epoch, where
+            one bad sample is never too many. ``None``: no limit.
+
+    Raises:
+        ValueError: ``budget`` is below 0, or a fraction not from above 0 to 1.
+        TypeError: ``budget`` is no number.
+        OSError: The file cannot be opened for writing.
+        QuarantineFull: While iterating, the budget is spent.
+
+    Example:
+        >>> import tempfile
+        >>> from mpwds import DataPipeline
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     handler = quarantine(f"{folder}/bad.jsonl", budget=0.5)
+        ...     print(list(DataPipeline(["1", "one", "2"]).map(int, handler=handler)))
+        ...     with open(f"{folder}/bad.jsonl") as records:
+        ...         print(json.loads(records.read())["message"])
+        [1, 2]
+        invalid literal for int() with base 10: 'one'
+    """
+    return Quarantine(path, budget)
+
+
+class Quarantine:
+    """Error handler that records each bad sample in a file: see ``quarantine``.
+
+    Workers get copies of it with the dataset. All of them append whole lines to the file, under a lock, and
+    look there what the others have written, so a budget that is a number holds for all together (that see
+    the same file); a fraction holds in each process by itself.
+
+    Args:
+        path: The file.
+        budget: The most bad samples, or their largest share, or ``None``.
+
+    Raises:
+        ValueError: ``budget`` is out of range.
+        TypeError: ``budget`` is no number.
+        OSError: The file cannot be opened for writing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     handler = Quarantine(f"{folder}/bad.jsonl", budget=1)
+        ...     handler(ValueError("bad")), handler(ValueError("worse"))
+        Traceback (most recent call last):
+        mpwds.errors.QuarantineFull: 2 bad samples are above the budget of 1: ...
+    """
+
+    def __init__(self, path: str | os.PathLike[str], budget: float | None = 100) -> None:
+        _check_budget(budget)
+        self.path = os.path.abspath(os.fspath(path))
+        self.budget = budget
+        with open(self.path, "ab") as file:
+            self._begin = file.seek(0, os.SEEK_END)
+        self._start()
+
+    def _start(self) -> None:
+        self._read = self._begin  # up to here the file has been read
+        self._known: set[tuple[Any, ...]] = set()
+        self._recorded = 0  # in the file, by all processes
+        self._bad = 0  # in this process
+        self._seen: Counter[str] = Counter()  # by stage, in this process
+
+    def __repr__(self) -> str:
+        return f"quarantine({self.path!r}, budget={self.budget!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "budget": self.budget, "_begin": self._begin}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __call__(self, error: Exception) -> bool:
+        """Records the error.
+
+        Raises:
+            QuarantineFull: The budget is spent.
+        """
+        self._bad += 1
+        record = _record(error)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with contextlib.suppress(
+                OSError
+            ):  # some file systems have no locks; lines stay whole without them
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._read_on(descriptor)
+            if _identity(record) not in self._known:
+                os.write(descriptor, json.dumps(record).encode() + b"\n")
+                self._read_on(descriptor)
+        finally:
+            os.close(descriptor)
+        self._judge(error)
+        return True
+
+    def watch(self, stage: str, source: Callable[[], T]) -> Callable[[], T]:
+        """What a stage is to call for its next element, so that they are counted.
+
+        Args:
+            stage: The stage's name.
+            source: What gives the next element.
+
+        Raises:
+            QuarantineFull: When called, at the end of the source: too large a share of the samples was bad.
+        """
+
+        def counted() -> T:
+            try:
+                item = source()
+            except StopIteration:
+                self._judge(at_end=True)
+                raise
+            self._seen[stage] += 1
+            return item
+
+        return counted
+
+    def _read_on(self, descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        if size < self._read:  # somebody has emptied it, or it is another host's
+            self._read = 0
+        lines, end, _ = os.pread(descriptor, size - self._read, self._read).rpartition(b"\n")
+        self._read += len(lines) + len(end)
+        for line in lines.splitlines():
+            with contextlib.suppress(ValueError):
+                identity = _identity(json.loads(line))
+                self._recorded += 1
+                if identity is not None:
+                    self._known.add(identity)
+
+    def _judge(self, error: Exception | None = None, at_end: bool = False) -> None:
+        budget = self.budget
+        if budget is None:
+            return
+        if isinstance(budget, Integral):
+            if self._recorded > budget:
+                raise QuarantineFull(
+                    f"{self._recorded} bad samples are above the budget of {budget}: {self.path} lists them",
+                    *(self.path, self._recorded, None),
+                ) from error
+            return
+        seen = max(self._bad, *self._seen.values()) if self._seen else self._bad
+        allowed = budget * seen
+        if self._bad > max(1, allowed) and (at_end or allowed >= _FEW):
+            raise QuarantineFull(
+                f"{self._bad} bad ones among {seen} samples are above the budget of {budget:.3g} of them: "
+                f"{self.path} lists them",
+                *(self.path, self._bad, seen),
+            ) from error
+
+
+def _check_budget(budget: float | None) -> None:
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, Real):
+        raise TypeError(f"quarantine: budget must be a number of samples, a fraction or None, got {budget!r}")
+    if isinstance(budget, Integral):
+        if budget < 0:
+            raise ValueError(f"quarantine: a budget of {budget} samples is below 0")
+    elif not 0 < float(budget) <= 1:
+        raise ValueError(
+            f"quarantine: a budget that is a fraction lies above 0 and up to 1, got {budget}; "
+            "a number of samples is an int"
+        )
+
+
+def _record(error: Exception) -> dict[str, Any]:
+    incident = getattr(error, "incident", None)
+    context = Context.current()
+    return {
+        "url": getattr(incident, "url", None),
+        "member": getattr(incident, "member", None),
+        "key": getattr(incident, "key", None),
+        "offset": getattr(incident, "offset", None),
+        "stage": getattr(incident, "stage", None),
+        "place": getattr(incident, "place", None),
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "time": time.time(),
+        "rank": context.rank,
+        "worker": context.worker,
+        "pid": os.getpid(),
+    }
+
+
+def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What tells whether two records are of the same bad sample; ``None`` if nothing does."""
+    if record["stage"] is None:
+        return None
+    return record["stage"], record["place"], record["url"], record["offset"]

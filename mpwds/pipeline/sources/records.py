@@ -1,0 +1,137 @@
+"""Samples of shards that are CBOR items or MessagePack messages, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar, Literal
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, url_of
+from mpwds.pipeline.stream import Stream
+from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
+from mpwds.storage.streams.gopen import open_at
+
+
+def cbors_to_samples(
+    handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
+) -> RecordSamples:
+    """Stage that yields the items of the CBOR files that its source names, as they are.
+
+    Args:
+        handler: What to do about a file that cannot be read: going on means with the next one.
+        max_record_bytes: A larger item is taken for damage.
+
+    Raises:
+        ImportError: While iterating, cbor2 is missing: the extra ``mpwds[cbor]`` brings it.
+
+    Source:
+        ``webdataset.cborsiterators.cbors_to_samples`` (0.2), which stops behind the first file; RFC 8742,
+        CBOR sequences.
+
+    Example:
+        >>> import cbor2, tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".cbors") as file:
+        ...     for key in "ab":
+        ...         cbor2.dump({"__key__": key, "cls": 7}, file)
+        ...     file.flush()
+        ...     list(cbors_to_samples()([{"url": file.name}]))
+        [{'__key__': 'a', 'cls': 7}, {'__key__': 'b', 'cls': 7}]
+    """
+    return RecordSamples("cbor", handler, max_record_bytes)
+
+
+cbors2_to_samples = cbors_to_samples
+
+
+def msgpacks_to_samples(
+    handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
+) -> RecordSamples:
+    """Stage that yields the messages of the MessagePack files that its source names, as they are.
+
+    Args:
+        handler: What to do about a file that cannot be read: going on means with the next one.
+        max_record_bytes: A larger message is taken for damage.
+
+    Example:
+        >>> import msgpack, tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".msgpacks") as file:
+        ...     for key in "ab":
+        ...         msgpack.pack({"__key__": key, "cls": 7}, file)
+        ...     file.flush()
+        ...     list(msgpacks_to_samples()([{"url": file.name}]))
+        [{'__key__': 'a', 'cls': 7}, {'__key__': 'b', 'cls': 7}]
+    """
+    return RecordSamples("msgpack", handler, max_record_bytes)
+
+
+@dataclass(frozen=True)
+class RecordSamples(Filter):
+    """Stage that yields the records of the files that its source names.
+
+    A record's address is (its file's address, byte offset). One record is held at a time.
+
+    Args:
+        format: ``"cbor"`` or ``"msgpack"``.
+        handler: What to do about a file that cannot be read.
+        max_record_bytes: A larger record is taken for damage.
+
+    Raises:
+        ShardError: While iterating, a file is damaged or ends inside a record.
+        ImportError: While iterating, the package that decodes is missing.
+        TypeError: The handler cannot be called; or, while iterating, the source gives anything but shards.
+    """
+
+    format: Literal["cbor", "msgpack"]
+    handler: Handler = reraise_exception
+    max_record_bytes: int = RECORD_LIMIT_BYTES
+
+    reads_shards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_handler(f"{self.format}s_to_samples", self.handler)
+
+    def __str__(self) -> str:
+        given = options(
+            handler=(self.handler, reraise_exception),
+            max_record_bytes=(self.max_record_bytes, RECORD_LIMIT_BYTES),
+        )
+        return f"{self.format}s_to_samples({arguments(**given)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _RecordStream(self, source, context)
+
+
+class _RecordStream(ShardStream):
+    def __init__(self, stage: RecordSamples, source: Stream[Any], context: Context) -> None:
+        super().__init__(stage, source, context, stage.handler)
+        self._format = stage.format
+        self._max_record_bytes = stage.max_record_bytes
+
+    def _read(
+        self,
+        shard: Any,
+        offset: int,
+        open: Callable[[str, int], BinaryIO] | None,
+        on_error: Callable[[Exception], None],
+    ) -> Reading:
+        read = read_cbor_records if self._format == "cbor" else read_msgpack_records
+        return Reading(self._records(url_of(shard), offset, open or open_at, read, self._max_record_bytes))
+
+    @staticmethod
+    def _records(
+        url: str,
+        offset: int,
+        open: Callable[[str, int], BinaryIO],
+        read: Callable[..., Iterator[tuple[int, int | None, Any]]],
+        limit: int,
+    ) -> Iterator[tuple[int, int | None, Any]]:
+        with open(url, offset) as stream:
+            yield from read(stream, url, offset, limit)
+
+    def _place(self, url: str, offset: int) -> Place:
+        return Place(f"the record at offset {offset} of {url}", url, offset=offset)

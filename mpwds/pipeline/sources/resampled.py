@@ -1,0 +1,207 @@
+"""Draw with replacement: shards of a list, or elements of any stream."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from mpwds.pipeline.beginnings import Beginning
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter, plain
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.sources.draws import Draws, worker_draws
+from mpwds.pipeline.sources.shards import Urls, listed
+from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.storage.streams.urls import expand_urls
+
+
+class ResampledShards(Beginning):
+    """Beginning of a pipeline: shards drawn at random with replacement, as ``{"url": ...}``, without end.
+
+    Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline
+    the draws depend on its seed, the epoch, the rank and the worker, and on nothing else: a run can be
+    repeated. An address is (shard's number, rank, worker, number of the draw), so that random augmentation
+    differs each time a shard is drawn.
+
+    Args:
+        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
+        nshards: Number of draws in an epoch, for each worker; without end by default.
+        seed: Determines the draws, together with the pipeline's seed.
+        worker_seed: Returns a number for this worker, to draw by in place of rank and worker.
+        deterministic: Of this object iterated by itself, outside a pipeline: whether its draws too are the
+            same each time; else every ``iter()`` draws anew.
+        max_urls: Shards taken from ``urls`` where it is no pattern.
+        empty_check: Whether a list without shards is an error at once; else it is one when a shard is drawn.
+
+    Raises:
+        ValueError: There are no shards.
+
+    Source:
+        ``webdataset.shardlists.ResampledShards``, which in a pipeline too draws anew unless
+        ``deterministic``.
+
+    Example:
+        >>> shards = ResampledShards("x-{0..9}.tar", nshards=3, deterministic=True)
+        >>> len(list(shards))
+        3
+    """
+
+    def __init__(
+        self,
+        urls: Urls,
+        nshards: int = sys.maxsize,
+        seed: int | None = 0,
+        worker_seed: Callable[[], Any] | None = None,
+        deterministic: bool = False,
+        max_urls: int = 1_000_000,
+        empty_check: bool = True,
+    ) -> None:
+        if not isinstance(urls, (str, os.PathLike)):
+            urls = list(islice(urls, max_urls))
+        self.urls: list[str] = [] if urls == [] and not empty_check else expand_urls(urls)
+        self.nshards = nshards
+        self.seed = seed
+        self.worker_seed = worker_seed
+        self.deterministic = deterministic
+        self.epoch = -1
+
+    def __str__(self) -> str:
+        nshards = "" if self.nshards == sys.maxsize else f", nshards={self.nshards}"
+        return f"ResampledShards({listed(self.urls)}{nshards})"
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        entropy = () if self.deterministic else (os.urandom(8),)
+        context = Context.current(self.epoch)
+        return plain(_Drawn(self, context, self._draws(context, *entropy)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` run epoch ``epoch``."""
+        self.epoch = epoch - 1
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return _Drawn(self, context, self._draws(context))
+
+    def _draws(self, context: Context, *entropy: object) -> Draws:
+        if self.worker_seed is None:
+            draws = worker_draws("resampled shards", context, self.seed, *entropy)
+        else:
+            facts = (context.seed or 0, context.epoch, self.seed, self.worker_seed(), *entropy)
+            draws = Draws("resampled shards", *facts)
+        if os.environ.get("WDS_SHOW_SEED", "0") == "1":
+            print(f"# ResampledShards: seed {self.seed}, {context}")
+        return draws
+
+
+ResampledShardList = ResampledShards
+
+
+class _Drawn:
+    def __init__(self, shards: ResampledShards, context: Context, draws: Draws) -> None:
+        self._urls = shards.urls
+        self._nshards = shards.nshards
+        self._place = context.rank, context.worker
+        self._draws = draws
+        self._drawn = 0
+
+    def __iter__(self) -> _Drawn:
+        return self
+
+    def __next__(self) -> tuple[Address, dict[str, Any]]:
+        if self._drawn >= self._nshards:
+            raise StopIteration
+        if not self._urls:
+            raise ValueError("ResampledShards: there are no shards to draw from")
+        drawn = self._drawn
+        self._drawn = drawn + 1
+        number = self._draws.index(drawn, len(self._urls))
+        return (number, *self._place, drawn), {"url": self._urls[number]}
+
+    def fetch(self, address: Any) -> dict[str, Any]:
+        return {"url": self._urls[address[0]]}
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        url = self._urls[address[0]]
+        return Place(f"shard {url}", url)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drawn = state["drawn"]
+
+
+def resampled(n: int = sys.maxsize) -> Resampled:
+    """Stage that draws elements of its source at random with replacement.
+
+    Args:
+        n: Number of draws; without end by default.
+
+    Example:
+        >>> len(list(resampled(5)(["a.tar", "b.tar"])))
+        5
+    """
+    return Resampled(n)
+
+
+@dataclass(frozen=True)
+class Resampled(Filter):
+    """Stage that yields elements of its source drawn at random with replacement.
+
+    It reads the source to the end first and holds it: it is meant for lists of shards. Every epoch and every
+    worker draws its own; an address is (the element's address, rank, worker, number of the draw). An empty
+    source gives nothing.
+
+    Args:
+        n: Number of draws; without end by default.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> len(collect(Resampled(5), "ab"))
+        5
+    """
+
+    n: int = field(default=sys.maxsize)
+
+    def __str__(self) -> str:
+        return f"resampled({'' if self.n == sys.maxsize else self.n})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Redrawn(self, source, context)
+
+
+class _Redrawn(Derived[Any]):
+    def __init__(self, stage: Resampled, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._n = stage.n
+        self._place = context.rank, context.worker
+        self._draws = worker_draws("resampled", context)
+        self._items: list[tuple[Address, Any]] | None = None
+        self._drawn = 0
+
+    def __next__(self) -> tuple[Address, Any]:
+        if self._items is None:
+            self._items = list(self._source)
+        drawn = self._drawn
+        if drawn >= self._n or not self._items:
+            raise StopIteration
+        self._drawn = drawn + 1
+        address, element = self._items[self._draws.index(drawn, len(self._items))]
+        return (address, *self._place, drawn), element
+
+    def fetch(self, address: Any) -> Any:
+        return self._source.fetch(address[0])
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        return self._source.describe(address[0], element)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The elements are a function of the epoch: a new stream reads them again.
+        self._drawn = state["drawn"]

@@ -1,0 +1,283 @@
+"""The stream of every stage that reads shards: one after the other, resumed at the byte."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+
+from mpwds.errors import ShardError
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.handled import Handled
+from mpwds.pipeline.handlers import Handler
+from mpwds.pipeline.notes import add_incident, add_note
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.stream import Address, Stream, as_address
+
+if TYPE_CHECKING:
+    from mpwds.storage.caches.shard_cache import ShardCache
+
+Read: TypeAlias = "tuple[int, int | None, Any]"
+"""An element's offset in its shard, that of the next one (``None`` behind the last), and the element."""
+
+
+class Reading(NamedTuple):
+    """A shard that is being read.
+
+    Attributes:
+        elements: What it holds, from some offset on.
+        extra: Fields that each element gets; they must be dicts then.
+        handler: What to do about errors in this shard; the stage's handler where ``None``.
+    """
+
+    elements: Iterator[Read]
+    extra: dict[str, Any] = {}  # noqa: RUF012  # a default of a named tuple, and never changed
+    handler: Handler | None = None
+
+
+class ShardStream(Handled):
+    """Base of the streams of what is in shards. An address is (the shard's address, byte offset in it).
+
+    A subclass reads one shard.
+
+    Args:
+        stage: The stage; ``str(stage)`` names it in errors.
+        source: Stream of shards, ``{"url": ...}``.
+        context: Its ``on_shard`` is told when a shard is begun.
+        handler: What to do about a shard that cannot be read: going on means with the next one.
+        empty_check: Whether it is an error if there is nothing in all of them.
+        cache: Keeps shards on a local disk; the next ones are fetched while one is read.
+    """
+
+    def __init__(
+        self,
+        stage: object,
+        source: Stream[Any],
+        context: Context,
+        handler: Handler,
+        empty_check: bool = False,
+        cache: ShardCache | None = None,
+    ) -> None:
+        super().__init__(source, stage, handler)
+        self._context = context
+        self._cache = cache
+        self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source before their time
+        self._source_failed: Exception | None = None
+        self._missing = empty_check  # nothing was found yet, and that would be an error
+        self._shard: Address | None = None  # the shard that is being read
+        self._offset: int | None = 0  # of the next element in it; None behind the last
+        self._elements: Iterator[Read] = iter(())
+        self._extra: dict[str, Any] = {}
+        self._shard_handler: Handler | None = None
+        self._fetching: tuple[Address, int, Iterator[Read]] | None = None
+
+    @abstractmethod
+    def _read(
+        self,
+        shard: Any,
+        offset: int,
+        open: Callable[[str, int], BinaryIO] | None,
+        on_error: Callable[[Exception], None],
+    ) -> Reading:
+        """Reads a shard.
+
+        Args:
+            shard: What the source gave.
+            offset: Where to start: 0, or an offset that was yielded.
+            open: Opens a URL at a byte, if not as usual.
+            on_error: To be called with an error that concerns one element; to go on if it returns.
+        """
+
+    @abstractmethod
+    def _place(self, url: str, offset: int) -> Place:
+        """What a person calls the element at ``offset``."""
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            try:
+                item = next(self._elements, None)
+            except _Stopped:
+                self._elements = iter(())
+                self._stop()
+                raise StopIteration from None
+            except Exception as error:
+                self._end_shard_at(error)
+                continue
+            if item is not None:
+                offset, self._offset, element = item
+                self._missing = False
+                if self._extra:
+                    element.update(self._extra)
+                return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
+            self._shard = None
+            try:
+                address, shard = self._take()
+            except StopIteration:
+                self._check_found()
+                raise
+            self._begin(address, shard, 0)
+
+    def _take(self) -> tuple[Address, Any]:
+        """The next shard; with a cache, those after it are fetched ahead."""
+        if self._cache is None:
+            item: tuple[Address, Any] = self._next()
+            return item
+        if self._ahead:
+            item = self._ahead.popleft()
+        elif self._source_failed is not None:
+            failed, self._source_failed = self._source_failed, None
+            raise failed
+        else:
+            item = self._next()
+        while len(self._ahead) < self._cache.prefetch_shards and self._source_failed is None:
+            try:
+                self._ahead.append(self._next())
+            except StopIteration:
+                break
+            except Exception as error:  # the turn of that shard has not come
+                self._source_failed = error
+        return item
+
+    def _begin(self, address: Address, shard: Any, offset: int) -> None:
+        self._shard, self._offset = address, offset
+        if self._context.on_shard is not None:
+            self._context.on_shard(url_of(shard))
+        weak = weakref.ref(self)  # a cycle would keep the file open when the stream is dropped
+
+        def on_error(error: Exception) -> None:
+            stream = weak()
+            if stream is not None:
+                stream._at_element(error)
+
+        self._elements, self._extra, self._shard_handler = self._reading(shard, offset, on_error)
+        for _, following in self._ahead:
+            if self._cache is not None:
+                self._cache.prefetch(url_of(following))
+
+    def _reading(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Reading:
+        if self._cache is None:
+            return self._read(shard, offset, None, on_error)
+        reading = self._read(shard, offset, self._cache.open, on_error)
+        return reading._replace(extra={**reading.extra, "__local_path__": self._cache.path(url_of(shard))})
+
+    def _at_element(self, error: Exception) -> None:
+        """Called inside the reading of a shard about a fault in one element."""
+        try:
+            self._handle(error, (self._shard, self._offset), None)
+        except StopIteration:
+            raise _Stopped from None
+
+    def _end_shard_at(self, error: Exception) -> None:
+        shard, offset = self._shard, self._offset
+        self._shard, self._offset, self._elements = None, None, iter(())
+        self._handle(error, (shard, offset), None)
+
+    def _decide(self, error: Exception) -> None:
+        if self._shard_handler is None:
+            super()._decide(error)
+        elif not self._shard_handler(error):
+            self._stop()
+            raise StopIteration
+
+    def _stop(self) -> None:
+        super()._stop()
+        self._ahead.clear()
+        self._source_failed = None
+        self._missing = False
+
+    def _check_found(self) -> None:
+        if self._missing:
+            self._missing = False
+            context = self._context
+            raise ValueError(
+                f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
+                f"of {context.world_size}: its shards are empty, or there are fewer shards than workers. "
+                "Take fewer workers or more shards, or allow it by WebDataset(..., empty_check=False)"
+            )
+
+    def fetch(self, address: Any) -> Any:
+        shard, offset = address
+        shard = as_address(shard)
+        # Those restored after another usually lie one behind the other: read on where the last one ended.
+        if self._fetching is not None and self._fetching[:2] == (shard, offset):
+            elements = self._fetching[2]
+        else:
+            reading = self._reading(self._source.fetch(shard), offset, _pass_over)
+            elements = _with_fields(*reading[:2]) if reading.extra else reading.elements
+        self._fetching = None
+        found, following, element = next(elements, (None, None, None))
+        if found != offset:
+            url = url_of(self._source.fetch(shard))
+            raise ShardError(
+                f"nothing begins at offset {offset} of {url}: the shard changed since the address was made"
+            )
+        if following is not None:
+            self._fetching = shard, following, elements
+        return element
+
+    def _explain(self, error: Exception, address: Any, element: object) -> None:
+        place = self.describe(address, element)
+        add_incident(error, str(self._stage), place)
+        if place.url is not None and place.url not in str(error):
+            add_note(error, f"in {self._stage}, on {place}")
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        shard, offset = address
+        if offset is None:  # the shard as a whole
+            return self._source.describe(as_address(shard))
+        url = url_of(self._source.fetch(as_address(shard)))
+        if isinstance(element, dict) and "__key__" in element:
+            return Place.of_sample(element, Place("", url, offset=offset))
+        return self._place(url, offset)
+
+    def state_dict(self) -> dict[str, Any]:
+        open_shard = self._shard is not None and self._offset is not None
+        return {
+            **super().state_dict(),
+            "shard": self._shard if open_shard else None,
+            "offset": self._offset if open_shard else 0,
+            "ahead": [address for address, _ in self._ahead],
+            "missing": self._missing,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._shard, self._elements = None, iter(())
+        ahead = [as_address(address) for address in state["ahead"]]
+        self._ahead = deque([(address, self._source.fetch(address)) for address in ahead])
+        self._missing = state["missing"]
+        if state["shard"] is not None:
+            shard = as_address(state["shard"])
+            self._begin(shard, self._source.fetch(shard), state["offset"])
+
+
+class _Stopped(Exception):
+    """The handler of an error inside a shard says that the stream has ended."""
+
+
+def _pass_over(error: Exception) -> None:
+    """In an element that is read again: what was left out before is left out again."""
+
+
+def _with_fields(elements: Iterator[Read], fields: dict[str, Any]) -> Iterator[Read]:
+    for offset, following, element in elements:
+        element.update(fields)
+        yield offset, following, element
+
+
+def url_of(shard: Any) -> str:
+    """The URL in what a list of shards yields: ``{"url": ...}``, or the URL itself.
+
+    Raises:
+        TypeError: It is neither.
+
+    Example:
+        >>> url_of({"url": "x.tar"}), url_of("x.tar")
+        ('x.tar', 'x.tar')
+    """
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if not isinstance(url, str):
+        raise TypeError(f'shards are given as {{"url": "x.tar"}} or "x.tar", got {shard!r}')
+    return url

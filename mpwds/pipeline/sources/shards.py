@@ -1,0 +1,218 @@
+"""Lists of shards: which ones a worker reads in an epoch, and in which order."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from mpwds.pipeline.beginnings import Beginning
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.sources.splitter import Splitter
+from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.stream import Address, Stage, Stream
+from mpwds.storage.streams.urls import expand_urls
+
+Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+Split: TypeAlias = "Stage | Callable[..., Iterator[Any]]"
+
+_SHARDS_SHOWN = 3
+
+
+class ShardList(Beginning):
+    """Beginning of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
+
+    All nodes and workers shuffle alike, by seed and epoch; then the shards are dealt to the nodes, and a
+    node's to its workers. So over all of them each shard is read exactly once, and which worker reads it
+    changes from epoch to epoch. A shard's address is its number among the expanded ``urls``.
+
+    Args:
+        urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), or several; see
+            ``mpwds.storage.streams.urls.expand_urls``.
+        shuffled: Whether each epoch has another order.
+        nodesplitter: Divides the shards among nodes: a stage, or a function that takes an iterator of shards
+            and yields some of them. ``None`` gives all to each node.
+        workersplitter: Divides a node's shards among its workers, likewise.
+
+    Raises:
+        ValueError: There are no shards.
+        TypeError: A splitter is neither a stage nor a function.
+
+    Example:
+        >>> [shard["url"] for _, shard in ShardList("x-{0..4}.tar").stream(Context(worker=1, workers=2))]
+        ['x-1.tar', 'x-3.tar']
+    """
+
+    def __init__(
+        self,
+        urls: Urls,
+        shuffled: bool = False,
+        nodesplitter: Split | None = split_by_node,
+        workersplitter: Split | None = split_by_worker,
+    ) -> None:
+        self._given = given_urls(urls)
+        self.shuffled = shuffled
+        self.nodesplitter = nodesplitter
+        self.workersplitter = workersplitter
+        self._splitters = [_as_splitter(each) for each in (nodesplitter, workersplitter) if each is not None]
+
+    @property
+    def urls(self) -> list[str]:
+        """The names of all shards, in the order given."""
+        return expand_urls(self._given)
+
+    def __str__(self) -> str:
+        given = options(
+            shuffled=(self.shuffled, False),
+            nodesplitter=(self.nodesplitter, split_by_node),
+            workersplitter=(self.workersplitter, split_by_worker),
+        )
+        return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        urls = self.urls
+        order = list(range(len(urls)))
+        if self.shuffled:
+            random.Random(f"shards/{context.seed or 0}/{context.epoch}").shuffle(order)
+        readers = context.world_size * context.workers
+        split = self.nodesplitter is split_by_node and self.workersplitter is split_by_worker
+        if split and readers > len(order) and context.rank == context.worker == 0:
+            warnings.warn(
+                f"{len(order)} shards for {readers} workers (of all ranks): a shard is read by one worker, "
+                "so some have nothing to do",
+                stacklevel=2,
+            )
+        stream: Stream[Any] = Shards(urls, order)
+        for splitter in self._splitters:
+            stream = splitter.stream(stream, context)
+        return stream
+
+
+class SimpleShardList(Beginning):
+    """Beginning of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
+
+    To divide them put ``split_by_node`` and ``split_by_worker`` behind it; ``ShardList`` does so itself.
+
+    Args:
+        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
+        seed: Determines the order, which is the same in every epoch; as they are given where ``None``. With
+            ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
+
+    Raises:
+        ValueError: There are no shards.
+
+    Source:
+        ``webdataset.shardlists.SimpleShardList``, where ``True`` gives each process an order of its own.
+
+    Example:
+        >>> list(SimpleShardList("x-{0..1}.tar"))
+        [{'url': 'x-0.tar'}, {'url': 'x-1.tar'}]
+    """
+
+    def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
+        self._given = given_urls(urls)
+        self.seed = seed
+
+    @property
+    def urls(self) -> list[str]:
+        """The names of all shards, in the order given."""
+        return expand_urls(self._given)
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f", seed={self.seed}"
+        return f"SimpleShardList({listed(self._given)}{seed})"
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        urls = self.urls
+        order = list(range(len(urls)))
+        if self.seed is True:
+            random.Random(f"shards/{context.seed or 0}/{context.epoch}").shuffle(order)
+        elif self.seed is not None:
+            random.Random(self.seed).shuffle(order)
+        return Shards(urls, order)
+
+
+class Shards:
+    """A stream of shards in a given order.
+
+    Args:
+        urls: All shards; an address is a shard's number among them.
+        order: The addresses to yield.
+
+    Example:
+        >>> list(Shards(["a.tar", "b.tar"], [1]))
+        [(1, {'url': 'b.tar'})]
+    """
+
+    def __init__(self, urls: Sequence[str], order: Sequence[int]) -> None:
+        self._urls = urls
+        self._order = order
+        self._cursor = 0
+
+    def __iter__(self) -> Shards:
+        return self
+
+    def __next__(self) -> tuple[Address, dict[str, Any]]:
+        if self._cursor >= len(self._order):
+            raise StopIteration
+        number = self._order[self._cursor]
+        self._cursor += 1
+        return number, {"url": self._urls[number]}
+
+    def fetch(self, address: Any) -> dict[str, Any]:
+        return {"url": self._urls[address]}
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        return Place(f"shard {self._urls[address]}", self._urls[address])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor = state["cursor"]
+
+
+def given_urls(urls: Urls) -> str | list[str]:
+    """Shards as they are kept: a pattern, which is short to send, or all names.
+
+    Raises:
+        ValueError: There are no shards.
+        TypeError: They are no strings, paths or iterable.
+
+    Example:
+        >>> given_urls("x-{0..9}.tar"), given_urls(iter(["a.tar"]))
+        ('x-{0..9}.tar', ['a.tar'])
+    """
+    names = expand_urls(urls)
+    pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
+    return pattern if pattern and "${" not in pattern else names
+
+
+def listed(urls: str | Sequence[str]) -> str:
+    """Shards as one would write them, a long list by its beginning.
+
+    Example:
+        >>> listed([f"{n}.tar" for n in range(100)])
+        "['0.tar', '1.tar', '2.tar', ... (100 shards)]"
+    """
+    if isinstance(urls, str):
+        return repr(urls)
+    more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
+    return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"
+
+
+def _as_splitter(splitter: Any) -> Stage:
+    if hasattr(splitter, "stream"):
+        stage: Stage = splitter
+        return stage
+    return Splitter(splitter)

@@ -1,0 +1,114 @@
+"""A user's own function that chooses among shards, as a stage that keeps their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.unaddressed import Unaddressed
+
+
+@dataclass(frozen=True)
+class Splitter(Filter):
+    """Stage that yields the shards that ``function(shards)`` yields, each under the address it came with.
+
+    For functions such as webdataset's ``split_by_node``, which yield some of the dicts that they take. A
+    shard is known again by its dict, or by its URL where the function makes another dict; a URL that did not
+    come in has itself for an address. So what reads the shards stays addressable, as it does not behind other
+    generator functions. A restored stream runs the function again: it is expected to yield the same.
+
+    Args:
+        function: Takes an iterator of shards, ``{"url": ...}``, and returns an iterator of shards.
+
+    Raises:
+        TypeError: ``function`` cannot be called.
+
+    Example:
+        >>> def every_other(shards):
+        ...     return islice(shards, 0, None, 2)
+        >>> [shard["url"] for shard in Splitter(every_other)([{"url": "a"}, {"url": "b"}, {"url": "c"}])]
+        ['a', 'c']
+    """
+
+    function: Callable[[Iterator[Any]], Iterator[Any]]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a splitter is a function of an iterator of shards, got {self.function!r}")
+
+    def __str__(self) -> str:
+        return arguments(self.function)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Chosen(self, source, context)
+
+
+class _Chosen(Derived[Any]):
+    def __init__(self, stage: Splitter, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._stage = stage
+        self._context = context
+        try:
+            self._source_at_start = source.state_dict()
+        except LookupError:  # it has no state, so neither has this
+            self._source_at_start = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
+        self._addresses: dict[int | str, Address] = {}
+        self._chosen = Unaddressed(lambda: self._stage.function(self._shards()), self._stage, self._context)
+        self._count = 0
+
+    def _shards(self) -> Iterator[Any]:
+        for address, shard in self._source:
+            self._taken.append(shard)
+            self._addresses[id(shard)] = address
+            self._addresses.setdefault(_url(shard), address)
+            yield shard
+
+    def __next__(self) -> tuple[Address, Any]:
+        _, shard = next(self._chosen)
+        self._count += 1
+        address = self._addresses.get(id(shard))
+        if address is None:
+            url = _url(shard)
+            address = self._addresses.get(url, url)
+        return address, shard
+
+    def fetch(self, address: Any) -> Any:
+        return {"url": address} if isinstance(address, str) else self._source.fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        if isinstance(address, str):
+            return Place(f"shard {address}", address)
+        return self._source.describe(address, element)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._source_at_start:
+            self._source.state_dict()  # raises, naming what has none
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(self._source_at_start)
+        self._begin()
+        self._count = sum(1 for _ in islice(self._chosen, state["count"]))
+        if self._count < state["count"]:
+            raise RuntimeError(
+                f"{self._stage} chose {self._count} shards, {state['count']} were to be skipped: it chooses "
+                "others each time it runs, so the pipeline cannot be restored"
+            )
+
+
+def _url(shard: Any) -> str:
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if not isinstance(url, str):
+        raise TypeError(f'a splitter yields shards, {{"url": "x.tar"}}, got {shard!r}')
+    return url

@@ -1,0 +1,101 @@
+"""Gather elements into batches of a limited size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stages.batches import CollationFunction, check_collation_fn
+from mpwds.pipeline.stages.bins import Bin, Binned, check_sizes
+from mpwds.pipeline.stream import Stream
+
+
+def size_in_bytes(element: Any) -> int:
+    """Bytes of an element's data: what ``batched(max_bytes=...)`` counts.
+
+    Args:
+        element: Arrays and tensors count with their data, strings and bytes with their lengths, a dict, list
+            or tuple with what it holds, other objects with the memory that they say to take.
+
+    Example:
+        >>> import numpy as np
+        >>> size_in_bytes({"__key__": "a", "image": np.zeros((3, 4), np.float32)})
+        49
+    """
+    size = getattr(element, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(element, (bytes, bytearray, str)):
+        return len(element)
+    if isinstance(element, dict):
+        return sum(map(size_in_bytes, element.values()))
+    if isinstance(element, (list, tuple)):
+        return sum(map(size_in_bytes, element))
+    return sys.getsizeof(element)
+
+
+@dataclass(frozen=True)
+class BatchedBySize(Filter):
+    """Stage that yields as many successive elements as one batch as keep within a total size.
+
+    A batch is passed on when the next element does not fit any more, and that begins the next one. An element
+    that by itself is above the limit becomes a batch of its own; the first such gives a warning.
+
+    Args:
+        by: Measures an element: a number, not below 0.
+        max_total: The most that the measures of a batch's elements may come to.
+        batchsize: The most elements that a batch may have; ``None`` for as many as fit.
+        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list.
+        partial: Whether what remains at the end makes a batch; else it is dropped.
+        include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
+        handler: What to do about an element that cannot be measured, which is left out when it goes on, or a
+            batch that cannot be made; raises by default.
+
+    Raises:
+        ValueError: ``max_total`` or ``batchsize`` is not above 0; or, while iterating, ``by`` gives no size.
+        TypeError: One is no number, or a function cannot be called.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> collect(BatchedBySize(len, 4, collation_fn=None), ["ab", "cd", "efg", "h"])
+        [['ab', 'cd'], ['efg', 'h']]
+    """
+
+    by: Callable[[Any], float]
+    max_total: float
+    batchsize: int | None = None
+    collation_fn: CollationFunction | None = default_collation_fn
+    partial: bool = True
+    include_padding: bool = False
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        check_sizes("batched", self.by, self.max_total, (self.batchsize,))
+        check_collation_fn("batched", self.collation_fn)
+        check_handler("batched", self.handler)
+
+    def __str__(self) -> str:
+        count = [] if self.batchsize is None else [self.batchsize]
+        limit: dict[str, object] = {"by": self.by, "max_total": self.max_total}
+        if self.by is size_in_bytes:
+            limit = {"max_bytes": self.max_total}
+        more = options(
+            collation_fn=(self.collation_fn, default_collation_fn),
+            partial=(self.partial, True),
+            include_padding=(self.include_padding, False),
+            handler=(self.handler, reraise_exception),
+        )
+        return f"batched({arguments(*count, **limit, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        only = Bin(self.batchsize, self.max_total, self.include_padding)
+        call = unseeded if self.by is size_in_bytes else seeded(context)
+        return Binned(source, self, [only], lambda size: 0, call, context)

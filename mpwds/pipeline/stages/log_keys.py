@@ -1,0 +1,90 @@
+"""Write down the keys of what passes through."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.stages.map import key_of
+from mpwds.pipeline.stream import Address, Derived, Stream
+
+
+def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
+    """Stage that appends the key of each sample to a file and passes the sample on.
+
+    Args:
+        logfile: The file; ``None`` and ``""`` write nothing.
+
+    Source:
+        ``webdataset.filters.log_keys``.
+
+    Example:
+        >>> log_keys("keys.tsv")
+        LogKeys(logfile='keys.tsv')
+    """
+    return LogKeys(None if logfile is None else os.fspath(logfile))
+
+
+@dataclass(frozen=True)
+class LogKeys(Filter):
+    """Stage that appends a line to ``logfile`` for each sample: which one it was, and who read it.
+
+    A line is ``position <tab> worker <tab> rank <tab> key``, positions being counted per worker and epoch
+    from 0; ``None`` stands for a key that the element does not have. Workers may share the file: a
+    line is written at once, whole, at its end.
+
+    Args:
+        logfile: The file, made where it is not there; ``None`` and ``""`` write nothing.
+
+    Raises:
+        OSError: While iterating, the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from mpwds.pipeline.stream import collect
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logfile = pathlib.Path(folder, "keys.tsv")
+        ...     _ = collect(LogKeys(str(logfile)), [{"__key__": "a"}, {"__key__": "b"}])
+        ...     logfile.read_text()
+        '0\\t0\\t0\\ta\\n1\\t0\\t0\\tb\\n'
+    """
+
+    logfile: str | None = None
+
+    def __str__(self) -> str:
+        return f"log_keys({arguments(*([self.logfile] if self.logfile else []))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Logged(self.logfile, source, context) if self.logfile else source
+
+
+class _Logged(Derived[Any]):
+    def __init__(self, logfile: str, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._logfile = logfile
+        self._reader = f"{context.worker}\t{context.rank}"
+        self._count = 0
+        self._descriptor: int | None = None
+
+    def __next__(self) -> tuple[Address, Any]:
+        item: tuple[Address, Any] = self._next()
+        if self._descriptor is None:
+            self._descriptor = os.open(
+                self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+            weakref.finalize(self, os.close, self._descriptor)
+        os.write(self._descriptor, f"{self._count}\t{self._reader}\t{key_of(item[1])}\n".encode())
+        self._count += 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._count = state["count"]

@@ -1,0 +1,96 @@
+"""Rename fields of dict samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.applied import Applied
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.stages.fields import alternatives, check_sample, missing
+from mpwds.pipeline.stream import Stream
+
+
+def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: str | Iterable[str]) -> Rename:
+    """Stage that renames fields of dict samples.
+
+    Args:
+        handler: What to do about a sample that lacks a field; raises by default.
+        keep: Whether the sample's other fields stay; else it has the renamed ones only, without ``__key__``.
+        fields: New name to old one; ``image="png;jpg"`` takes the first of these that is there and
+            drops the others.
+
+    Raises:
+        ValueError: An old name is no field's; or, while iterating, a sample lacks a field.
+
+    Source:
+        ``webdataset.filters.rename``.
+
+    Example:
+        >>> list(rename(image="png;jpg", keep=False)([{"__key__": "a", "jpg": b"..", "cls": 7}]))
+        [{'image': b'..'}]
+    """
+    return Rename(fields, keep, handler)
+
+
+@dataclass(frozen=True)
+class Rename(Filter):
+    """Stage that renames fields of dict samples. Those renamed come last, and go before those of their name.
+
+    Args:
+        fields: New name to the old one, or to alternatives (``"png;jpg"`` or a list), of which the first that
+            a sample has is taken; the others are dropped.
+        keep: Whether the sample's other fields stay.
+        handler: What to do about a sample that lacks a field; raises by default.
+
+    Raises:
+        ValueError: An old name is no field's; or, while iterating, a sample lacks a field.
+        TypeError: An old name is no name; or, while iterating, a sample is no dict.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> collect(Rename({"image": "png;jpg"}), [{"__key__": "a", "jpg": b"..", "cls": 7}])
+        [{'__key__': 'a', 'cls': 7, 'image': b'..'}]
+    """
+
+    fields: dict[str, str | Iterable[str]]
+    keep: bool = True
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        check_handler("rename", self.handler)
+        self._renaming()
+
+    def __str__(self) -> str:
+        more = options(keep=(self.keep, True), handler=(self.handler, reraise_exception))
+        return f"rename({arguments(**self.fields, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._renaming(), handler=self.handler)
+
+    def _renaming(self) -> _Renaming:
+        return _Renaming({new: alternatives(old) for new, old in self.fields.items()}, self.keep)
+
+
+class _Renaming:
+    def __init__(self, fields: dict[str, tuple[str, ...]], keep: bool) -> None:
+        self._fields = fields
+        self._keep = keep
+        self._replaced = frozenset(old for names in fields.values() for old in names)
+
+    def __call__(self, sample: Any) -> dict[str, Any]:
+        check_sample("rename", sample)
+        replaced = self._replaced
+        kept = {name: value for name, value in sample.items() if name not in replaced} if self._keep else {}
+        for new, names in self._fields.items():
+            for name in names:
+                if name in sample:
+                    kept[new] = sample[name]
+                    break
+            else:
+                raise ValueError(f"rename: {missing(sample, names)}")
+        return kept

@@ -1,0 +1,151 @@
+"""Shuffle a stream through a bounded buffer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
+
+
+def shuffle(
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: random.Random | None = None,
+    seed: int | None = None,
+    handler: object = None,
+) -> Shuffle:
+    """Stage that yields the elements in random order, through a buffer.
+
+    Args:
+        bufsize: Elements held; below 2, the order stays as it is.
+        initial: Elements to take in before the first is yielded; at most ``bufsize``.
+        rng: Random generator that gives the seed.
+        seed: Determines the order, with epoch, worker and position in the pipeline; the dataset's by default.
+        handler: Without effect, since nothing can fail; webdataset's signature has it.
+
+    Raises:
+        ValueError: Both ``rng`` and ``seed`` are given.
+
+    Example:
+        >>> sorted(shuffle(4)(range(6)))
+        [0, 1, 2, 3, 4, 5]
+    """
+    if rng is not None:
+        if seed is not None:
+            raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
+        seed = rng.getrandbits(32)
+    size = max(bufsize, 1)
+    return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
+
+
+@dataclass(frozen=True)
+class Shuffle(Filter):
+    """Stage that yields its source's elements in random order.
+
+    Holds up to ``size`` elements and yields one of them at random for each it takes in, so an
+    element is displaced by about ``size`` places: shuffle shards as well (``shardshuffle=True``)
+    for more than local disorder. Put it before ``decode``: the buffer then holds compressed bytes.
+    Every epoch and every worker has its own order.
+
+    Args:
+        size: Elements held. 1 keeps the source's order.
+        initial: Elements to take in before the first is yielded (from then on two for each that is
+            yielded, up to ``size``); fewer start sooner and mix less. 100 by default, or ``size``
+            where that is less.
+        seed: With epoch, worker and position in the pipeline, determines the order; the dataset's by
+            default.
+
+    Raises:
+        ValueError: ``size`` is below 1, or ``initial`` is not from 1 to ``size``.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> sorted(collect(Shuffle(size=4, seed=1), range(6)))
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    size: int
+    initial: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"shuffle: size must be at least 1, got {self.size}")
+        if self.initial is not None and not 1 <= self.initial <= self.size:
+            raise ValueError(f"shuffle: initial must be from 1 to size ({self.size}), got {self.initial}")
+
+    def __str__(self) -> str:
+        options = {"initial": self.initial, "seed": self.seed}
+        return f"shuffle({arguments(self.size, **{k: v for k, v in options.items() if v is not None})})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        seed = self.seed if self.seed is not None else context.seed or 0
+        place = (seed, context.epoch, context.rank, context.worker, context.stage)
+        return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
+
+
+class Buffered(Derived[Any]):
+    """Base of the streams that yield a random one of the elements they hold.
+
+    Args:
+        source: Stream that gives the elements.
+        rng: Random generator that picks; part of the state.
+    """
+
+    def __init__(self, source: Stream[Any], rng: random.Random) -> None:
+        super().__init__(source)
+        self._rng = rng
+        self._held: list[tuple[Address, Any]] = []
+
+    def _take(self, pick: int) -> tuple[Address, Any]:
+        held = self._held
+        held[pick], held[-1] = held[-1], held[pick]
+        return held.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = self._rng.getstate()
+        return {
+            **super().state_dict(),
+            "rng": [version, list(words), gauss],
+            "held": [address for address, _ in self._held],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        version, words, gauss = state["rng"]
+        self._rng.setstate((version, tuple(words), gauss))
+        self._held = fetch_held(self._source, state["held"])
+
+
+class _Shuffled(Buffered):
+    def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
+        super().__init__(source, rng)
+        self._size = stage.size
+        self._initial = min(100, stage.size) if stage.initial is None else stage.initial
+        self._draw = rng.random
+        self._started = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        held = self._held
+        target = min(len(held) + 2, self._size) if self._started else self._initial
+        try:
+            for _ in range(target - len(held)):
+                held.append(self._next())
+        except StopIteration:
+            pass
+        self._started = True
+        if not held:
+            raise StopIteration
+        return self._take(int(self._draw() * len(held)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "started": self._started}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._started = state["started"]

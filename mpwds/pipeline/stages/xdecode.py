@@ -1,0 +1,207 @@
+"""Decode the fields of dict samples by patterns of their names, from streams."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.applied import Applied
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.decoding.pickles import unpickle_loads
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stages.fields import check_sample
+from mpwds.pipeline.stream import Stream
+
+StreamDecoder = Callable[[Any], Any] | Literal[False]
+"""Function of a file object that holds the field's bytes; ``False`` leaves the field as it is."""
+
+_NAMES_KEPT = 1000  # field names are data: there may be a new one in each sample
+
+
+def decode_bin(stream: Any) -> Any:
+    """All bytes of a file object.
+
+    Example:
+        >>> decode_bin(io.BytesIO(b"abc"))
+        b'abc'
+    """
+    return stream.read()
+
+
+def decode_text(stream: Any) -> str:
+    """The text in UTF-8 that a file object holds.
+
+    Example:
+        >>> decode_text(io.BytesIO(b"abc"))
+        'abc'
+    """
+    return str(stream.read(), "utf-8")
+
+
+def decode_pickle(stream: Any, allow_pickle: bool = False) -> Any:
+    """The object whose pickle a file object holds.
+
+    Args:
+        stream: The file object.
+        allow_pickle: Whether to do it at all: whoever wrote the pickle can have any code run.
+
+    Raises:
+        DecodeError: It is not allowed.
+
+    Example:
+        >>> import pickle
+        >>> decode_pickle(io.BytesIO(pickle.dumps([1, 2])), allow_pickle=True)
+        [1, 2]
+    """
+    return unpickle_loads(stream.read(), allow_pickle)
+
+
+default_decoders: list[tuple[str, StreamDecoder]] = [
+    ("*.bin", decode_bin),
+    ("*.txt", decode_text),
+    ("*.pyd", decode_pickle),
+]
+"""What ``xdecode`` knows of itself."""
+
+
+def xdecode(
+    *decoders: tuple[str, StreamDecoder],
+    must_decode: bool = True,
+    defaults: Iterable[tuple[str, StreamDecoder]] = default_decoders,
+    allow_pickle: bool = False,
+    handler: Handler = reraise_exception,
+    **more: StreamDecoder,
+) -> XDecode:
+    """Stage that decodes the fields of dict samples by patterns of their names.
+
+    Args:
+        decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False`` in
+            place of the function leaves the field as it is.
+        must_decode: Whether a field that no pattern matches is an error; else it stays as it is.
+        defaults: The pairs that come before them.
+        allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.
+        handler: What to do about a sample that cannot be decoded; raises by default.
+        more: Extension to function: ``json=json.load``.
+
+    Raises:
+        TypeError: A pair is none, or a function cannot be called.
+
+    Source:
+        ``webdataset.filters.xdecode``.
+
+    Example:
+        >>> import json
+        >>> list(xdecode(json=json.load)([{"__key__": "a", "txt": b"abc", "meta.json": b"[1]"}]))
+        [{'__key__': 'a', 'txt': 'abc', 'meta.json': [1]}]
+    """
+    by_extension = [(f"*.{extension}", decoder) for extension, decoder in more.items()]
+    return XDecode((*decoders, *by_extension), must_decode, tuple(defaults), allow_pickle, handler)
+
+
+@dataclass(frozen=True)
+class XDecode(Filter):
+    """Stage that decodes each field of a dict sample by the last pattern that matches its name.
+
+    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match a field's name in lower case from
+    its last slash on, with or without a dot before it. Fields whose names begin with ``__`` stay as they are.
+
+    Args:
+        decoders: Pairs of a pattern and a function of a file object, or ``False`` to leave the field as it
+            is. A field that holds no bytes is given to the function as it is.
+        must_decode: Whether a field that no pattern matches is an error; else it stays as it is.
+        defaults: The pairs that come before them.
+        allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.
+        handler: What to do about a sample that cannot be decoded; raises by default.
+
+    Raises:
+        DecodeError: While iterating, a field cannot be decoded; what its function raised is the cause.
+        TypeError: A pair is none, or a function cannot be called; or, while iterating, a sample is no dict.
+
+    Example:
+        >>> from mpwds.pipeline.stream import collect
+        >>> collect(XDecode((("*.up", lambda stream: stream.read().upper()),)), [{"up": b"abc", "bin": b"d"}])
+        [{'up': b'ABC', 'bin': b'd'}]
+    """
+
+    decoders: tuple[tuple[str, StreamDecoder], ...]
+    must_decode: bool = True
+    defaults: tuple[tuple[str, StreamDecoder], ...] = tuple(default_decoders)
+    allow_pickle: bool = False
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        for pair in (*self.defaults, *self.decoders):
+            _check(pair)
+        check_handler("xdecode", self.handler)
+
+    def __str__(self) -> str:
+        more = options(
+            must_decode=(self.must_decode, True),
+            allow_pickle=(self.allow_pickle, False),
+            handler=(self.handler, reraise_exception),
+        )
+        return f"xdecode({arguments(*self.decoders, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, _Decoding(self), seeded(context), self.handler)
+
+
+class _Decoding:
+    def __init__(self, stage: XDecode) -> None:
+        self._decoders = (*stage.defaults, *stage.decoders)[::-1]
+        self._must_decode = stage.must_decode
+        self._allow_pickle = stage.allow_pickle
+        self._decoder = functools.lru_cache(_NAMES_KEPT)(self._find_decoder)
+
+    def __call__(self, sample: Any) -> dict[str, Any]:
+        check_sample("xdecode", sample)
+        decoded = {}
+        for field, data in sample.items():
+            try:
+                decoded[field] = self._decoded(field, data)
+            except ImportError:  # concerns every sample alike, so it must not be skipped as a bad one
+                raise
+            except Exception as error:
+                raise _decode_error(field, sample, error) from error
+        return decoded
+
+    def _decoded(self, field: str, data: Any) -> Any:
+        decoder = self._decoder(field)
+        if decoder is None and self._must_decode:
+            raise DecodeError("no pattern matches its name; must_decode=False leaves such fields as they are")
+        if decoder is None or decoder is False:
+            return data
+        return decoder(io.BytesIO(data) if isinstance(data, (bytes, memoryview)) else data)
+
+    def _find_decoder(self, field: str) -> StreamDecoder | None:
+        base = field.rpartition("/")[2].lower()
+        if field.startswith("__") or base.startswith("__"):
+            return False
+        for pattern, decoder in self._decoders:
+            if fnmatchcase(base, pattern) or fnmatchcase("." + base, pattern):
+                if decoder is decode_pickle:
+                    return functools.partial(decode_pickle, allow_pickle=self._allow_pickle)
+                return decoder
+        return None
+
+
+def _check(pair: Any) -> None:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+        raise TypeError(f"xdecode: expected a pair of a pattern and a function, got {pair!r}")
+    if pair[1] is not False and not callable(pair[1]):
+        raise TypeError(f"xdecode: expected a function or False for {pair[0]!r}, got {pair[1]!r}")
+
+
+def _decode_error(field: str, sample: dict[str, Any], error: Exception) -> DecodeError:
+    reason = str(error) if isinstance(error, DecodeError) else f"{type(error).__name__}: {error}"
+    return DecodeError(
+        f"field {field!r} cannot be decoded: {reason}", sample.get("__key__"), sample.get("__url__"), field
+    )

@@ -1,0 +1,176 @@
+"""Read files of CBOR items or MessagePack messages, one behind the other."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
+
+from mpwds.errors import ShardError
+
+RECORD_LIMIT_BYTES = 256 * 1024 * 1024
+"""Size of the largest record that is not taken for damage, by default."""
+
+_PIECE_BYTES = 256 * 1024
+
+Record = tuple[int, "int | None", Any]
+
+
+def read_msgpack_records(
+    stream: BinaryIO, url: str, offset: int = 0, limit: int = RECORD_LIMIT_BYTES
+) -> Iterator[Record]:
+    """Yields the messages of a stream.
+
+    Args:
+        stream: The bytes from ``offset`` on.
+        url: What errors call it.
+        offset: Position of the stream's first byte in the file, where a message begins.
+        limit: Bytes of the largest message.
+
+    Yields:
+        A message's offset, that of the next one (``None`` for the last), and the message.
+
+    Raises:
+        ShardError: The file is damaged, or ends inside a message; members before have been yielded.
+
+    Source:
+        https://github.com/msgpack/msgpack/blob/master/spec.md
+
+    Example:
+        >>> import io, msgpack
+        >>> list(read_msgpack_records(io.BytesIO(msgpack.packb("a") + msgpack.packb([1, 2])), "x"))
+        [(0, 2, 'a'), (2, None, [1, 2])]
+    """
+    import msgpack
+
+    source = _Source(stream)
+    size = max(limit, _PIECE_BYTES)
+    unpacker = msgpack.Unpacker(source, read_size=_PIECE_BYTES, max_buffer_size=size, strict_map_key=False)
+    errors = ValueError, msgpack.UnpackException
+    return _records(source, unpacker.unpack, unpacker.tell, errors, msgpack.OutOfData, url, offset)
+
+
+def read_cbor_records(
+    stream: BinaryIO, url: str, offset: int = 0, limit: int = RECORD_LIMIT_BYTES
+) -> Iterator[Record]:
+    """Yields the items of a stream: a CBOR sequence.
+
+    Args:
+        stream: The bytes from ``offset`` on.
+        url: What errors call it.
+        offset: Position of the stream's first byte in the file, where an item begins.
+        limit: Bytes of the largest item.
+
+    Yields:
+        An item's offset, that of the next one (``None`` for the last), and the item.
+
+    Raises:
+        ShardError: The file is damaged, or ends inside an item; items before have been yielded.
+        ImportError: cbor2 is missing.
+
+    Source:
+        RFC 8742, Concise Binary Object Representation (CBOR) Sequences.
+
+    Example:
+        >>> import cbor2, io
+        >>> list(read_cbor_records(io.BytesIO(cbor2.dumps("a") + cbor2.dumps([1, 2])), "x"))
+        [(0, 2, 'a'), (2, None, [1, 2])]
+    """
+    try:
+        import cbor2
+    except ImportError as error:
+        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
+    source = _Source(stream, limit)
+    file = cast(BinaryIO, source)
+    try:
+        decoder = cbor2.CBORDecoder(file, read_size=1)  # no bytes beyond the item
+    except TypeError:  # before 5.8 it never took more
+        decoder = cbor2.CBORDecoder(file)
+
+    def load() -> Any:
+        source.begin_record()
+        return decoder.decode()
+
+    errors = ValueError, cbor2.CBORDecodeError, _TooLarge
+    return _records(source, load, lambda: source.taken, errors, cbor2.CBORDecodeEOF, url, offset)
+
+
+def _records(
+    source: _Source,
+    load: Callable[[], Any],
+    position: Callable[[], int],
+    errors: tuple[type[Exception], ...],
+    broken_off: type[Exception],
+    url: str,
+    offset: int,
+) -> Iterator[Record]:
+    start = 0
+    while not (source.taken == start and source.at_end()):
+        try:
+            record = load()
+        except errors as error:
+            where = f"the record at offset {offset + start} of {url}"
+            if isinstance(error, broken_off):
+                raise ShardError(f"{where} is truncated: the file ends in it") from error
+            raise ShardError(f"{where} is damaged or too large: {type(error).__name__}: {error}") from error
+        end = position()
+        is_last = source.taken == end and source.at_end()
+        yield offset + start, None if is_last else offset + end, record
+        start = end
+
+
+class _TooLarge(Exception):
+    """A record has more bytes than the limit."""
+
+
+class _Source(io.RawIOBase):
+    """A stream as decoders want it: counts what was taken, and knows its end before it is reached.
+
+    Args:
+        stream: The stream. It may give fewer bytes than it is asked for.
+        limit: Bytes that a record may take.
+    """
+
+    def __init__(self, stream: BinaryIO, limit: int | None = None) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._bytes = b""
+        self._start = 0  # of what is left of them
+        self._may_take = limit
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def begin_record(self) -> None:
+        """The next bytes are a record's first."""
+        self._may_take = self._limit
+
+    def at_end(self) -> bool:
+        """Whether all bytes have been taken."""
+        if self._start == len(self._bytes):
+            self._bytes, self._start = self._stream.read(_PIECE_BYTES), 0
+        return not self._bytes
+
+    def read(self, size: int = -1) -> bytes:
+        if self._may_take is not None:
+            self._may_take -= size
+            if self._may_take < 0:
+                raise _TooLarge(f"it has more than {self._limit} bytes")
+        end = self._start + size
+        piece = self._bytes[self._start : end]
+        if len(piece) == size:
+            self._start = end
+            self.taken += size
+            return piece
+        pieces = [piece]
+        self._start = len(self._bytes)
+        missing = size - len(piece)
+        while missing and not self.at_end():
+            piece = self._bytes[:missing]
+            self._start = len(piece)
+            missing -= len(piece)
+            pieces.append(piece)
+        data = b"".join(pieces)
+        self.taken += len(data)
+        return data

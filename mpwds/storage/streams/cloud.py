@@ -1,0 +1,328 @@
+"""Byte streams from and to cloud storage, by obstore."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.aws_profile import profile_settings
+from mpwds.storage.streams.pipes import open_command
+from mpwds.storage.streams.resuming import Version, open_resuming
+from mpwds.storage.streams.retries import Interrupted, Retries
+from mpwds.storage.streams.uploads import SpooledUpload, Upload
+from mpwds.storage.streams.urls import without_credentials
+
+_CHUNK_BYTES = 1024 * 1024
+_CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+# obstore's threads do not survive a fork: a call in the child would wait for ever.
+_used_by_pid: int | None = None
+
+
+def open_cloud(
+    url: str,
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    offset: int = 0,
+    config: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    retries: Retries | None = None,
+) -> BinaryIO:
+    """A stream from an object in cloud storage, or to one: Amazon S3 and its like, Google, Azure, R2.
+
+    Credentials and settings come from the environment, under the names of obstore's documentation
+    (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_SKIP_SIGNATURE=true`` for public buckets,
+    ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), from the machine's role, or
+    for S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL``
+    or the account ``R2_ACCOUNT_ID``.
+
+    *Reading* streams one request with bounded memory, and goes on where it broke off, as
+    ``open_http`` of ``mpwds.storage.streams.http_streams`` does. *Writing* collects in a temporary file, and
+    sends all at ``close``; where a ``with`` block fails, and at ``discard``, nothing is sent.
+
+    In a fork of a process that used cloud storage (a worker of ``torch.utils.data.DataLoader``) the library
+    does not work: there a fresh interpreter reads the object and pipes it here, and writing is an error.
+
+    Args:
+        url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
+        mode: ``"rb"`` or ``"wb"``.
+        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        offset: The byte at which to start reading.
+        config: Settings of obstore's store (``{"region": "eu-west-1"}``), before the environment's.
+        timeout_s: How long the storage may be silent, in seconds.
+        retries: How often to try.
+
+    Raises:
+        ImportError: obstore is not installed.
+        ValueError: The URL names no object.
+        StreamNotFound: There is no such object.
+        StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
+    """
+    _obstore()  # a missing package is told before anything else
+    shown = without_credentials(url)
+    _split(url)
+    if _used_by_pid not in (None, os.getpid()):
+        return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
+    tries = retries or Retries()
+    if mode[0] == "r":
+        return open_resuming(_CloudSource(url, shown, config, timeout_s, tries), offset, tries, bufsize)
+
+    def put(upload: Upload) -> None:
+        store, path = _store(url, config, timeout_s, tries)
+        try:
+            _obstore().put(store, path, upload.file)
+        except _obstore_errors() as error:
+            raise _translated(error, shown, "written", None) from error
+
+    return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
+
+
+class _CloudSource:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        config: Mapping[str, Any] | None,
+        timeout_s: float,
+        retries: Retries,
+    ) -> None:
+        self.name = name
+        self._url = url
+        self._config = config
+        self._timeout_s = timeout_s
+        self._retries = retries
+
+    def open(self, position: int, version: Version | None) -> _CloudBody:
+        if _used_by_pid not in (None, os.getpid()):
+            raise StreamError(
+                f"{self.name}: the stream was opened before this process was forked, and cannot be read "
+                "on in the "
+                "fork; open it here, or start processes with 'spawn'",
+                self.name,
+                position,
+            )
+        store, path = _store(self._url, self._config, self._timeout_s, self._retries)
+        options: dict[str, Any] = {"range": {"offset": position}} if position else {}
+        if version is not None and version.etag is not None:
+            options["if_match"] = version.etag
+        try:
+            result = _obstore().get(store, path, options=options)
+            return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, _version(result.meta))
+        except _obstore_errors() as error:
+            if position and self._ends_at(position, store, path):
+                return _CloudBody(iter(()), position, Version(size=position))
+            raise _translated(error, self.name, "read", position) from error
+
+    def _ends_at(self, position: int, store: object, path: str) -> bool:
+        """Whether a request failed only because the rest that it asked for is empty."""
+        try:
+            size = _obstore().head(store, path)["size"]
+        except _obstore_errors():
+            return False
+        if size < position:
+            raise StreamError(
+                f"{self.name}: byte {position} is to be read, but it has only {size} bytes: it is shorter "
+                "than it "
+                "was, or this is not the file that the position is of",
+                self.name,
+                position,
+            )
+        return bool(size == position)
+
+
+class _CloudBody:
+    """What one request for an object brings."""
+
+    def __init__(self, chunks: Iterator[Any], start: int, version: Version) -> None:
+        self.start = start
+        self.version = version
+        self._chunks = chunks
+        self._chunk = memoryview(b"")
+        self._pid = os.getpid()
+
+    def readinto(self, buffer: memoryview) -> int:
+        if not self._chunk:
+            try:
+                self._chunk = memoryview(next(self._chunks, b""))
+            except _obstore_errors() as error:
+                raise Interrupted(f"the connection broke ({_first_line(error)})") from error
+        count = min(len(buffer), len(self._chunk))
+        buffer[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            _left_to_the_parent.append(self._chunks)
+        self._chunks = iter(())
+        self._chunk = memoryview(b"")
+
+
+_left_to_the_parent: list[object] = []  # obstore's objects must not be freed in a fork
+
+
+def copy_to_output() -> None:
+    """The fresh interpreter's part: copies an object (arguments: URL, offset) to standard output."""
+    url, offset = sys.argv[1:]
+    config = json.loads(os.environ.pop(_CONFIG_VARIABLE))
+    try:
+        with open_cloud(url, offset=int(offset), config=config) as stream:
+            while block := stream.read(_CHUNK_BYTES):
+                sys.stdout.buffer.write(block)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os._exit(0)  # nobody reads on
+    except Exception as error:
+        sys.exit(str(error))
+
+
+def _open_by_fresh_interpreter(
+    url: str, shown: str, mode: str, bufsize: int, offset: int, config: Mapping[str, Any] | None
+) -> BinaryIO:
+    if mode[0] != "r":
+        raise StreamError(
+            f"{shown}: cannot be written in this process: it was forked from one that used cloud storage, "
+            "and the "
+            "library's threads do not survive that; start processes with 'spawn'",
+            shown,
+        )
+    program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
+    environment = {
+        _CONFIG_VARIABLE: json.dumps(dict(config or {})),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    arguments = [sys.executable, "-c", program, url, str(offset)]
+    return open_command(arguments, shown, mode, bufsize, environment)
+
+
+def _obstore() -> ModuleType:
+    try:
+        import obstore
+    except ImportError as error:
+        raise ImportError(
+            "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
+            "program "
+            "('pipe:aws s3 cp s3://... -')"
+        ) from error
+    return obstore
+
+
+def _obstore_errors() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import BaseError
+
+    return BaseError, OSError
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The bucket's URL and the object's name, as it is written: such names are not escaped."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    if not bucket or not path:
+        raise ValueError(f"{without_credentials(url)!r} names no object: write {scheme}://BUCKET/NAME")
+    return f"{scheme.lower()}://{bucket}", path
+
+
+def _store(
+    url: str, config: Mapping[str, Any] | None, timeout_s: float, retries: Retries
+) -> tuple[object, str]:
+    global _used_by_pid
+    bucket, path = _split(url)
+    settings = _settings(bucket, dict(config or {}))
+    if bucket.startswith("r2://"):
+        bucket = "s3" + bucket[2:]
+    _used_by_pid = os.getpid()
+    # Part of the key is what the environment says, which may change while the process runs.
+    environment = json.dumps(
+        sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    )
+    return _make_store(bucket, json.dumps(settings), timeout_s, retries, environment), path
+
+
+@functools.lru_cache(maxsize=32)
+def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, environment: str) -> object:
+    from obstore.store import from_url
+
+    config = json.loads(settings)
+    endpoints = [config.get("endpoint", ""), *(os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)]
+    # The library's own limit is 30 s for a whole download, and a training loop takes its time over a shard.
+    client = {
+        "timeout": timedelta(days=7),
+        "connect_timeout": timedelta(seconds=30),
+        "read_timeout": timedelta(seconds=timeout_s),
+        "allow_http": any(endpoint.startswith("http://") for endpoint in endpoints),
+    }
+    first_s = max(retries.first_s, 0.001)  # the library panics when a pause can only have one length
+    retry = {
+        "max_retries": retries.tries - 1,
+        "retry_timeout": timedelta(minutes=3),
+        "backoff": {
+            "init_backoff": timedelta(seconds=first_s),
+            "max_backoff": timedelta(seconds=max(retries.longest_s, 2 * first_s)),
+            "base": 2,
+        },
+    }
+    return cast(Any, from_url)(bucket, config=config, client_options=client, retry_config=retry)
+
+
+def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
+    scheme = urlsplit(bucket).scheme
+    if scheme not in ("s3", "s3a", "r2"):
+        return config
+    settings = {**profile_settings(), **config}
+    if scheme == "r2":
+        settings.setdefault("region", "auto")
+        account = os.environ.get("R2_ACCOUNT_ID")
+        if "endpoint" not in settings and not any(map(os.environ.get, _ENDPOINT_VARIABLES)):
+            if not account:
+                raise ValueError(
+                    f"{bucket}: set R2_ACCOUNT_ID, or "
+                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in "
+                    "the environment"
+                )
+            settings["endpoint"] = f"https://{account}.r2.cloudflarestorage.com"
+    return settings
+
+
+def _version(meta: Mapping[str, Any]) -> Version:
+    etag = meta["e_tag"]
+    return Version(
+        etag if etag and not etag.startswith("W/") else None, str(meta["last_modified"]), meta["size"]
+    )
+
+
+def _translated(error: Exception, name: str, done: str, position: int | None) -> Exception:
+    from obstore import exceptions
+
+    reason = _first_line(error)
+    if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
+        return StreamNotFound(f"{name}: there is no such object ({reason})", name, position)
+    if isinstance(error, exceptions.PreconditionError):
+        return StreamError(
+            f"{name}: it changed while it was read: the connection broke at byte {position}, and now it "
+            "is another "
+            "version; read it again from its beginning, and do not write over shards that are in use",
+            name,
+            position,
+        )
+    hint = ""
+    if isinstance(
+        error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+    ):
+        hint = "; check the credentials and what they allow, and the bucket's region"
+    return StreamError(f"{name}: it could not be {done}: {reason}{hint}", name, position)
+
+
+def _first_line(error: Exception) -> str:
+    """An error of the library without the dump of its insides that follows."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return without_credentials(lines[0])

@@ -1,0 +1,214 @@
+"""Byte streams by URL, whatever its scheme."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from mpwds.errors import StreamError
+from mpwds.storage.streams.rewrite import rewrite_url, verbose
+from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+
+_MODES = {"r": "rb", "rb": "rb", "w": "wb", "wb": "wb"}
+_SKIPPED_BYTES = 256 * 1024
+
+Opener = Callable[..., BinaryIO]
+
+
+def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
+    """Opens a URL for reading or writing.
+
+    =============================== ====================================================================
+    URL                             what
+    =============================== ====================================================================
+    a path, ``file:``               a local file: what ``open`` gives, buffered by ``GOPEN_BUFFER`` bytes
+    ``-``                           standard input or output
+    ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
+    ``http: https:``                a web server: :func:`mpwds.storage.streams.http_streams.open_http`
+    ``hf:``                         the Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
+    ``s3: gs: az: abfs: r2:`` ...   a cloud's object: :func:`mpwds.storage.streams.cloud.open_cloud`
+    ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
+    ``ftp: ftps: sftp: scp:``       by ``curl``: :func:`mpwds.storage.streams.curl.open_curl`
+    another scheme                  what ``gopen_schemes`` has for it
+    =============================== ====================================================================
+
+    Before that the user's environment may rewrite it: :func:`mpwds.storage.streams.rewrite.rewrite_url`.
+
+    Streams are closed by ``close`` or ``with``. Those to a command or a server are complete only then, and
+    have a method ``discard`` that throws away what was written; so does a ``with`` block that an exception
+    leaves.
+
+    ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``, for you to add
+    to; that under ``"__default__"`` gets all other schemes. An opener with a parameter ``offset`` is asked
+    to start reading there by :func:`open_at`.
+
+    Args:
+        url: What to open.
+        mode: ``"rb"`` or ``"wb"`` (or without the ``b``, which changes nothing).
+        bufsize: Bytes that are buffered; local files go by ``GOPEN_BUFFER`` in the environment instead.
+        options: For the scheme's opener; a local file has no use for any.
+
+    Raises:
+        FileNotFoundError: There is no such file or resource.
+        StreamError: It cannot be opened.
+        ValueError: No opener is known for the scheme, or the mode is another one.
+        SecurityError: A local file or a command, in secure mode.
+
+    Source:
+        ``webdataset.gopen``.
+
+    Example:
+        >>> with gopen("pipe:echo hello") as stream:
+        ...     stream.read()
+        b'hello\\n'
+    """
+    if mode not in _MODES:
+        raise ValueError(f"gopen: mode must be 'rb' or 'wb', got {mode!r}")
+    return _open(os.fspath(url), _MODES[mode], bufsize, 0, options)
+
+
+def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
+    """Opens a URL for reading from a byte on.
+
+    Files are positioned, servers asked for the rest alone; of what cannot do that the bytes before are read
+    and thrown away.
+
+    Args:
+        url: As for :func:`gopen`.
+        offset: The byte at which to start.
+
+    Raises:
+        StreamError: It cannot be opened, or ends before ``offset``. (A local file that does reads as empty.)
+        ValueError: ``offset`` is negative; or as for :func:`gopen`.
+
+    Example:
+        >>> with open_at("pipe:echo hello", 2) as stream:
+        ...     stream.read()
+        b'llo\\n'
+    """
+    if offset < 0:
+        raise ValueError(f"offset in a stream must not be negative, got {offset}")
+    return _open(os.fspath(url), "rb", 8192, offset, {})
+
+
+def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:
+    """Opens a URL for reading: :func:`gopen` in mode ``"rb"``.
+
+    Example:
+        >>> with reader("pipe:echo hello") as stream:
+        ...     stream.read()
+        b'hello\\n'
+    """
+    return gopen(url, "rb", **options)
+
+
+@dataclass(frozen=True)
+class _BuiltIn:
+    """An opener of ours, which is imported when it is used."""
+
+    module: str
+    function: str
+    takes_offset: bool = True
+
+    def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
+        opener = getattr(importlib.import_module(self.module), self.function)
+        opened: BinaryIO = opener(url, mode, bufsize, **options)
+        return opened
+
+
+def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
+    raise ValueError(
+        f"{without_credentials(url)!r}: no opener is known for {url_scheme(url)}: URLs; add one to "
+        "gopen_schemes, or use "
+        "pipe: with a command that writes the bytes to its standard output"
+    )
+
+
+_AIS = _BuiltIn("mpwds.storage.streams.aistore", "open_ais")
+_CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
+_CURL = _BuiltIn("mpwds.storage.streams.curl", "open_curl")
+_HTTP = _BuiltIn("mpwds.storage.streams.http_streams", "open_http")
+
+gopen_schemes: dict[str, Opener] = {
+    "__default__": _open_unknown,
+    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False),
+    "http": _HTTP,
+    "https": _HTTP,
+    "hf": _BuiltIn("mpwds.storage.streams.huggingface", "open_hf"),
+    "ais": _AIS,
+    **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
+    **dict.fromkeys(("ftp", "ftps", "sftp", "scp"), _CURL),
+}
+
+
+def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any]) -> BinaryIO:
+    if verbose():
+        print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
+    if url == "-":
+        return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
+    url = rewrite_url(url)
+    scheme = url_scheme(url)
+    opener = gopen_schemes.get(scheme)
+    if scheme in ("", "file") or (opener is None and is_local(url)):
+        return _open_local(url, mode, offset)
+    if opener is None:
+        opener = gopen_schemes["__default__"]
+    if (opener is _CLOUD or opener is gopen_schemes["__default__"]) and _goes_through_aistore(scheme):
+        opener = _AIS
+    if offset and _takes_offset(opener):
+        return opener(url, mode, bufsize, offset=offset, **options)
+    return _skip(opener(url, mode, bufsize, **options), url, offset)
+
+
+def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
+    refuse_in_secure_mode(f"local files may not be opened ({without_credentials(url)})")
+    buffering = int(os.environ.get("GOPEN_BUFFER", "-1"))
+    stream = open(local_path(url), mode, buffering=buffering)  # noqa: SIM115 - the caller closes it
+    if offset and stream.seekable():
+        stream.seek(offset)
+        return stream  # type: ignore[return-value]  # binary, by its mode
+    return _skip(stream, url, offset)  # type: ignore[arg-type]  # the same
+
+
+def _goes_through_aistore(scheme: str) -> bool:
+    if not os.environ.get("USE_AIS_FOR"):
+        return False
+    from mpwds.storage.streams.aistore import schemes_for_aistore
+
+    return scheme in schemes_for_aistore()
+
+
+def _takes_offset(opener: Opener) -> bool:
+    if isinstance(opener, _BuiltIn):
+        return opener.takes_offset
+    try:
+        return "offset" in inspect.signature(opener).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _skip(stream: BinaryIO, url: str, offset: int) -> BinaryIO:
+    left = offset
+    try:
+        while left > 0:
+            block = stream.read(min(left, _SKIPPED_BYTES))
+            if not block:
+                shown = without_credentials(url)
+                raise StreamError(
+                    f"{shown}: it ends at byte {offset - left}, before byte {offset}, from which it was "
+                    "to be read: "
+                    "it is shorter than it was, or this is not the file that the position is of",
+                    shown,
+                    offset - left,
+                )
+            left -= len(block)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -1,0 +1,294 @@
+"""The loop that takes a tar archive apart: the hot path of reading shards."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import BinaryIO
+from zlib import adler32
+
+from mpwds.errors import ShardError
+from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.tar.compression import Decompressed, compression_of
+from mpwds.storage.tar.extension import EXTENSION_LIMIT_BYTES, NOTHING, extend, sparse, too_large
+from mpwds.storage.tar.header import (
+    BLOCK,
+    EXTENSIONS,
+    GLOBAL,
+    LAYOUT,
+    NAME,
+    REGULAR,
+    SIZE,
+    SPARSE,
+    WITHOUT_DATA,
+    ZERO_BLOCK,
+    back_sum,
+    bad_checksum,
+    bad_size,
+    begins_archive,
+    checksums,
+    directory_of,
+    has_valid_checksum,
+    sizes,
+)
+from mpwds.storage.tar.input import FileInput, Input, StreamInput, input_of
+
+OpenAt = Callable[[str, int], BinaryIO]
+"""``open(url, offset)``: a stream of a resource's bytes from ``offset`` on."""
+
+
+def read_entries(
+    url: str, offset: int, open: OpenAt, choose: Callable[[str], str | None] | None = None
+) -> Generator[tuple[str, int, bytes], None, None]:
+    """What ``mpwds.storage.tar.members.read_members`` yields, as plain tuples: name, offset and data.
+
+    One loop, because a member of 300 bytes takes 0.8 us in it, of which each call more would be a tenth.
+    (That it is a generator, apart from what groups members into samples, costs 0.04 us.)
+
+    Args:
+        url: What ``open`` understands.
+        offset: Where to start.
+        open: Opens ``url`` at a byte offset.
+        choose: Takes a member's name, returns the one to yield it under, or ``None`` to skip it unread.
+    """
+    shown = without_credentials(url)
+    if offset < 0:
+        raise ValueError(f"offset in a shard must not be negative, got {offset}")
+    with closing(open_archive(url, offset, open)) as source:
+        unpack = LAYOUT.unpack_from
+        window = b""  # of the archive, from `base` on
+        base = offset
+        at = 0  # of the next header, in the window
+        available = 0  # bytes in the window
+        first = -1  # offset of the member's first header, once an extension header is read
+        after_zeros = offset  # behind the zero blocks that were read last
+        for_all = extended = NOTHING
+        known_back = b""  # third part of a header that was found to be a regular file's, ...
+        known_sum = 0  # ... what it adds to the checksum, ...
+        directory = b""  # ... the part of the name in it, ...
+        by_name = False  # ... and whether the name alone tells directories, as in v7 archives
+        pax_back, pax_sum = b"", 0  # the same of an extension header
+        while True:
+            if at + BLOCK > available:
+                position = base + at
+                window, at = source.window(position, BLOCK)
+                base = position - at
+                available = len(window)
+                if position >= source.end:
+                    break
+                if at + BLOCK > available:
+                    if first >= 0 or any(window[at:]):
+                        raise no_header(window[at:], source, offset, position, after_zeros)
+                    return
+            front, stored, back = unpack(window, at)
+
+            if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
+                if (
+                    back != pax_back or checksums[stored] != (adler32(front) & 0xFFFF) + pax_sum
+                ) and not has_valid_checksum(front, stored, back):
+                    header = window[at : at + BLOCK]
+                    if first >= 0 or header != ZERO_BLOCK:
+                        raise no_header(header, source, offset, base + at, after_zeros)
+                    zeros = available - at - len(window[at:].lstrip(b"\0"))
+                    at += zeros // BLOCK * BLOCK
+                    after_zeros = base + at
+                    continue
+                kind = back[0]
+                if kind in EXTENSIONS:
+                    position = base + at
+                    size = sizes[front[SIZE]]
+                    if size < 0:
+                        raise bad_size(front, shown, position)
+                    following = BLOCK + size + (-size & 511)
+                    if position + following > source.end:
+                        raise data_missing(source, position, size)
+                    if size > EXTENSION_LIMIT_BYTES:
+                        raise too_large(size, shown, position)
+                    if at + following > available:
+                        window, at = source.window(position, following)
+                        base = position - at
+                        available = len(window)
+                        if at + following > available:
+                            raise data_missing(source, position, size)
+                    body = window[at + BLOCK : at + BLOCK + size]
+                    at += following
+                    extended = extend(extended, kind, body, shown, position)
+                    if kind == GLOBAL:
+                        for_all = extend(for_all, kind, body, shown, position)
+                    else:
+                        if first < 0:
+                            first = position
+                        if back != pax_back:
+                            pax_back, pax_sum = back, back_sum(back)
+                    continue
+                if kind not in REGULAR:
+                    if kind == SPARSE:
+                        raise sparse(shown, base + at)
+                    size = 0
+                    if kind not in WITHOUT_DATA:
+                        size = sizes[front[SIZE]] if extended.size is None else extended.size
+                    if size < 0:
+                        raise bad_size(front, shown, base + at)
+                    following = at + BLOCK + size + (-size & 511)
+                    if base + following > source.end:
+                        raise data_missing(source, base + at, size)
+                    at = following
+                    first, extended = -1, for_all
+                    continue
+                known_back, known_sum = back, back_sum(back)
+                directory, by_name = directory_of(back), not kind
+
+            size = sizes[front[SIZE]]
+            name = None
+            if extended is not NOTHING:
+                name = extended.name
+                if extended.size is not None:
+                    size = extended.size
+                extended = for_all
+            if name is None:
+                raw_name = front[NAME].partition(b"\0")[0]
+                if directory:
+                    raw_name = directory + raw_name
+                try:
+                    name = raw_name.decode()
+                except UnicodeDecodeError:
+                    name = raw_name.decode("utf-8", "surrogateescape")
+            if size < 0:
+                raise bad_size(front, shown, base + at)
+            start = at + BLOCK
+            stop = start + size
+            following = stop + (-size & 511)
+            member_offset = base + at if first < 0 else first
+            first = -1
+            chosen: str | None = name
+            if by_name and name.endswith("/"):
+                chosen = None
+            elif choose is not None:
+                chosen = choose(name)
+            if chosen is None:
+                if base + following > source.end:
+                    raise data_missing(source, base + at, size)
+                at = following
+                continue
+
+            if following <= available:
+                data = window[start:stop]
+            else:
+                position, behind = base + at, base + following
+                if behind <= source.end:
+                    if size >= source.apart_bytes:
+                        data = source.data(base + start, size, following - stop)
+                        window, available = b"", 0
+                    else:
+                        window, at = source.window(position, behind - position)
+                        base = position - at
+                        available = len(window)
+                        following = behind - base
+                        data = window[at + BLOCK : at + BLOCK + size]
+                if behind > source.end:
+                    raise data_missing(source, position, size)
+            at = following
+            yield chosen, member_offset, data
+
+        if position > source.end:
+            raise ShardError(
+                f"{shown} is truncated: it ends at {source.end}, inside a member that goes on to {position}"
+            )
+        if first >= 0:
+            raise truncated(source, first, "it ends after an extension header, before its member")
+        if position > after_zeros:
+            warnings.warn(
+                f"{shown} ends at offset {position} without the end-of-archive blocks: it may be truncated",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def open_archive(url: str, offset: int, open: OpenAt) -> Input:
+    """The bytes of an archive, decompressed if need be; close it after.
+
+    Args:
+        url: What ``open`` understands.
+        offset: Where reading will start.
+        open: Opens ``url`` at a byte offset.
+
+    Raises:
+        ShardError: Nothing can be read at ``offset``.
+    """
+    shown = without_credentials(url)
+    fault: Exception | None = None
+    if offset > 0:
+        try:
+            return _open_inside(url, offset, open)
+        except Exception as error:  # as it must be if the archive is compressed: then look at its beginning
+            fault = error
+    source: Input = input_of(open(url, 0), shown, 0)
+    try:
+        start = source.window(0, BLOCK)[0][:BLOCK]
+        compression = None if begins_archive(start) else compression_of(start)
+        if compression is not None:
+            source = StreamInput(Decompressed(source, compression), shown, 0)
+            source.window(offset, BLOCK)
+            if offset > source.end or source.end == 0:
+                raise nothing_there(source, offset)
+        elif fault is not None:
+            raise fault
+        elif not start:
+            raise nothing_there(source, offset)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _open_inside(url: str, offset: int, open: OpenAt) -> Input:
+    source = input_of(open(url, offset), without_credentials(url), offset)
+    try:
+        block = source.window(offset, BLOCK)[0][:BLOCK]
+        if offset > source.end or not (block or isinstance(source, FileInput)):
+            raise nothing_there(source, offset)
+        if not begins_archive(block):
+            raise no_header(block, source, offset, offset, offset)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def nothing_there(source: Input, offset: int) -> ShardError:
+    length = "" if 0 < offset == source.end else f" has {source.end} bytes,"
+    return ShardError(f"{source.url}{length} nothing can be read at offset {offset}: it is truncated")
+
+
+def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
+    """The error for bytes that are no header.
+
+    Args:
+        block: The bytes, at most ``BLOCK``; at least one.
+        source: Where they come from.
+        offset: Where reading started.
+        position: Where they are.
+        after_zeros: Where the zero blocks before them ended.
+    """
+    if offset < after_zeros == position:
+        number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
+        cut = f" (truncate -s {position})" if isinstance(source, FileInput) else ""
+        return ShardError(
+            f"{number} at offset {position} of {source.url} follow the end of the archive and are no tar "
+            f"header: cut them off{cut}, or write the shard again if more members should follow"
+        )
+    if len(block) < BLOCK:
+        return truncated(source, position, f"{len(block)} bytes are left of a header's {BLOCK}")
+    if block == ZERO_BLOCK:
+        return truncated(source, position, "the archive ends after an extension header, before its member")
+    return bad_checksum(block, source.url, position)
+
+
+def data_missing(source: Input, position: int, size: int) -> ShardError:
+    return truncated(source, position, f"its {size} bytes of data reach beyond the end at {source.end}")
+
+
+def truncated(source: Input, position: int, why: str) -> ShardError:
+    return ShardError(f"{source.url} is truncated or damaged in the member at offset {position}: {why}")

@@ -1,0 +1,127 @@
+"""One header of a tar archive: its checksum, name, size and kind."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+from zlib import adler32
+
+from mpwds.errors import ShardError
+
+BLOCK: Final = 512
+ZERO_BLOCK: Final = bytes(BLOCK)
+
+LAYOUT: Final = struct.Struct("148s8s356s")
+"""A header as what comes before its checksum, its checksum, and the rest, which starts with its kind.
+
+Members that were written together differ in the first part only, so a reader that has seen the third
+before needs to look at nothing but name, size and checksum.
+"""
+
+NAME: Final = slice(0, 100)
+SIZE: Final = slice(124, 136)
+
+# Kinds, as in POSIX.1-2001 and GNU tar. Those in none of these groups carry data and are skipped.
+REGULAR: Final = b"0\x007"
+WITHOUT_DATA: Final = b"123456"
+EXTENSIONS: Final = b"xXgLK"
+GLOBAL: Final = ord("g")
+SPARSE: Final = ord("S")
+
+_KNOWN_LIMIT = 1 << 16
+_NO_SUM = 1 << 40  # which no header has
+
+
+class _Checksums(dict[bytes, int]):
+    """A checksum field to the sum that all other bytes of its header have."""
+
+    def __missing__(self, field: bytes) -> int:
+        try:
+            total = int(field.partition(b"\0")[0], 8) - len(field) * ord(" ")
+        except ValueError:
+            total = _NO_SUM
+        if len(self) >= _KNOWN_LIMIT:
+            self.clear()
+        self[field] = total
+        return total
+
+
+class _Sizes(dict[bytes, int]):
+    """A size field to the number in it; -1 where it is none."""
+
+    def __missing__(self, field: bytes) -> int:
+        if len(self) >= _KNOWN_LIMIT:
+            self.clear()
+        size = self[field] = _number(field)
+        return size
+
+
+checksums: Final = _Checksums()
+sizes: Final = _Sizes()
+
+
+def back_sum(back: bytes) -> int:
+    """What to add to ``adler32(front) & 0xFFFF`` for the sum of both parts of a header.
+
+    The low half of adler32 is one plus the sum of the bytes modulo 65521, which up to 256 bytes do not
+    reach: ten times faster than ``sum``.
+    """
+    return (adler32(back[:200]) & 0xFFFF) + (adler32(back[200:]) & 0xFFFF) - 3
+
+
+def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
+    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces.
+
+    Example:
+        >>> import tarfile
+        >>> header = tarfile.TarInfo("a.txt").tobuf()
+        >>> has_valid_checksum(*LAYOUT.unpack(header)), has_valid_checksum(*LAYOUT.unpack(bytes(512)))
+        (True, False)
+    """
+    expected = checksums[stored]
+    if expected == (adler32(front) & 0xFFFF) + back_sum(back):
+        return True
+    # Some old programs add up signed bytes.
+    return expected == sum(byte - 256 if byte > 127 else byte for byte in front + back)
+
+
+def begins_archive(block: bytes) -> bool:
+    """Whether what an archive starts with, or goes on with, is a header or zeros."""
+    if len(block) < BLOCK:
+        return not any(block)
+    return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))
+
+
+def directory_of(back: bytes) -> bytes:
+    """The directory that ustar keeps apart from the name, with a slash behind it; often nothing."""
+    if back[189] and back[101:107] == b"ustar\0":
+        return back[189:344].partition(b"\0")[0] + b"/"
+    return b""
+
+
+def bad_checksum(header: bytes, url: str, position: int) -> ShardError:
+    expected = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+    try:
+        stored = f"0o{int(header[148:156].partition(bytes(1))[0], 8):o}"
+    except ValueError:
+        stored = repr(header[148:156])
+    return ShardError(
+        f"tar header at offset {position} of {url} has checksum {stored}, expected 0o{expected:o}: "
+        "the shard is damaged or not a tar file"
+    )
+
+
+def bad_size(front: bytes, url: str, position: int) -> ShardError:
+    return ShardError(
+        f"tar header at offset {position} of {url} has size {front[SIZE]!r}, expected an octal "
+        "number: the shard is damaged"
+    )
+
+
+def _number(field: bytes) -> int:
+    if field[0] & 0x80:  # base 256, big-endian; the marking bit is no part of the number
+        return int.from_bytes(field, "big") & ((1 << 95) - 1)
+    try:
+        return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
+    except ValueError:
+        return -1

@@ -1,0 +1,225 @@
+"""Where an archive's bytes come from: a file that can be read anywhere, or a stream that only goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import BinaryIO, Protocol
+
+from mpwds.errors import ShardError
+
+_WINDOW_BYTES = 256 * 1024
+_LEAST_WINDOW_BYTES = 4 * 1024
+_PIECE_BYTES = 256 * 1024
+_PIPE_BYTES = 256 * 1024
+
+# glibc gives freed memory back to the system and then has it cleared anew for the next large member, 5 us for
+# 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
+bytes(16 * 1024 * 1024)
+
+
+class Input(Protocol):
+    """Bytes by their offset in the archive, asked for in rising order.
+
+    Attributes:
+        url: What errors call it.
+        end: Where the archive ends; ``sys.maxsize`` until that is known.
+        apart_bytes: Data from this size on is better asked for with ``data`` than as part of a window.
+    """
+
+    url: str
+    end: int
+    apart_bytes: int
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        """Bytes, and the place among them of that at ``position``.
+
+        It and those behind are at least ``need``, often more; fewer only where the archive ends.
+        """
+        ...
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Readable(Protocol):
+    """What is needed of a stream: a file, a pipe, a response, a decompressor."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+class FileInput:
+    """A regular file, read with ``pread``: what is skipped is not read, and large data is copied once.
+
+    Mapping it would save the copy and cost page faults instead: as soon as the bytes are used, that is about
+    the same (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file
+    that gets shorter kills the process.
+
+    Args:
+        stream: The open file; closed with this object.
+        url: What errors call it.
+    """
+
+    apart_bytes = 32 * 1024
+
+    def __init__(self, stream: BinaryIO, url: str) -> None:
+        self.url = url
+        self._stream = stream
+        self._descriptor = stream.fileno()
+        self.end = os.fstat(self._descriptor).st_size
+        # Behind large data there often is a small member and then large data again: start small.
+        self._window_bytes = _LEAST_WINDOW_BYTES
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        left = max(0, self.end - position)
+        need = min(need, left)
+        window = os.pread(self._descriptor, min(max(self._window_bytes, need), left), position)
+        self._window_bytes = min(4 * self._window_bytes, _WINDOW_BYTES)
+        if len(window) < need:
+            window += self._rest(position + len(window), need - len(window))
+        return window, 0
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        self._window_bytes = _LEAST_WINDOW_BYTES
+        data = os.pread(self._descriptor, size, position)
+        return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
+
+    def close(self) -> None:
+        _close(self._stream)
+
+    def _rest(self, position: int, size: int) -> bytes:
+        """What one ``pread`` did not give: it gives at most 2 GiB, and less when it is interrupted."""
+        pieces = []
+        while size > 0:
+            piece = os.pread(self._descriptor, size, position)
+            if not piece:
+                raise ShardError(
+                    f"{self.url} became shorter while it was read: it ended at offset {self.end}, and now "
+                    f"nothing is left at {position}"
+                )
+            pieces.append(piece)
+            position += len(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+
+class StreamInput:
+    """A stream, read in pieces as they come: it never waits for more than it was asked for.
+
+    Args:
+        stream: Has ``read``, and perhaps ``read1``; closed with this object.
+        url: What errors call it.
+        offset: The offset in the archive at which the stream stands.
+    """
+
+    apart_bytes = 32 * 1024
+
+    def __init__(self, stream: Readable, url: str, offset: int) -> None:
+        self.url = url
+        self.end = sys.maxsize
+        self._stream = stream
+        widen_pipe(stream)
+        self._read = reader(stream)
+        self._chunk = b""
+        self._position = offset  # of the chunk
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        self._skip_to(position)
+        at = position - self._position
+        have = len(self._chunk) - at
+        if have >= need:
+            return self._chunk, at
+        pieces = [self._chunk[at:]] if have > 0 else []
+        while have < need and (piece := self._read(_PIECE_BYTES)):
+            pieces.append(piece)
+            have += len(piece)
+        if have < need:
+            self.end = min(self.end, position + have)
+        self._chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._position = position
+        return self._chunk, 0
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        self._skip_to(position)
+        at = position - self._position
+        pieces = [self._chunk[at : at + size]]
+        missing = size - len(pieces[0])
+        while missing > 0 and (piece := self._read(_PIECE_BYTES)):
+            self._position += len(self._chunk)
+            self._chunk = piece
+            pieces.append(piece[:missing])
+            missing -= len(pieces[-1])
+        if missing > 0:
+            self.end = min(self.end, self._position + len(self._chunk))
+        else:
+            self.window(position + size, padding)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        _close(self._stream)
+
+    def _skip_to(self, position: int) -> None:
+        """Reads until the chunk, or its end, is at ``position``; or the stream ends."""
+        while position > self._position + len(self._chunk):
+            self._position += len(self._chunk)
+            self._chunk = self._read(_PIECE_BYTES)
+            if not self._chunk:
+                self.end, self._position = self._position, position
+
+
+def input_of(stream: BinaryIO, url: str, offset: int) -> FileInput | StreamInput:
+    """The fastest input for ``stream``, which stands at ``offset`` of the archive."""
+    if is_regular_file(stream) and stream.tell() == offset:
+        return FileInput(stream, url)
+    return StreamInput(stream, url, offset)
+
+
+def _close(stream: Readable) -> None:
+    if stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+        stream.close()
+
+
+def is_regular_file(stream: BinaryIO) -> bool:
+    """Whether what ``stream`` reads is a regular file's bytes as they are.
+
+    Objects that decompress or decrypt have the descriptor of their file, too: only Python's own plain files
+    count.
+    """
+    raw = stream.raw if type(stream) is io.BufferedReader else stream
+    return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+
+def reader(stream: Readable) -> Callable[[int], bytes]:
+    """A function that gives up to so many bytes of ``stream``, as soon as there are any; none at its end."""
+    if isinstance(stream, io.RawIOBase):
+        # Its own read copies once more than that of a buffer around it, which is never filled.
+        stream = io.BufferedReader(stream)
+    read: Callable[[int], bytes | None] = getattr(stream, "read1", stream.read)
+    buffered = isinstance(stream, io.BufferedReader)
+
+    def read_some(size: int) -> bytes:
+        piece = read(size)
+        if not piece and buffered:  # at its end; or it would block, which only `read` tells
+            piece = stream.read(1)
+        if piece is None:
+            raise BlockingIOError(f"{stream!r} does not block: shards are read from blocking streams")
+        return piece
+
+    return read_some
+
+
+def widen_pipe(stream: object) -> None:
+    """Lets a pipe hold 256 KiB in place of 64, if it may: large members come three times as fast."""
+    with suppress(AttributeError, OSError, ValueError):  # no descriptor, no pipe, or not allowed
+        descriptor = stream.fileno()  # type: ignore[attr-defined]  # see above
+        if fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -1,0 +1,291 @@
+"""Write samples to a tar archive."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+from mpwds.storage.writing.compressors import compression_of, make_compressor
+from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
+from mpwds.storage.writing.names import check_key, file_name
+
+Sample = Mapping[str, Any]
+Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
+
+_FORMATS: dict[str, Literal[0, 1, 2]] = {
+    "USTAR_FORMAT": tarfile.USTAR_FORMAT,
+    "GNU_FORMAT": tarfile.GNU_FORMAT,
+    "PAX_FORMAT": tarfile.PAX_FORMAT,
+}
+
+
+class TarWriter:
+    """Writes samples to a tar archive, one file for each field.
+
+    The field ``png`` of a sample whose ``__key__`` is ``a/b`` becomes the file ``a/b.png``; fields are
+    written in the order of their names. All of a sample's fields are encoded before the first is written,
+    so a sample that cannot be encoded leaves the archive as it was.
+
+    A path is written under a temporary name and gets its own when ``close`` has made it durable. An exception
+    inside ``with``, and a writer that is never closed, leave no file; a process that is killed leaves the
+    temporary one, ``.NAME.XXXXXXXX.partial``. Where the archive goes to another URL, an exception ends the
+    ``pipe:`` command and breaks off the upload. A stream belongs to the caller: it is written to, not closed.
+
+    Args:
+        fileobj: Path, URL that ``gopen`` writes to (``file:``, ``pipe:``, ``"-"`` for standard output, ...)
+            or writable binary stream.
+        user: Owner's name in the archive.
+        group: Owner's group in the archive.
+        mode: Permissions in the archive.
+        compress: ``True`` or ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``; ``False`` for no compression. ``None``
+            goes by the end of the path or URL: ``.gz .tgz .bz2 .tbz2 .xz .txz .zst``.
+        encoder: ``True`` encodes each field by its extension (``encode_field``); a dictionary gives functions
+            ``value -> bytes`` by extension; a function maps whole samples to samples of bytes; ``False`` or
+            ``None`` expects bytes.
+        keep_meta: Write the fields whose names start with ``__`` as well, which must hold ``str`` or bytes.
+        mtime: Modification time in the archive, in seconds; a fixed one makes the bytes reproducible.
+            ``None`` takes the current time.
+        format: ``"USTAR_FORMAT"``, ``"GNU_FORMAT"``, ``"PAX_FORMAT"`` or tarfile's constant of that name.
+            ``None`` writes ustar, and pax headers for the members that need them: names beyond ASCII or too
+            long, sizes of 8 GiB and above.
+
+    Attributes:
+        discarded: The archive was given up, by ``discard`` or because writing it failed.
+
+    Raises:
+        ValueError: ``compress``, ``encoder`` or ``format`` is none of these, or the URL's scheme is unknown.
+        OSError: The path's directory does not exist, or a directory, a pipe or a device has that name; or the
+            URL cannot be written to.
+        ImportError: A package is missing: zstandard for ``"zst"``, say.
+
+    Source:
+        ``webdataset.writer.TarWriter``.
+
+    Example:
+        >>> import io
+        >>> stream = io.BytesIO()
+        >>> with TarWriter(stream, mtime=0) as sink:
+        ...     sink.write({"__key__": "000000", "cls": 7, "txt": "seven"})
+        6
+        >>> tarfile.open(fileobj=io.BytesIO(stream.getvalue())).getnames()
+        ['000000.cls', '000000.txt']
+    """
+
+    def __init__(
+        self,
+        fileobj: str | os.PathLike[str] | BinaryIO,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: EncoderSpec = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: Format | None = None,
+    ) -> None:
+        self.user = user
+        self.group = group
+        self.mode = mode
+        self.keep_meta = keep_meta
+        self.mtime = mtime
+        self._encode = make_encoder(encoder)
+        self._format = _make_format(format)
+        self._last_key: str | None = None
+        self._bytes_in_archive = 0
+        self._closed = False
+        self.discarded = False
+        name = os.fspath(fileobj) if isinstance(fileobj, (str, os.PathLike)) else ""
+        self.compress = compression_of(compress, name)
+        self._compressor = None if self.compress is None else make_compressor(self.compress)
+        self._destination = open_destination(fileobj)
+        self._stream = self._destination.stream
+
+    def write(self, sample: Sample) -> int:
+        """Write one sample.
+
+        Args:
+            sample: A dictionary with a string under ``__key__`` and at least one other field.
+
+        Returns:
+            The bytes of data written: the sum of the fields' sizes.
+
+        Raises:
+            ValueError: The key is missing, cannot be read back (it holds a dot, say) or is that of the sample
+                before, with which it would merge; a field cannot be encoded; there is none; the writer is
+                closed. Nothing has been written.
+        """
+        if self._closed:
+            raise ValueError("the archive is closed: no more samples can be written to it")
+        key, files = self._files(sample)
+        try:
+            self._append(
+                b"".join(
+                    part
+                    for header, data in files
+                    for part in (header, data, bytes(-len(data) % tarfile.BLOCKSIZE))
+                )
+            )
+        except BaseException:
+            self.discard()  # a torn archive must not be published
+            raise
+        self._last_key = key
+        return sum(len(data) for _, data in files)
+
+    def dwrite(self, key: str | None = None, **fields: Any) -> int:
+        """Write a sample given as keyword arguments; otherwise like ``write``.
+
+        Args:
+            key: The sample's key, unless ``__key__`` is among the fields.
+            fields: The fields; an underscore in a name stands for a dot (``mask_png`` for ``mask.png``),
+                except in names that start with two.
+
+        Example:
+            >>> import io
+            >>> with TarWriter(io.BytesIO()) as sink:
+            ...     sink.dwrite("000000", cls=7, best_cls=12)
+            3
+        """
+        return self.write(named_sample(key, fields))
+
+    def close(self) -> None:
+        """End the archive and, if it was given as a path, make it appear. Closing twice does nothing.
+
+        Raises:
+            OSError: The file could not be written; it does not appear.
+        """
+        if self._closed:
+            return
+        try:
+            end = 2 * tarfile.BLOCKSIZE
+            self._append(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
+            if self._compressor is not None:
+                self._write_all(self._compressor.flush())
+        except BaseException:
+            self.discard()
+            raise
+        self._closed = True
+        try:
+            self._destination.publish()
+        except BaseException:
+            self.discarded = True
+            raise
+
+    def discard(self) -> None:
+        """Close without an archive: a path's temporary file is removed, a stream is left as it is."""
+        if self._closed:
+            return
+        self._closed = self.discarded = True
+        self._destination.discard()
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _append(self, data: bytes) -> None:
+        self._bytes_in_archive += len(data)
+        self._write_all(data if self._compressor is None else self._compressor.compress(data))
+
+    def _write_all(self, data: bytes) -> None:
+        while data:
+            written = self._stream.write(data)
+            if written is None:
+                return
+            data = data[written:]  # raw streams may take less than they are given
+
+    def _files(self, sample: Sample) -> tuple[str, list[tuple[bytes, bytes]]]:
+        """The sample's key, and header and data of each of its files."""
+        if "__key__" not in sample:
+            raise ValueError(f"sample with fields {', '.join(map(str, sample))} has no __key__")
+        key = check_key(sample["__key__"])
+        if key == self._last_key:
+            raise ValueError(f"sample key {key!r} is that of the sample before, the two would be read as one")
+        for field in sample:
+            if not isinstance(field, str):
+                raise ValueError(
+                    f"field name {field!r} of sample {key!r} is {type(field).__name__}, expected a str"
+                )
+        try:
+            encoded = self._encode(dict(sample))
+        except ValueError as error:
+            raise ValueError(f"sample {key!r}: {error}") from error
+        fields = [
+            field
+            for field in encoded
+            if field != "__key__" and (self.keep_meta or not field.startswith("__"))
+        ]
+        if not fields:
+            raise ValueError(f"sample {key!r} has no fields to write")
+        if len({field.lower() for field in fields}) < len(fields):
+            raise ValueError(
+                f"sample {key!r} has fields that differ in case alone, which readers ignore: {fields}"
+            )
+        now = int(time.time() if self.mtime is None else self.mtime)
+        files = []
+        for field in sorted(fields):
+            data = _as_bytes(key, field, encoded[field])
+            name = file_name(key, field)
+            try:
+                header = self._header(name, len(data), now)
+            except ValueError as error:
+                raise ValueError(f"sample {key!r}: no tar header for {name!r}: {error}") from error
+            files.append((header, data))
+        return key, files
+
+    def _header(self, name: str, size: int, mtime: int) -> bytes:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        info.mtime = mtime
+        info.mode = self.mode
+        info.uname = self.user
+        info.gname = self.group
+        if self._format is not None:
+            return info.tobuf(self._format, "utf-8", "surrogateescape")
+        # tarfile would split a long name that starts with a slash into an empty prefix and a relative name.
+        if name.isascii() and (len(name) <= tarfile.LENGTH_NAME or not name.startswith("/")):
+            try:
+                return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+            except ValueError:
+                pass  # a name or a size that does not fit
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """The sample that ``dwrite``'s arguments stand for.
+
+    Example:
+        >>> named_sample("a", {"mask_png": b"1", "__url__": "x"})
+        {'__key__': 'a', 'mask.png': b'1', '__url__': 'x'}
+    """
+    sample = {
+        name if name.startswith("__") else name.replace("_", "."): value for name, value in fields.items()
+    }
+    return sample if key is None else {"__key__": key, **sample}
+
+
+def _as_bytes(key: str, field: str, data: Any) -> bytes:
+    if isinstance(data, str) and field.startswith("__"):
+        return data.encode("utf-8")
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise ValueError(
+            f"field {field!r} of sample {key!r} is {type(data).__name__} after encoding, expected bytes"
+        )
+    return bytes(data)
+
+
+def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
+    known = archive_format is None or archive_format in _FORMATS or archive_format in _FORMATS.values()
+    if not known:
+        raise ValueError(f"format {archive_format!r} is none of {', '.join(_FORMATS)}")
+    return _FORMATS[archive_format] if isinstance(archive_format, str) else archive_format

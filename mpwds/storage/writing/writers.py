@@ -1,0 +1,210 @@
+"""Write samples to tar archives."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from mpwds.storage.writing.dumps import (
+    cbor_dumps,
+    mp_dumps,
+    numpy_dumps,
+    numpy_npz_dumps,
+    tenbin_dumps,
+    torch_dumps,
+)
+from mpwds.storage.writing.encoders import (
+    default_handlers,
+    encode_based_on_extension,
+    make_encoder,
+    make_handlers,
+)
+from mpwds.storage.writing.image_dumps import imageencoder
+from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
+
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "cbor_dumps",
+    "default_handlers",
+    "encode_based_on_extension",
+    "imageencoder",
+    "make_encoder",
+    "make_handlers",
+    "mp_dumps",
+    "numpy_dumps",
+    "numpy_npz_dumps",
+    "tenbin_dumps",
+    "torch_dumps",
+]
+
+
+class ShardWriter:
+    """Writes samples to a series of tar archives, beginning a new one when one is full.
+
+    Each shard appears under its name when it is complete; an exception inside ``with`` leaves the complete
+    ones and drops the one that was being written. A shard without samples is never left.
+
+    Args:
+        pattern: The shards' paths or URLs with a ``%`` directive for the number, such as
+            ``"digits-%06d.tar"`` or ``"pipe:gsutil cp - gs://bucket/x-%06d.tar"``.
+        maxcount: Samples in a shard, at most.
+        maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
+        post: Called with the name of each complete shard.
+        start_shard: Number of the first shard.
+        verbose: Print a line to stderr for each complete shard.
+        opener: Called with each shard's name, returns the binary stream to write it to, which is closed with
+            the shard. The streams' names are the opener's business, so nothing is renamed or removed.
+        **kw: Arguments of ``TarWriter``.
+
+    Attributes:
+        shard: Number of the next shard.
+        fname: Name of the current shard.
+        count: Samples in the current shard.
+        size: Bytes of data in the current shard.
+        total: Samples in all shards.
+
+    Raises:
+        ValueError: The pattern has no ``%`` directive for an integer, or a limit is not positive.
+
+    Source:
+        ``webdataset.writer.ShardWriter``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     with ShardWriter(f"{directory}/x-%03d.tar", maxcount=2, verbose=0) as sink:
+        ...         for index in range(3):
+        ...             sink.write({"__key__": f"{index:06d}", "cls": index})
+        ...     sorted(os.listdir(directory))
+        ['x-000.tar', 'x-001.tar']
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **kw: Any,
+    ) -> None:
+        self.pattern = _check_pattern(os.fspath(pattern))
+        if maxcount < 1 or maxsize <= 0:
+            raise ValueError(f"maxcount ({maxcount}) and maxsize ({maxsize}) must be positive")
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.post = post
+        self.verbose = verbose
+        self.opener = opener
+        self.shard = start_shard
+        self.total = 0
+        self._options = kw
+        self._closed = False
+        self._writer: TarWriter | None = self._open_next()
+
+    def write(self, sample: Sample) -> None:
+        """Write one sample, in a new shard if the current one is full.
+
+        Raises:
+            ValueError: As ``TarWriter.write``.
+        """
+        if self._closed:
+            raise ValueError("the shard writer is closed: no more samples can be written to it")
+        if self._writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self._finish()
+            self._writer = self._open_next()
+        size = self._writer.write(sample)
+        self.count += 1
+        self.total += 1
+        self.size += size
+
+    def dwrite(self, key: str | None = None, **fields: Any) -> None:
+        """Write a sample given as keyword arguments, as ``TarWriter.dwrite`` does."""
+        self.write(named_sample(key, fields))
+
+    def close(self) -> None:
+        """Complete the last shard. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._finish()
+
+    def discard(self) -> None:
+        """Close and drop the shard that is being written; complete shards stay."""
+        if not self._closed:
+            self._closed = True
+            if self._writer is not None:
+                self._drop(self._writer)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _open_next(self) -> TarWriter:
+        self.fname = self.pattern % self.shard
+        self._opened = self.opener(self.fname) if self.opener is not None else None
+        try:
+            writer = TarWriter(self.fname if self._opened is None else self._opened, **self._options)
+        except BaseException:
+            if self._opened is not None:
+                self._opened.close()
+            raise
+        self.shard += 1
+        self.count = 0
+        self.size = 0
+        return writer
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if not self.count or writer.discarded:
+            self._drop(writer)
+            return
+        try:
+            writer.close()
+        finally:
+            if self._opened is not None:
+                self._opened.close()
+        if self.verbose:
+            figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
+            print(f"wrote {self.fname}: {figures}", file=sys.stderr)
+        if self.post is not None:
+            self.post(self.fname)
+
+    def _drop(self, writer: TarWriter) -> None:
+        writer.discard()
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _shown(size: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        if pattern % 0 != pattern % 1:
+            return pattern
+        reason = "it gives every shard the same name"
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+    raise ValueError(
+        f"shard pattern {pattern!r} needs one % directive for the number, such as %06d: {reason}"
+    )

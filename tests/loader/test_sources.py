@@ -1,0 +1,160 @@
+"""Every kind of source, run by worker processes: those of MultiLoader and those of torch's DataLoader."""
+
+import os
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import msgpack
+import pytest
+import torch.utils.data
+
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
+from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+from mpwds.pipeline.sources.mock import MockDataset
+from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample
+from mpwds.pipeline.sources.records import msgpacks_to_samples
+from mpwds.pipeline.sources.resampled import ResampledShards, resampled
+from mpwds.pipeline.sources.resized import ResizedDataset
+from mpwds.pipeline.sources.samples import tarfile_samples
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.writing.tar_writer import TarWriter
+
+ONCE = Counter(range(12))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Four tar shards and four files of messages, of 12 samples each."""
+    folder = tmp_path_factory.mktemp("sources")
+    for shard in range(4):
+        numbers = range(3 * shard, 3 * shard + 3)
+        with TarWriter(str(folder / f"{shard}.tar")) as archive:
+            for number in numbers:
+                archive.write({"__key__": str(number), "cls": number})
+        messages = [
+            msgpack.packb({"__key__": str(number), "cls": str(number).encode()}) for number in numbers
+        ]
+        (folder / f"{shard}.msgpacks").write_bytes(b"".join(messages))
+    return folder
+
+
+def in_halves(shards):
+    """A splitter of a user's, by the environment that workers have."""
+    info = torch.utils.data.get_worker_info()
+    return islice(shards, info.id, None, info.num_workers) if info else shards
+
+
+SOURCES = {
+    "WebDataset": (lambda tar, _: WebDataset(tar, shardshuffle=True), ONCE),
+    "a splitter": (lambda tar, _: WebDataset(tar, workersplitter=in_halves), ONCE),
+    "no splitter": (lambda tar, _: WebDataset(tar, workersplitter=None), ONCE + ONCE),
+    "resampled": (lambda tar, _: WebDataset(tar, resampled=True).with_epoch(20), 40),
+    "ShardList": (lambda tar, _: DataPipeline(ShardList(tar), tarfile_samples), ONCE),
+    "SimpleShardList": (
+        lambda tar, _: DataPipeline(SimpleShardList(tar), split_by_node, split_by_worker, tarfile_samples),
+        ONCE,
+    ),
+    "ResampledShards": (lambda tar, _: DataPipeline(ResampledShards(tar, 5), tarfile_samples), 30),
+    "resampled stage": (lambda tar, _: DataPipeline(ShardList(tar), resampled(5), tarfile_samples), 30),
+    "MultiShardSample": (
+        lambda tar, _: DataPipeline(
+            MultiShardSample({"datasets": [{"shards": tar, "choose": 2}, {"shards": tar}]}),
+            split_by_worker,
+            tarfile_samples,
+        ),
+        18,
+    ),
+    "specification": (
+        lambda tar, _: WebDataset({"datasets": [{"shards": tar, "weight": 2}, {"shards": tar}]}),
+        ONCE + ONCE,
+    ),
+    "messages": (lambda _, messages: DataPipeline(ShardList(messages), msgpacks_to_samples()), ONCE),
+    "RandomMix": (
+        lambda tar, _: RandomMix([WebDataset(tar), WebDataset(tar)], [3, 1], longest=True),
+        ONCE + ONCE,
+    ),
+    "RoundRobin": (lambda tar, _: RoundRobin([WebDataset(tar), WebDataset(tar)], longest=True), ONCE + ONCE),
+    "MockDataset": (lambda tar, _: MockDataset({"__key__": "a", "cls": b"7"}, 6), Counter({7: 12})),
+    "ResizedDataset": (lambda tar, _: ResizedDataset(WebDataset(tar), 8), 16),
+    "repeat": (lambda tar, _: WebDataset(tar).repeat(2), ONCE + ONCE),
+}
+
+
+def check(source, folder, load):
+    make, expected = SOURCES[source]
+    dataset = make(str(folder / "{0..3}.tar"), str(folder / "{0..3}.msgpacks")).decode().to_tuple("cls")
+    epochs = [[int(number) for (number,) in load(dataset)] for _ in range(2)]
+    for numbers in epochs:
+        if isinstance(expected, int):
+            assert len(numbers) == expected
+            assert set(numbers) <= set(range(12))
+        else:
+            assert Counter(numbers) == expected
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_in_the_workers_of_multiloader(source, folder):
+    def load(dataset):
+        with MultiLoader(dataset, workers=2, start_method="fork") as loader:
+            yield from loader
+
+    check(source, folder, load)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_in_the_workers_of_dataloader(source, folder):
+    check(
+        source, folder, lambda dataset: torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+    )
+
+
+def test_in_fresh_interpreters_where_everything_is_pickled(folder):
+    def mine(shards):
+        return islice(shards, int(os.environ["WORKER"]), None, int(os.environ["NUM_WORKERS"]))
+
+    tar = str(folder / "{0..3}.tar")
+    specified = WebDataset({"datasets": [{"shards": tar}]})
+    mix = RandomMix([WebDataset(tar, workersplitter=mine), specified], longest=True)
+    with MultiLoader(mix.to_tuple("cls"), workers=2) as loader:
+        assert Counter(int(number) for (number,) in loader) == ONCE + ONCE
+
+
+@pytest.mark.parametrize("kind", ["MultiLoader", "DataLoader"])
+def test_a_directory_is_shared_by_workers_and_emptied(folder, tmp_path, kind):
+    for shard in folder.glob("*.tar"):
+        os.link(shard, tmp_path / shard.name)
+    dataset = DataPipeline(
+        DirectoryShardList(f"{tmp_path}/", mode="unlink", poll=None), tarfile_samples
+    ).to_tuple("cls")
+    if kind == "MultiLoader":
+        with MultiLoader(dataset, workers=2, start_method="fork") as loader:
+            numbers = [int(number) for (number,) in loader]
+    else:
+        loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+        numbers = [int(number) for (number,) in loader]
+    assert Counter(numbers) == ONCE
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["MultiLoader", "DataLoader"])
+def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
+    batches = WebDataset(str(folder / "{0..3}.tar")).to_tuple("cls").batched(4)
+    if kind == "MultiLoader":
+        loader = MultiLoader(batches, workers=2, start_method="fork")
+    else:
+        loader = torch.utils.data.DataLoader(batches, batch_size=None, num_workers=2)
+    with DataPipeline(loader).map(lambda batch: len(batch[0])) as dataset:
+        assert sorted(dataset) == [2, 2, 4, 4]
+        assert len(list(dataset.with_epoch(5))) == 5
+
+
+def test_an_idle_worker_is_an_error_of_the_loader(folder):
+    dataset = WebDataset(str(folder / "0.tar"))
+    expected = pytest.raises(ValueError, match="no samples found in worker 1 of 2")
+    with MultiLoader(dataset, workers=2, start_method="fork") as loader, expected:
+        list(loader)

@@ -1,0 +1,218 @@
+import itertools
+import signal
+import sqlite3
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.pipeline.caching.db_cache import DBCache
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stream import Source, collect
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "samples.db")
+
+
+def elements(stream):
+    return [element for _, element in stream]
+
+
+def test_reads_as_it_is_written():
+    assert str(DBCache("x.db", 100)) == "dbcache('x.db', 100)"
+    assert str(DBCache("x.db", 100, shuffle=True)) == "dbcache('x.db', 100, shuffle=True)"
+
+
+def test_the_database_outlives_the_stage(path):
+    collect(DBCache(path, 100), "abc")
+    assert collect(DBCache(path, 100), "xyz") == ["a", "b", "c"]
+
+
+def test_an_epoch_ends_when_the_size_is_reached(path):
+    taken = []
+
+    def source():
+        for n in itertools.count():
+            taken.append(n)
+            yield n
+
+    dataset = DataPipeline(source).compose(DBCache(path, 150))
+    assert list(dataset) == list(dataset) == list(range(150))
+    assert len(taken) == 151
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 200), size=st.integers(1, 200), stop=st.integers(0, 200))
+def test_an_interrupted_epoch_changes_nothing_about_it(tmp_path_factory, n, size, stop):
+    stage = DBCache(tmp_path_factory.mktemp("db") / "x.db", size)
+    whole = list(range(min(n, size)))
+    assert elements(islice(stage.stream(Source(range(n))), stop)) == whole[:stop]
+    assert collect(stage, range(n)) == collect(stage, range(n)) == whole
+
+
+@pytest.mark.parametrize("size", [1, 50, 64, 100, 130, 1000])
+def test_the_size_counts_the_elements_of_all_workers(path, size):
+    contexts = [Context(worker=worker, workers=3) for worker in range(3)]
+    dataset = DataPipeline(range(300)).compose(DBCache(path, size))
+    streams = [dataset.stream(context) for context in contexts]
+    first = [element for row in itertools.zip_longest(*streams) for element in row if element is not None]
+    assert len(first) == len(set(first)) == min(size, 300)
+    again = [item for context in contexts for item in dataset.stream(context)]
+    assert sorted(again) == sorted(first)
+
+
+def test_a_larger_size_later_does_not_change_what_is_complete(path):
+    collect(DBCache(path, 5), range(10))
+    assert collect(DBCache(path, 8), range(10)) == list(range(5))
+
+
+def test_shuffled_it_gives_another_order_in_every_epoch_once_it_is_complete(path):
+    stage = DBCache(path, 100, shuffle=True)
+    orders = [collect(stage, range(50), Context(epoch=epoch)) for epoch in range(3)]
+    assert orders[0] == list(range(50))
+    assert orders[0] != orders[1] != orders[2]
+    assert sorted(orders[1]) == sorted(orders[2]) == orders[0]
+    assert collect(stage, [], Context(epoch=1)) == orders[1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(stop=st.integers(0, 51))
+def test_shuffled_it_continues_from_its_state_exactly(continues, tmp_path_factory, stop):
+    stage = DBCache(tmp_path_factory.mktemp("db") / "x.db", 100, shuffle=True)
+    collect(stage, range(50))
+    continues(lambda: stage.stream(Source(range(50)), Context(epoch=2)), stop)
+
+
+def test_a_state_of_the_first_epoch_is_continued_in_order_after_it_became_complete(path):
+    stage = DBCache(path, 100, shuffle=True)
+    first = stage.stream(Source(range(50)))
+    assert elements(islice(first, 20)) == list(range(20))
+    state = first.state_dict()
+    elements(first)
+    again = stage.stream(Source(range(50)))
+    again.load_state_dict(state)
+    assert elements(again) == list(range(20, 50))
+
+
+def test_a_state_of_a_database_that_is_gone_is_an_error(path, tmp_path):
+    stage = DBCache(path, 100, shuffle=True)
+    collect(stage, range(50))
+    state = stage.stream(Source(range(50))).state_dict()
+    elsewhere = DBCache(tmp_path / "other.db", 100, shuffle=True).stream(Source(range(50)))
+    with pytest.raises(LookupError, match="a cache that is complete with 50 elements, which it is not"):
+        elsewhere.load_state_dict(state)
+
+
+def test_behind_an_element_that_failed_the_size_holds_all_the_same(path):
+    class Bad(Source):
+        def __next__(self):
+            item = super().__next__()
+            if item[0] == 3:
+                raise ValueError("bad element")
+            return item
+
+    stream = DBCache(path, 10).stream(Bad(range(100)))
+    assert elements(islice(stream, 3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="bad element"):
+        next(stream)
+    assert len(elements(stream)) == 7
+
+
+def test_what_cannot_be_stored_is_an_error_that_says_where(path):
+    with pytest.raises(
+        TypeError, match=r'DBCache: an element cannot be stored: in it, batch\["x"\] is a set'
+    ):
+        collect(DBCache(path, 10), [{"x": {1}}])
+
+
+def test_a_database_of_another_pipeline_is_refused(path):
+    collect(DBCache(path, 10, fingerprint="shards v1"), "ab")
+    with pytest.raises(ValueError, match="another pipeline: .*\n  there: shards v1\n  here:  shards v2"):
+        collect(DBCache(path, 10, fingerprint="shards v2"), "ab")
+    assert collect(DBCache(path, 10), []) == ["a", "b"]
+
+
+def test_a_file_that_is_no_database_of_this_stage_is_refused_and_left_alone(path, tmp_path):
+    (tmp_path / "text").write_text("something else" * 1000)
+    with pytest.raises(ValueError, match="cannot be used as a database"):
+        collect(DBCache(tmp_path / "text", 10), "ab")
+    assert (tmp_path / "text").read_text() == "something else" * 1000
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    with pytest.raises(ValueError, match="was not made by this stage"):
+        collect(DBCache(path, 10), "ab")
+
+
+def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="nowhere/x.db cannot be opened"):
+        collect(DBCache(tmp_path / "nowhere" / "x.db", 10), "ab")
+
+
+def test_a_size_below_one_is_refused(path):
+    with pytest.raises(ValueError, match="DBCache: size must be at least 1, got 0"):
+        DBCache(path, 0)
+
+
+def test_readers_are_not_kept_waiting_by_a_writer(path):
+    stage = DBCache(path, 100)
+    collect(stage, "abc")
+    stream = stage.stream(Source([]))
+    writer = sqlite3.connect(path, isolation_level=None)
+    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    writer.execute("BEGIN EXCLUSIVE")
+    assert elements(stream) == ["a", "b", "c"]
+    writer.close()
+
+
+PROGRAM = """if True:
+    import sys, time
+    from mpwds.pipeline.context import Context
+    from mpwds.pipeline.dataset import DataPipeline
+    from mpwds.pipeline.caching.db_cache import DBCache
+
+    worker, workers, last = map(int, sys.argv[2:])
+    dataset = DataPipeline(range(300)).compose(DBCache(sys.argv[1], 1000))
+    for count, (_, n) in enumerate(dataset.stream(Context(worker=worker, workers=workers)), 1):
+        if count == last:
+            print("there", flush=True)
+            time.sleep(60)
+"""
+
+
+def test_workers_fill_it_at_the_same_time(path):
+    programs = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, path, str(worker), "4", "0"]) for worker in range(4)
+    ]
+    assert [program.wait() for program in programs] == [0, 0, 0, 0]
+    stage = DBCache(path, 1000)
+    parts = [stage.stream(Source([]), Context(worker=worker, workers=4)) for worker in range(4)]
+    assert sorted(element for part in parts for _, element in part) == list(range(300))
+
+
+def test_a_worker_that_is_killed_leaves_a_database_that_goes_on(path):
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, path, "0", "1", "155"], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout.readline() == "there\n"
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    dataset = DataPipeline(range(300)).compose(DBCache(path, 1000))
+    assert list(dataset) == list(dataset) == list(range(300))
+
+
+def test_the_workers_of_a_loader_share_it(path):
+    dataset = DataPipeline(range(60)).compose(DBCache(path, 1000)).batched(4)
+    with MultiLoader(dataset, workers=2) as loader:
+        epochs = [sorted(n for batch in loader for n in batch.tolist()) for _ in range(2)]
+    assert epochs == [list(range(60))] * 2
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*), sum(complete) FROM part").fetchone() == (2, 2)
+    connection.close()

@@ -1,0 +1,286 @@
+"""What mcached, lmdb_cached and DBCache have in common: the stream made of a store and a source."""
+
+import contextlib
+import itertools
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.caching.db_cache import DBCache
+from mpwds.pipeline.caching.lmdb_cached import LMDBCached
+from mpwds.pipeline.caching.mcached import Cached
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.stream import Source, collect
+
+KINDS = ["mcached", "lmdb_cached", "DBCache"]
+
+
+@pytest.fixture(scope="session")
+def new(tmp_path_factory):
+    """Makes a stage of a kind with an empty store."""
+    folder = tmp_path_factory.mktemp("stores")
+    numbers = itertools.count()
+
+    def new(kind):
+        path = str(folder / str(next(numbers)))
+        if kind == "mcached":
+            return Cached()
+        return LMDBCached(path, 1e8, chunksize=40) if kind == "lmdb_cached" else DBCache(path, 10_000)
+
+    return new
+
+
+class Counted(Source):
+    """A source that counts what it gives, and fails where it is told to."""
+
+    given = 0
+    bad = None
+
+    def __next__(self):
+        item = super().__next__()
+        Counted.given += 1
+        if item[0] == self.bad:
+            raise ValueError("bad element")
+        return item
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def stage(kind, new):
+    Counted.given = 0
+    return new(kind)
+
+
+def elements(stream):
+    return [element for _, element in stream]
+
+
+def take(stream, count):
+    return [element for _, element in itertools.islice(stream, count)]
+
+
+def test_the_second_epoch_does_not_touch_the_source(stage):
+    first = list(stage.stream(Counted("abc")))
+    assert first == [(0, "a"), (1, "b"), (2, "c")]
+    assert list(stage.stream(Source([]))) == first
+    assert Counted.given == 3
+
+
+def test_a_source_without_elements_is_complete(stage):
+    assert collect(stage, []) == []
+    assert collect(stage, "abc") == []
+
+
+def test_elements_are_what_they_were(stage):
+    import numpy as np
+    import torch
+
+    sample = {
+        "__key__": "a/b",
+        "png": b"\x00\xff",
+        "json": {"x": [1, 2.5, None, True, "ä"], "t": (1, (2,))},
+        "npy": np.arange(6, dtype="int16").reshape(2, 3),
+        "scalar": np.float32(1.5),
+        "pth": torch.arange(3.0),
+    }
+    collect(stage, [sample])
+    (again,) = collect(stage, [])
+    assert again.keys() == sample.keys()
+    for field in ("__key__", "png", "json"):
+        assert again[field] == sample[field]
+    assert again["json"]["t"].__class__ is tuple
+    assert again["npy"].dtype == np.int16
+    assert again["npy"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert type(again["scalar"]) is np.float32
+    assert torch.equal(again["pth"], sample["pth"])
+
+
+def test_what_a_later_stage_does_to_an_element_is_not_stored(stage):
+    import numpy as np
+
+    for _ in range(3):
+        for _, element in stage.stream(Source([{"x": [1], "a": np.zeros(2)}])):
+            assert element["x"] == [1]
+            assert element["a"].tolist() == [0, 0]
+            element["x"].append(2)
+            element["a"][:] = 7
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 250), stops=st.lists(st.integers(0, 250), max_size=4), kind=st.sampled_from(KINDS))
+def test_interrupted_epochs_give_a_part_each_and_the_last_one_everything_once(new, n, stops, kind):
+    stage = new(kind)
+    for stop in stops:
+        assert take(stage.stream(Source(range(n))), stop) == list(range(min(n, stop)))
+    assert collect(stage, range(n)) == list(range(n))
+    assert collect(stage, []) == list(range(n))
+
+
+def test_an_interrupted_epoch_is_not_served_as_whole(stage):
+    take(stage.stream(Source(range(50))), 40)
+    assert collect(stage, range(50)) == list(range(50))
+
+
+def test_an_interrupted_epoch_is_not_read_again_from_its_beginning(stage):
+    take(stage.stream(Source(range(1000))), 990)
+    Counted.given = 0
+    assert elements(stage.stream(Counted(range(1000)))) == list(range(1000))
+    assert Counted.given < 300
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
+def test_continues_from_its_state_exactly_with_the_store_it_had(continues, new, n, stop, kind):
+    stage = new(kind)
+    continues(lambda: stage.stream(Shuffle(20).stream(Source(range(n)))), stop)
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
+def test_continues_from_its_state_exactly_with_an_empty_store(continues, new, n, stop, kind):
+    continues(lambda: new(kind).stream(Shuffle(20).stream(Source(range(n)))), stop)
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
+def test_after_it_was_continued_elsewhere_the_next_epoch_is_whole(new, n, stop, kind):
+    first = new(kind).stream(Source(range(n)))
+    take(first, stop)
+    stage = new(kind)
+    second = stage.stream(Source(range(n)))
+    second.load_state_dict(first.state_dict())
+    assert elements(second) == list(range(n))[stop:]
+    assert collect(stage, range(n)) == collect(stage, range(n)) == list(range(n))
+
+
+def test_fetches_an_element_from_the_store_and_others_from_the_source(stage):
+    collect(stage, "abc")
+    stream = stage.stream(Source("xyzuvw"))
+    assert [stream.fetch(address) for address in (2, 0, 5)] == ["c", "a", "w"]
+
+
+def test_stages_behind_it_keep_the_addresses_of_the_source(stage, continues):
+    def make():
+        return Shuffle(10).stream(stage.stream(Source(range(50))))
+
+    continues(make, 20)
+
+
+def test_an_element_that_fails_is_tried_again_in_the_next_epoch(stage):
+    source = Counted(range(10))
+    source.bad = 4
+    stream = stage.stream(source)
+    assert take(stream, 4) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="bad element"):
+        next(stream)
+    assert elements(stream) == [5, 6, 7, 8, 9]
+    assert collect(stage, range(10)) == list(range(10))
+
+
+def test_the_state_behind_an_element_that_failed_is_exact(stage):
+    source = Counted(range(10))
+    source.bad = 4
+    stream = stage.stream(source)
+    take(stream, 4)
+    with pytest.raises(ValueError, match="bad element"):
+        next(stream)
+    assert take(stream, 2) == [5, 6]
+    again = stage.stream(Source(range(10)))
+    again.load_state_dict(stream.state_dict())
+    assert elements(again) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("now", [range(100, 200), range(5), range(0, 100, 2)])
+def test_stored_elements_of_another_source_are_thrown_away_if_they_are_not_all(new, kind, now):
+    class Placed(Source):
+        """Its addresses are its elements."""
+
+        def __next__(self):
+            _, element = super().__next__()
+            return element, element
+
+    stage = new(kind)
+    take(stage.stream(Placed(range(100))), 50)
+    with pytest.warns(RuntimeWarning, match="stored elements of an epoch that was not completed are thrown"):
+        assert elements(stage.stream(Placed(now))) == list(now)
+    assert collect(stage, []) == list(now)
+
+
+def test_a_plain_generator_before_it_is_run_once(stage):
+    runs = []
+
+    def doubled(source):
+        runs.append(1)
+        for element in source:
+            yield 2 * element
+
+    dataset = DataPipeline(range(30)).compose(doubled, stage)
+    assert [list(dataset) for _ in range(3)] == [[2 * n for n in range(30)]] * 3
+    assert len(runs) == 1
+
+
+def test_a_plain_generator_before_it_is_run_again_after_an_interruption(stage):
+    dataset = DataPipeline(range(30)).compose(lambda source: (2 * n for n in source), stage)
+    assert list(itertools.islice(dataset, 20)) == [2 * n for n in range(20)]
+    assert list(dataset) == list(dataset) == [2 * n for n in range(30)]
+
+
+def test_workers_have_parts_of_their_own(stage):
+    contexts = [Context(worker=worker, workers=3) for worker in range(3)]
+    dataset = DataPipeline(range(40)).compose(stage)
+    for _ in range(2):
+        parts = [elements(dataset.stream(context)) for context in contexts]
+        assert sorted(itertools.chain(*parts)) == list(range(40))
+    assert sorted(elements(dataset.stream(Context()))) == list(range(40))
+
+
+def test_called_with_an_iterable_it_gives_what_is_stored(stage):
+    assert list(stage("abc")) == list(stage("xyz")) == ["a", "b", "c"]
+
+
+def test_two_streams_at_once_store_every_element_once(stage):
+    one, other = stage.stream(Source(range(60))), stage.stream(Source(range(60)))
+    pairs = list(zip(elements(itertools.islice(one, 30)), elements(itertools.islice(other, 30)), strict=True))
+    assert pairs == [(n, n) for n in range(30)]
+    assert elements(one) == elements(other) == list(range(30, 60))
+    assert collect(stage, []) == list(range(60))
+
+
+def test_nothing_stays_open(kind, new, nothing_left):
+    stage = new(kind)
+    take(stage.stream(Source(range(20))), 10)
+    assert collect(stage, range(20)) == list(range(20))
+
+
+def test_a_fork_uses_the_store_of_its_parent_but_not_its_open_files(stage, kind):
+    stream = stage.stream(Source(range(60)))
+    assert take(stream, 30) == list(range(30))
+    child = os.fork()
+    if child == 0:
+        if kind != "mcached" and set(_open_files()) & set(_databases(stage)):
+            os._exit(2)
+        right = elements(stream) == list(range(30, 60)) and collect(stage, range(60)) == list(range(60))
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert elements(stream) == list(range(30, 60))
+    assert collect(stage, range(60)) == list(range(60))
+
+
+def _open_files():
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the others
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
+def _databases(stage):
+    if isinstance(stage, DBCache):
+        return [stage.path, stage.path + "-wal"]
+    return [os.path.join(stage.fname, name) for name in ("data.mdb", "lock.mdb")]

@@ -1,0 +1,201 @@
+import numpy as np
+import pytest
+import torch
+import webdataset.filters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mpwds.pipeline.collation.collate import Stack, default_collation_fn, deferred_collation_fn
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1.5, 2], [True, False], [1j, 2], [np.float32(1), np.float32(2)]])
+def test_numbers_become_an_array(values):
+    column = default_collation_fn(values)
+    assert column.dtype == np.array(values).dtype
+    assert column.tolist() == values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b"],
+        [b"a", b"b"],
+        [None, None],
+        [1, None],
+        [1, "a"],
+        [1, [2]],
+        [2**70, 1],
+        [[], []],
+    ],
+)
+def test_anything_else_becomes_a_list(values):
+    (column,) = default_collation_fn([(value,) for value in values])
+    assert column == values
+    assert type(column) is list
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, max_side=4)),
+    reverse=st.booleans(),
+)
+def test_arrays_are_stacked_as_numpy_stacks_them(rows, row, reverse):
+    samples = [row.T if reverse else row] * rows
+    column = default_collation_fn(samples)
+    assert column.dtype == np.stack(samples).dtype
+    np.testing.assert_array_equal(column, np.stack(samples))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(max_side=4)),
+)
+def test_deferred_arrays_are_the_same_once_written(rows, row):
+    column = deferred_collation_fn([row.T] * rows)
+    if isinstance(column, Stack):
+        assert column.dtype.isnative
+        out = np.empty(column.shape, column.dtype)
+        column.write_into(out)
+        column = out
+    np.testing.assert_array_equal(column, np.stack([row.T] * rows))
+
+
+def test_pictures_are_deferred_and_dates_are_not():
+    assert isinstance(deferred_collation_fn([np.zeros((3, 4, 4), np.uint8)] * 2), Stack)
+    assert isinstance(deferred_collation_fn([np.zeros(3, "M8[s]")] * 2), np.ndarray)
+
+
+@pytest.mark.parametrize("collation_fn", [default_collation_fn, deferred_collation_fn])
+@pytest.mark.parametrize("other", [np.zeros(4), np.zeros((1, 3))])
+def test_arrays_of_different_shapes_are_an_error_that_says_what_to_do(collation_fn, other):
+    with pytest.raises(ValueError, match="shapes in field 'x': the first has .*3,.*mpwds.padded()"):
+        collation_fn([{"x": np.zeros(3)}, {"x": other}])
+
+
+@pytest.mark.parametrize("other", [None, 1.5, [0, 0, 0]])
+def test_arrays_among_other_values_are_an_error(other):
+    with pytest.raises(ValueError, match="in field 1: the first is a ndarray, that of sample 1 of the batch"):
+        default_collation_fn([(0, np.zeros(3)), (0, other)])
+
+
+def same(ours, theirs):
+    """Whether two batches are of the same types and values."""
+    if isinstance(theirs, (np.ndarray, torch.Tensor)):
+        return type(ours) is type(theirs) and ours.dtype == theirs.dtype and ours.tolist() == theirs.tolist()
+    if isinstance(theirs, dict):
+        return (
+            type(ours) is dict
+            and ours.keys() == theirs.keys()
+            and all(same(ours[k], theirs[k]) for k in theirs)
+        )
+    if isinstance(theirs, (list, tuple)):
+        return type(ours) is type(theirs) and all(map(same, ours, theirs))
+    return ours == theirs
+
+
+ROWS = {
+    "ints": [1, 2],
+    "floats": [1.5, 2.5],
+    "both": [1, 2.5],
+    "bools": [True, False],
+    "text": ["a", "b"],
+    "bytes": [b"a", b"b"],
+    "none": [None, None],
+    "lists": [[1, 2], [3]],
+    "dicts": [{"a": 1}, {"a": 2}],
+    "arrays": [np.zeros((2, 3), np.uint8), np.ones((2, 3), np.uint8)],
+    "arrays of no dimension": [np.array(1.5), np.array(2.5)],
+    "tensors": [torch.zeros(2, 3), torch.ones(2, 3)],
+    "bfloat16": [torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)],
+}
+
+
+@pytest.mark.parametrize("combine_scalars", [True, False])
+@pytest.mark.parametrize("combine_tensors", [True, False])
+@pytest.mark.parametrize("sample", [tuple, list, lambda fields: dict(enumerate(fields))])
+def test_batches_are_of_the_types_of_webdatasets(sample, combine_tensors, combine_scalars):
+    samples = [sample([values[row] for values in ROWS.values()]) for row in (0, 1)]
+    theirs = webdataset.filters.default_collation_fn(samples, combine_tensors, combine_scalars)
+    assert same(default_collation_fn(samples, combine_tensors, combine_scalars), theirs)
+
+
+def test_arrays_of_different_shapes_stay_a_list_on_request():
+    rows = [np.zeros(3), np.zeros(4)]
+    assert type(default_collation_fn(rows, combine_tensors=False)) is list
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.bool])
+def test_tensors_are_stacked_to_a_tensor(dtype):
+    rows = [torch.arange(12).reshape(3, 4).to(dtype).T for _ in range(2)]
+    assert torch.equal(default_collation_fn(rows), torch.stack(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64, torch.complex64, torch.bool])
+def test_deferred_tensors_are_the_same_once_written(dtype):
+    rows = [torch.arange(12).reshape(3, 4).to(dtype).T for _ in range(2)]
+    column = deferred_collation_fn(rows)
+    out = np.empty(column.shape, column.dtype)
+    column.write_into(out)
+    assert torch.equal(torch.from_numpy(out), torch.stack(rows))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(3, requires_grad=True),
+        torch.zeros(3, dtype=torch.cfloat).conj(),
+    ],
+)
+def test_tensors_that_numpy_cannot_hold_as_they_are_are_stacked_at_once(row):
+    assert torch.equal(deferred_collation_fn([row, row]), torch.stack([row, row]))
+
+
+@pytest.mark.parametrize("collation_fn", [default_collation_fn, deferred_collation_fn])
+@pytest.mark.parametrize("dtypes", [("f4", "f8"), ("u1", "i2"), (">i4", "<i4"), ("?", "f4"), ("U1", "U3")])
+def test_arrays_of_different_dtypes_become_one_that_holds_them_all(collation_fn, dtypes):
+    rows = [np.ones(3, dtype) for dtype in dtypes]
+    column = collation_fn(rows)
+    if isinstance(column, Stack):
+        out = np.empty(column.shape, column.dtype)
+        column.write_into(out)
+        column = out
+    assert column.dtype == np.stack(rows).dtype
+    np.testing.assert_array_equal(column, np.stack(rows))
+
+
+@pytest.mark.parametrize("collation_fn", [default_collation_fn, deferred_collation_fn])
+def test_tensors_of_different_dtypes_become_one_that_holds_them_all(collation_fn):
+    rows = [torch.ones(3, dtype=torch.float32), torch.ones(3, dtype=torch.float64)]
+    assert torch.equal(collation_fn(rows), torch.stack(rows))
+
+
+def test_tensors_of_different_shapes_are_an_error():
+    with pytest.raises(ValueError, match="different shapes: the first has \\(3,\\), that of sample 1"):
+        default_collation_fn([torch.zeros(3), torch.zeros(4)])
+
+
+def test_tuples_become_a_tuple_and_dicts_a_dict_of_columns():
+    images, keys = default_collation_fn([[np.zeros(3), "a"], [np.ones(3), "b"]])
+    assert images.shape == (2, 3)
+    assert keys == ["a", "b"]
+    batch = default_collation_fn([{"__key__": "a", "x": 1}, {"x": 2, "__key__": "b"}])
+    assert batch["__key__"] == ["a", "b"]
+    assert batch["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([(1, 2), (1,)], "different fields: the first has 2, sample 1 of the batch 1"),
+        ([{"a": 1}, {"b": 1}], "different keys: the first has a, sample 1 of the batch b"),
+        ([(1,), {"a": 1}], "different types: the first is a tuple, sample 1 of the batch a dict"),
+        ([], "no samples"),
+    ],
+)
+def test_samples_that_make_no_batch_are_an_error(samples, message):
+    with pytest.raises(ValueError, match=message):
+        default_collation_fn(samples)

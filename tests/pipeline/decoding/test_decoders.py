@@ -1,0 +1,390 @@
+"""Decoding samples: webdataset's values and order of handlers, errors that name the field and the sample."""
+
+import gzip
+import pickle
+import subprocess
+import sys
+
+import cbor2
+import numpy as np
+import PIL.Image
+import pytest
+import webdataset
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.decoders import (
+    Continue,
+    Decoder,
+    DecodingError,
+    basichandlers,
+    decoders,
+    gzfilter,
+    handle_extension,
+)
+from mpwds.storage.writing.encoders import encode_field
+
+
+def png(pixels):
+    return encode_field("png", pixels)
+
+
+SAMPLE = {
+    "__key__": "000017",
+    "__url__": "x.tar",
+    "cls": b"7",
+    "cls2": b"-1\n",
+    "id": b"1",
+    "index": b"2",
+    "inx": b"3",
+    "txt": "été".encode(),
+    "caption.text": b"a",
+    "transcript": b"b",
+    "json": b'{"a": [1, null]}',
+    "jsn": b"[]",
+    "npy": encode_field("npy", np.arange(6).reshape(2, 3)),
+    "npz": encode_field("npz", {"a": np.arange(3)}),
+    "ten": encode_field("ten", [np.arange(3.0), np.arange(2)]),
+    "tb": encode_field("tb", np.arange(3.0)),
+    "mp": encode_field("mp", {"a": [1, "b", b"c"]}),
+    "msg": encode_field("msg", [1.5]),
+    "cbor": encode_field("cbor", {"a": [1, "b", b"c"]}),
+    "pth": encode_field("pth", {"a": np.float64(1.5).item()}),
+    "npy.gz": encode_field("npy.gz", np.arange(6)),
+    "pyd.gz": encode_field("pyd.gz", (1, 2)),
+    "pyd": encode_field("pyd", {"a": {1, 2}}),
+    "pickle": encode_field("pickle", [None]),
+    "pkl": encode_field("pkl", 7),
+    "txt.gz": gzip.compress(b"packed"),
+    "left.png": png(np.eye(4)),
+    "bin": b"\x00\xff",
+    "class": b"7",
+    "count": b"7",
+    "html": b"<p>",
+    "htm": b"<p>",
+    "img": png(np.eye(4)),
+    "gz": gzip.compress(b"bytes"),
+}
+
+
+def comparable(value):
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return {name: comparable(element) for name, element in value.items()}
+    return [comparable(element) for element in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(autouse=True)
+def cbor(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cbor", cbor2)  # the package that webdataset wants is no longer kept up
+
+
+def test_decodes_as_webdataset_does():
+    theirs = webdataset.autodecode.Decoder([webdataset.imagehandler("rgb8")])(SAMPLE)
+    assert comparable(Decoder("rgb8", allow_pickle=True)(SAMPLE)) == comparable(theirs)
+
+
+def test_every_extension_that_webdataset_decodes_is_decoded():
+    assert set(webdataset.autodecode.decoders) <= set(decoders)
+
+
+def test_the_sample_itself_is_not_changed():
+    before = dict(SAMPLE)
+    Decoder("rgb8", allow_pickle=True)(SAMPLE)
+    assert before == SAMPLE
+
+
+def test_the_longer_names_that_the_writer_knows_are_decoded_too():
+    sample = {"tenbin": encode_field("tenbin", np.arange(3)), "msgpack": encode_field("msgpack", [1])}
+    assert comparable(Decoder()(sample)) == comparable({"tenbin": [np.arange(3)], "msgpack": [1]})
+
+
+def test_only_the_last_extension_counts_and_its_case_does_not():
+    assert Decoder()({"a.b.CLS": b"7", "cls.foo": b"7"}) == {"a.b.CLS": 7, "cls.foo": b"7"}
+
+
+@pytest.mark.parametrize("field", ["json", "mp", "cbor", "pyd"])
+def test_none_is_a_value(field):
+    assert Decoder(allow_pickle=True)({field: encode_field(field, None)}) == {field: None}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-be"])
+def test_json_may_be_in_other_encodings(encoding):
+    assert Decoder()({"json": '["é"]'.encode(encoding)}) == {"json": ["é"]}
+
+
+def test_messagepack_maps_may_have_numbers_for_keys():
+    assert Decoder()({"mp": encode_field("mp", {1: "a"})}) == {"mp": {1: "a"}}
+
+
+def test_a_program_may_add_to_the_table(monkeypatch):
+    monkeypatch.setitem(decoders, "hex", lambda data: bytes.fromhex(data.decode()))
+    monkeypatch.setitem(decoders, "txt", lambda data: data.decode().upper())
+    sample = {"hex": memoryview(b"ff"), "txt": b"a", "x.txt.gz": gzip.compress(b"b")}
+    assert Decoder()(sample) == {"hex": b"\xff", "txt": "A", "x.txt.gz": "B"}
+
+
+def test_field_names_without_end_do_not_fill_the_memory():
+    decode = Decoder(lambda key, data: None)
+    for number in range(5000):
+        decode({f"{number}.cls": b"7"})
+    assert len(decode._loads) <= 1000
+    assert len(decode._loads._chain) <= 1000
+    assert decode({"0.cls": b"7", "4999.cls": b"8"}) == {"0.cls": 7, "4999.cls": 8}
+
+
+# ------------------------------------------------------------------------------------------- memoryviews
+
+
+def test_memoryviews_decode_as_bytes_do():
+    decode = Decoder("rgb8", allow_pickle=True)
+    views = {
+        field: memoryview(value).toreadonly() if isinstance(value, bytes) else value
+        for field, value in SAMPLE.items()
+    }
+    assert comparable(decode(views)) == comparable(decode(SAMPLE))
+
+
+@pytest.mark.parametrize("options", [{}, {"post": []}, {"only": "cls"}, {"partial": True}])
+def test_no_memoryview_is_handed_out(options):
+    sample = {
+        "__key__": memoryview(b"k"),
+        "__x__": memoryview(b"\xff"),
+        "bin": memoryview(b"x"),
+        "cls": memoryview(b"7"),
+    }
+    result = Decoder(**options)(sample)
+    assert {type(value) for value in result.values()} <= {str, bytes, int}
+    assert (result["__key__"], result["__x__"], result["bin"]) == ("k", b"\xff", b"x")
+
+
+def test_functions_of_others_get_bytes():
+    seen = []
+
+    def note(key, data):
+        seen.append(type(data))
+
+    Decoder(note, handle_extension("x", type), ("y", type))(
+        {"cls": memoryview(b"7"), "bin": memoryview(b"8")}
+    )
+    assert seen == [bytes, bytes]
+    assert Decoder(handle_extension("x", type), ("y", type))(
+        {"x": memoryview(b"7"), "y": memoryview(b"7")}
+    ) == {
+        "x": bytes,
+        "y": bytes,
+    }
+
+
+def test_arrays_in_tenbin_share_the_views_memory():
+    data = encode_field("ten", np.arange(3))
+    assert np.shares_memory(Decoder()({"ten": memoryview(data)})["ten"][0], np.frombuffer(data, "u1"))
+
+
+def test_a_decoder_says_whether_it_takes_memoryviews():
+    assert Decoder("rgb8").takes_views
+    assert Decoder(pre=[], post=[basichandlers]).takes_views
+    assert not Decoder("rgb8", handle_extension("x", len)).takes_views
+    assert not Decoder(pre=[lambda key, data: None]).takes_views
+
+
+# ------------------------------------------------------------------------------------------- handlers
+
+
+def test_the_first_result_that_is_not_none_wins():
+    def skip(key, data):
+        return None
+
+    decode = Decoder(
+        skip, handle_extension("cls", lambda data: "first"), handle_extension("cls", lambda data: "second")
+    )
+    assert decode({"cls": b"7"}) == {"cls": "first"}
+
+
+def test_handlers_run_between_pre_and_post():
+    order = []
+
+    def note(name):
+        return lambda key, data: order.append((name, key))
+
+    Decoder(note("main"), pre=[note("pre")], post=[note("post")])({"a.b": b"1"})
+    assert order == [("pre", ".a.b"), ("main", ".a.b"), ("post", ".a.b")]
+
+
+def test_pre_and_post_replace_the_defaults():
+    sample = {"cls.gz": gzip.compress(b"7"), "cls": b"7"}
+    assert Decoder()(sample) == {"cls.gz": 7, "cls": 7}
+    assert Decoder(pre=[])(sample) == {"cls.gz": sample["cls.gz"], "cls": 7}
+    assert Decoder(post=[])(sample) == {"cls.gz": b"7", "cls": b"7"}
+
+
+def test_continue_hands_other_data_to_the_handlers_that_follow():
+    def reverse(key, data):
+        return Continue(".cls", data[::-1]) if key == ".rev" else None
+
+    assert Decoder(reverse)({"rev": b"21"}) == {"rev": 12}
+    assert Decoder(reverse, post=[])({"rev": b"21"}) == {"rev": b"12"}
+
+
+def test_falsy_results_are_results():
+    assert Decoder(handle_extension("cls", lambda data: 0))({"cls": b"7"}) == {"cls": 0}
+
+
+@pytest.mark.parametrize(
+    ("field", "matches"), [("seg.png", True), ("a.SEG.png", True), ("png", False), ("xseg.png", False)]
+)
+def test_an_extension_with_dots_asks_for_all_of_its_parts(field, matches):
+    handler = handle_extension("other seg.png", len)
+    assert handler("." + field, b"abc") == webdataset.handle_extension("other seg.png", len)(
+        "." + field, b"abc"
+    )
+    assert (handler("." + field, b"abc") == 3) is matches
+
+
+def test_only_names_the_fields_to_decode():
+    for only in ("cls json", ["cls", "json"]):
+        assert Decoder(only=only)({"cls": b"7", "json": b"1", "id": b"7"}) == {
+            "cls": 7,
+            "json": 1,
+            "id": b"7",
+        }
+
+
+def test_metadata_is_passed_through_and_its_bytes_become_text():
+    sample = {"__key__": b"a", "__cls": b"7", "__n__": 7, "__bad__": b"\xff"}
+    assert Decoder()(sample) == {"__key__": "a", "__cls": "7", "__n__": 7, "__bad__": b"\xff"}
+
+
+def test_a_decoder_can_be_pickled():
+    decode = pickle.loads(pickle.dumps(Decoder("rgb8", gzfilter, handle_extension("hex", len), only="cls")))
+    assert decode({"cls": b"7", "id": b"7"}) == {"cls": 7, "id": b"7"}
+
+
+def test_handlers_may_come_in_a_list_as_webdatasets_do():
+    assert Decoder([handle_extension("cls", len), "rgb8"])({"cls": b"7"}) == {"cls": 1}
+
+
+def test_a_pair_stands_for_handle_extension():
+    assert Decoder(("a cls", len))({"a": b"12", "cls": b"3", "id": b"7"}) == {"a": 2, "cls": 1, "id": 7}
+
+
+def test_a_function_for_an_extension_may_leave_it_to_the_handlers_that_follow():
+    assert Decoder(handle_extension("cls", lambda data: None))({"cls": b"7"}) == {"cls": 7}
+
+
+def test_what_continue_holds_need_not_be_bytes():
+    assert Decoder(lambda key, data: Continue(".x", 5))({"a": b"1"}) == {"a": 5}
+
+
+def test_a_handler_that_continues_differently_each_time_is_asked_each_time():
+    def continues(key, data):
+        return Continue("." + data.decode(), b"7")
+
+    decode = Decoder(continues)
+    assert [decode({"a": name})["a"] for name in (b"cls", b"txt", b"bin")] == [7, "7", b"7"]
+
+
+@pytest.mark.parametrize(
+    "handlers", [(7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg", 7),), ((len, "jpg"),)]
+)
+def test_what_is_no_handler_is_a_type_error(handlers):
+    with pytest.raises(TypeError, match="must be a function"):
+        Decoder(*handlers)
+
+
+def test_an_unknown_image_format_is_an_error_at_once():
+    with pytest.raises(ValueError, match="unknown image format 'rgb9': the known ones are l8 rgb8"):
+        Decoder("rgb9")
+
+
+# --------------------------------------------------------------------------------------------- errors
+
+
+def test_an_error_says_which_field_of_which_sample_failed():
+    sample = {"__key__": "000017", "__url__": "digits-train-000003.tar", "cls": b"7", "png": b"not an image"}
+    with pytest.raises(DecodeError) as caught:
+        Decoder("rgb8")(sample)
+    assert str(caught.value) == (
+        'field "png" of sample "000017" in digits-train-000003.tar cannot be decoded: '
+        "UnidentifiedImageError: cannot identify image file (12 bytes)"
+    )
+    assert (caught.value.field, caught.value.key, caught.value.url) == (
+        "png",
+        "000017",
+        "digits-train-000003.tar",
+    )
+    assert isinstance(caught.value.__cause__, PIL.UnidentifiedImageError)
+
+
+def test_an_error_survives_pickling():
+    with pytest.raises(DecodeError) as caught:
+        Decoder()({"__key__": "a", "cls": b"x"})
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (str(error), error.field, error.key, error.url) == (str(caught.value), "cls", "a", None)
+
+
+@pytest.mark.parametrize(
+    ("field", "data", "message"),
+    [
+        ("cls", b"seven", "invalid literal"),
+        ("txt", b"\xff", "can't decode"),
+        ("json", b"{", "JSONDecodeError"),
+        ("npy", b"nothing", "magic"),
+        ("npy", encode_field("npy", np.arange(3))[:-1], "takes 24 bytes, 23 are there"),
+        ("npz", encode_field("npy", np.arange(3)), r"holds one array as \.npy, not an \.npz archive"),
+        ("npz", b"nothing", r"npz\" cannot be decoded"),
+        ("ten", b"nothing", "TenbinError"),
+        ("mp", b"\xc1", 'mp" cannot be decoded'),
+        ("cbor", b"\x42\x00", "CBORDecodeEOF"),
+        ("pth", b"nothing", "damaged"),
+        ("txt.gz", b"nothing", "BadGzipFile"),
+        ("txt.gz", gzip.compress(b"text")[:-4], "EOFError"),
+        ("jpg", encode_field("jpg", np.random.default_rng(0).random((64, 64, 3)))[:-2000], "truncated"),
+        ("cls", 7, "it is int, expected bytes"),
+        ("cls", None, "it is NoneType"),
+        ("cls", bytearray(b"7"), "it is bytearray"),
+    ],
+)
+def test_what_cannot_be_decoded_is_a_decode_error(field, data, message):
+    with pytest.raises(DecodeError, match=message):
+        Decoder("rgb8")({field: data})
+
+
+def test_partial_passes_decoded_fields_through_but_not_none():
+    assert Decoder(partial=True)({"cls": 7, "id": b"7"}) == {"cls": 7, "id": 7}
+    with pytest.raises(DecodeError, match="NoneType"):
+        Decoder(partial=True)({"cls": None})
+
+
+@pytest.mark.parametrize(
+    ("field", "package", "advice"),
+    [("png", "PIL", r"'mpwds\[images\]'"), ("cbor", "cbor2", r"'mpwds\[cbor\]'"), ("pth", "torch", "torch")],
+)
+def test_a_missing_package_is_an_import_error_that_names_the_extra(monkeypatch, field, package, advice):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.Image", None)
+    with pytest.raises(ImportError, match=f"pip install {advice}"):
+        Decoder("rgb8")({field: b"data"})
+
+
+def test_a_sample_that_is_no_dict_is_a_type_error():
+    with pytest.raises(TypeError, match="must be a dict, got list"):
+        Decoder()([1, 2])
+
+
+def test_torch_is_not_imported_for_numpy_images():
+    program = (
+        "import sys, pickle\n"
+        "from mpwds.pipeline.decoding.decoders import Decoder\n"
+        "Decoder('rgb8')({'pgm': b'P5 1 1 255 a', 'cls': b'7', 'npy': sys.stdin.buffer.read()})\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], input=encode_field("npy", np.arange(3)), check=True)
+
+
+def test_the_error_has_webdatasets_name():
+    assert DecodingError is DecodeError
+
+
+def test_basichandlers_leave_unknown_extensions_to_others():
+    assert basichandlers(".foo", b"1") is None

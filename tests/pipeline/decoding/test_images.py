@@ -1,0 +1,144 @@
+"""Decoding images: webdataset's layouts and values for every specification and every kind of image."""
+
+import io
+import os
+import pickle
+import warnings
+
+import numpy as np
+import PIL.EpsImagePlugin
+import PIL.Image
+import pytest
+import torch
+import webdataset
+
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, ImageDecoder, imagehandler
+
+SPECS = list(webdataset.autodecode.imagespecs)
+GENERATOR = np.random.default_rng(0)
+PIXELS = GENERATOR.integers(0, 256, (5, 7, 4), np.uint8)
+
+
+def stored(mode, image_format="PNG"):
+    if mode == "I;16":
+        image = PIL.Image.fromarray(PIXELS[:, :, 0].astype(np.uint16) * 257)
+    else:
+        opaque = PIL.Image.fromarray(PIXELS[:, :, :3])
+        image = PIL.Image.fromarray(PIXELS) if mode == "RGBA" else opaque.convert(mode)
+    with io.BytesIO() as stream:
+        image.save(stream, image_format)
+        return stream.getvalue()
+
+
+def iptc_holding(data):
+    def field(record, tag, value):
+        return b"\x1c" + bytes([record, tag]) + len(value).to_bytes(2, "big") + value
+
+    size = [(7).to_bytes(2, "big"), (5).to_bytes(2, "big")]
+    layout = [(3, 60, b"\1\0"), (3, 20, size[0]), (3, 30, size[1]), (3, 120, b"\5")]
+    pieces = [data[start : start + 8192] for start in range(0, len(data), 8192)]
+    return b"".join(field(*part) for part in layout) + b"".join(field(8, 10, piece) for piece in pieces)
+
+
+IMAGES = {mode: stored(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
+IMAGES["CMYK jpeg"] = stored("CMYK", "JPEG")
+IMAGES["grey jpeg"] = stored("L", "JPEG")
+
+
+def as_array(value):
+    return value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", IMAGES)
+def test_values_layout_and_type_are_those_of_webdataset(spec, name):
+    ours = ImageDecoder(spec)(".png", IMAGES[name])
+    theirs = webdataset.imagehandler(spec)(".png", IMAGES[name])
+    assert isinstance(ours, type(theirs))
+    assert as_array(ours).dtype == as_array(theirs).dtype
+    assert as_array(ours).shape == as_array(theirs).shape
+    assert np.array_equal(as_array(ours), as_array(theirs))
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "shape"),
+    [
+        ("l8", np.uint8, (5, 7)),
+        ("rgb8", np.uint8, (5, 7, 3)),
+        ("rgba", np.float32, (5, 7, 4)),
+        ("torchl", np.float32, (5, 7)),
+        ("torchrgb8", np.uint8, (3, 5, 7)),
+        ("torch", np.float32, (3, 5, 7)),
+    ],
+)
+def test_the_layouts_are_as_documented(spec, dtype, shape):
+    result = as_array(ImageDecoder(spec)(".png", IMAGES["RGBA"]))
+    assert (result.dtype, result.shape) == (dtype, shape)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_results_are_writable_and_contiguous(spec):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ImageDecoder(spec)(".png", IMAGES["RGB"])
+    if spec.startswith("pil"):
+        result.putpixel((0, 0), 7 if result.mode == "L" else (7,) * len(result.getbands()))
+    else:
+        result[0] = 1
+        assert as_array(result).flags.c_contiguous
+
+
+def test_the_specification_ignores_case():
+    assert ImageDecoder("RGB8")(".png", IMAGES["L"]).shape == (5, 7, 3)
+
+
+def test_the_orientation_in_exif_is_ignored():
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    with io.BytesIO() as stream:
+        PIL.Image.fromarray(PIXELS[:, :, :3]).save(stream, "JPEG", exif=exif)
+        assert ImageDecoder("rgb8")(".jpg", stream.getvalue()).shape == (5, 7, 3)
+
+
+@pytest.mark.parametrize("key", [".png", ".mask.png", ".PNG", ".jpg", ".webp"])
+def test_extensions_of_images_are_decoded_whatever_they_hold(key):
+    assert ImageDecoder("l8")(key, IMAGES["L"]).shape == (5, 7)
+
+
+@pytest.mark.parametrize("key", [".eps", ".png"])
+@pytest.mark.parametrize("image_format", ["EPS", "IPTC"])
+def test_postscript_is_never_executed_whatever_its_name(tmp_path, monkeypatch, key, image_format):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(PIL.EpsImagePlugin, "gs_binary", None)
+    data = stored("RGB", "EPS")
+    if image_format == "IPTC":
+        data = iptc_holding(data)
+    with pytest.raises(ValueError, match=f"{image_format} images are not decoded"):
+        ImageDecoder("rgb8")(key, data)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("key", [".cls", ".png.txt", ".pngx", "."])
+def test_other_extensions_are_left_to_others(key):
+    assert ImageDecoder("l8")(key, IMAGES["L"]) is None
+
+
+def test_the_extensions_may_be_chosen():
+    decode = imagehandler("l8", ["Depth"])
+    assert decode(".depth", IMAGES["L"]).shape == (5, 7)
+    assert decode(".png", IMAGES["L"]) is None
+
+
+def test_no_extension_of_webdataset_is_missing():
+    assert set(webdataset.autodecode.IMAGE_EXTENSIONS) <= IMAGE_EXTENSIONS
+
+
+def test_an_image_decoder_can_be_pickled():
+    assert pickle.loads(pickle.dumps(ImageDecoder("rgb8")))(".png", IMAGES["L"]).shape == (5, 7, 3)
+
+
+def test_a_decoded_pil_image_can_be_pickled():
+    image = ImageDecoder("pil")(".png", IMAGES["RGB"])
+    assert pickle.loads(pickle.dumps(image)).tobytes() == image.tobytes()

@@ -1,0 +1,188 @@
+import glob
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+from mpwds.pipeline.webdataset import WebDataset
+
+DEAD = 99999999  # no process has this number
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return f"{tmp_path}/"
+
+
+def create(folder, numbers):
+    for number in numbers:
+        path = Path(f"{folder}file{number}.tar")
+        path.touch()
+        os.utime(path, (number, number))
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_each_shard_is_read_once_and_removed(folder):
+    create(folder, range(5))
+    shards = DirectoryShardList(folder, mode="unlink", poll=None)
+    urls = [shard["url"] for shard in shards]
+    assert sorted(urls) == [f"{folder}file{number}.tar._{os.getpid()}_" for number in range(5)]
+    assert names(folder) == []
+
+
+def test_the_oldest_are_taken_first(folder):
+    create(folder, [3, 1, 4, 0, 2])
+    shards = DirectoryShardList(folder, pattern="*.tar", select="oldest", mode="unlink", poll=None)
+    urls = [shard["url"] for shard in islice(shards, 3)]
+    assert urls == [f"{folder}file{number}.tar._{os.getpid()}_" for number in range(3)]
+    assert len(glob.glob(folder + "*.tar")) == 2
+
+
+def test_shards_that_appear_meanwhile_are_read(folder):
+    create(folder, range(5))
+    shards = DirectoryShardList(folder, mode="unlink", poll=None)
+    source = iter(shards)
+    files = {next(source)["url"] for _ in range(3)}
+    create(folder, range(10, 15))
+    files.update(shard["url"] for shard in source)
+    assert len(files) == 10
+    assert names(folder) == []
+
+
+def test_a_shard_that_was_taken_away_is_no_error(folder):
+    create(folder, range(2))
+    source = iter(DirectoryShardList(folder, mode="unlink", poll=None))
+    os.remove(next(source)["url"])
+    assert len(list(source)) == 1
+
+
+def test_a_shard_that_was_read_may_be_kept_under_another_name(folder):
+    create(folder, range(2))
+    assert len(list(DirectoryShardList(folder, mode="keep", poll=None))) == 2
+    assert names(folder) == ["file0.tar._done_", "file1.tar._done_"]
+    assert list(DirectoryShardList(folder, pattern="*", poll=None)) == []
+
+
+def test_resampled_shards_come_back(folder):
+    create(folder, range(3))
+    urls = [shard["url"] for shard in islice(DirectoryShardList(folder, poll=None), 20)]
+    assert len(set(urls)) == 3
+    assert len(glob.glob(folder + "*.tar")) == 2  # the last one is claimed still
+
+
+def test_a_function_may_deal_with_what_was_read(folder):
+    create(folder, range(2))
+    dealt_with = []
+
+    def fate(path):
+        dealt_with.append(path)
+        os.unlink(path)
+
+    urls = [shard["url"] for shard in DirectoryShardList(folder, poll=None, fate=fate)]
+    assert dealt_with == urls
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize(("mode", "left"), [("unlink", []), ("keep", ["x.tar._done_"])])
+def test_shards_of_claimants_that_died_are_dealt_with(folder, mode, left):
+    Path(f"{folder}x.tar._{DEAD}_").touch()
+    Path(f"{folder}y.tar._{os.getppid()}_").touch()
+    assert list(DirectoryShardList(folder, mode=mode, poll=None)) == []
+    assert names(folder) == [*left, f"y.tar._{os.getppid()}_"]
+
+
+def test_a_resampled_shard_whose_claimant_died_is_read_again(folder):
+    Path(f"{folder}x.tar._{DEAD}_").touch()
+    urls = [shard["url"] for shard in islice(DirectoryShardList(folder, poll=None), 1)]
+    assert urls == [f"{folder}x.tar._{os.getpid()}_"]
+
+
+def test_several_processes_share_the_shards_without_reading_one_twice(folder):
+    create(folder, range(60))
+    code = (
+        "import sys; from mpwds.pipeline.sources.directory_shards import DirectoryShardList\n"
+        "for shard in DirectoryShardList(sys.argv[1], mode='keep', poll=None):\n"
+        "    print(shard['url'].split('/')[-1])"
+    )
+    command = [sys.executable, "-c", code, folder]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    read = [
+        line.partition("._")[0]
+        for process in processes
+        for line in process.communicate(timeout=60)[0].split()
+    ]
+    assert sorted(read) == sorted(f"file{number}.tar" for number in range(60))
+    assert len(names(folder)) == 60
+
+
+def test_only_what_fits_the_pattern_is_read(folder):
+    for name in ("a.tar", "b.tgz", "c.tar.gz", "d.txt"):
+        Path(folder + name).touch()
+    shards = DirectoryShardList(folder, mode="keep", poll=None)
+    assert sorted(shard["url"].split("/")[-1].partition("._")[0] for shard in shards) == [
+        "a.tar",
+        "b.tgz",
+        "c.tar.gz",
+    ]
+
+
+def test_without_new_shards_it_ends_after_the_timeout(folder):
+    assert list(DirectoryShardList(folder, poll=0.001, timeout=0.002)) == []
+
+
+def test_what_one_stream_holds_no_other_gets(folder):
+    create(folder, range(3))
+    shards = DirectoryShardList(folder, poll=None)
+    first, second = (shards.stream(Context(worker=worker, workers=2)) for worker in (0, 1))
+    for _ in range(10):
+        assert next(first)[1]["url"] != next(second)[1]["url"]
+
+
+def test_each_worker_has_an_order_of_its_own(folder):
+    create(folder, range(30))
+    shards = DirectoryShardList(folder, poll=None)
+    streams = [shards.stream(Context(worker=worker, workers=2)) for worker in (0, 1)]
+    orders = [[next(stream)[1]["url"] for _ in range(10)] for stream in streams]
+    assert orders[0] != orders[1]
+
+
+def test_it_cannot_be_resumed_and_says_so(folder):
+    create(folder, range(1))
+    stream = DirectoryShardList(folder, poll=None).stream()
+    next(stream)
+    with pytest.raises(LookupError, match="the shards it gave are gone, so the epoch cannot be resumed"):
+        stream.state_dict()
+
+
+def test_webdataset_reads_a_directory_that_ends_in_a_slash(shards, folder):
+    from mpwds.storage.streams.urls import expand_urls
+
+    for url in expand_urls(shards):
+        os.link(url, folder + os.path.basename(url))
+    dataset = WebDataset(folder, mode="unlink").decode().to_tuple("cls")
+    dataset.stage(0).poll = None
+    assert sorted(cls for (cls,) in dataset) == list(range(20))
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("/tmp", {}, "written with a slash behind it"),
+        ("/no/such/place/", {}, "must be a directory"),
+        ("/tmp/", {"mode": "eat"}, "mode must be 'resample', 'unlink' or 'keep'"),
+        ("/tmp/", {"select": "newest"}, "select must be 'random' or 'oldest'"),
+        ("/tmp/", {"fate": "unlink"}, "fate is a function"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(path, options, message):
+    with pytest.raises(ValueError, match=message):
+        DirectoryShardList(path, **options)

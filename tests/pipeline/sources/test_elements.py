@@ -1,0 +1,108 @@
+import random
+
+import numpy as np
+import pytest
+import torch.utils.data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.sources.elements import Indexed, Iterated
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(0, 30), world_size=st.integers(1, 3), workers=st.integers(1, 3))
+def test_a_sequence_is_divided_among_ranks_and_workers(n, world_size, workers):
+    read = []
+    for rank in range(world_size):
+        for worker in range(workers):
+            context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+            read += [element for _, element in Indexed(range(n)).stream(context)]
+    assert sorted(read) == list(range(n))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 20), stop=st.integers(0, 21))
+def test_a_sequence_continues_from_its_state_exactly(continues, n, stop):
+    continues(lambda: Indexed(list(range(n))).stream(Context(worker=1, workers=2)), stop)
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise OSError("no such picture")
+        return index + random.random() + np.random.rand()
+
+
+def test_a_map_style_dataset_draws_the_same_numbers_for_an_element_again():
+    stream = Indexed(Augmented()).stream()
+    (address, element), (_, following) = next(stream), next(stream)
+    assert stream.fetch(address) == element
+    assert element % 1 != following % 1
+
+
+def test_an_error_of_a_map_style_dataset_names_the_element():
+    with pytest.raises(OSError, match="no such picture") as caught:
+        Indexed(Augmented()).stream().fetch(4)
+    assert caught.value.__notes__ == ["in Augmented, on element 4"]
+
+
+def test_an_iterable_is_read_as_it_is_in_every_worker():
+    for worker in (0, 1):
+        stream = Iterated(lambda: iter("abc")).stream(Context(worker=worker, workers=2))
+        assert [element for _, element in stream] == ["a", "b", "c"]
+
+
+def test_addresses_of_an_iterable_tell_the_workers_apart():
+    streams = [Iterated([1]).stream(Context(worker=worker, workers=2)) for worker in (0, 1)]
+    assert [next(stream)[0] for stream in streams] == [(0, 0, 0), (0, 1, 0)]
+
+
+def test_what_can_only_be_iterated_says_so_when_asked_for_an_address():
+    with pytest.raises(LookupError, match="set gives elements without addresses"):
+        Iterated({1}).stream().fetch((0, 0, 0))
+
+
+def test_an_error_of_an_iterable_says_how_far_it_came():
+    def numbers():
+        yield 1
+        raise OSError("disconnected")
+
+    stream = Iterated(numbers).stream()
+    next(stream)
+    with pytest.raises(OSError, match="disconnected") as caught:
+        next(stream)
+    assert caught.value.__notes__ == ["in numbers, after 1 elements"]
+
+
+def test_an_iterable_draws_the_same_numbers_each_time_it_runs_and_leaves_the_users_alone():
+    def numbers():
+        order = random.sample(range(5), 5)  # drawn when the iterator is made
+        return (number + random.random() for number in order)
+
+    before = random.getstate()
+    runs = [[element for _, element in Iterated(numbers).stream()] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert random.getstate() == before
+
+
+def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
+    def numbers():
+        return iter([next(iter([]))])
+
+    with pytest.raises(RuntimeError, match="no way to end a dataset") as caught:
+        list(Iterated(numbers).stream())
+    assert caught.value.__notes__ == ["in numbers, after 0 elements"]
+
+
+def test_an_iterator_which_has_one_epoch_only_is_refused():
+    with pytest.raises(TypeError, match="list_iterator can be iterated only once"):
+        Iterated(iter([1, 2]))
+
+
+def test_what_is_no_source_is_refused():
+    with pytest.raises(TypeError, match=r"a pipeline begins at .* got a int"):
+        Iterated(3)

@@ -1,0 +1,186 @@
+"""Grouping members into samples: as webdataset groups them, with errors that say where."""
+
+import io
+import re
+import tarfile
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext, group_by_keys
+
+from mpwds.errors import ShardError
+from mpwds.pipeline.sources.grouping import read_samples, split_name
+
+names = st.text("a./_B", max_size=10)
+
+
+@pytest.fixture
+def shard(tmp_path, add_member):
+    def write(*members):
+        path = str(tmp_path / "x.tar")
+        with tarfile.open(path, "w") as archive:
+            for name in members:
+                add_member(archive, name, name.encode())
+        return path
+
+    return write
+
+
+def archive_of(members):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def samples(path, **options):
+    return [sample for _, _, sample in read_samples(path, **options)]
+
+
+def keys_and_fields(path, **options):
+    return [(sample["__key__"], sorted(sample)[2:]) for sample in samples(path, **options)]
+
+
+def is_meta(name):
+    """Whether webdataset leaves the member out because of its name."""
+    return bool(re.match(r"__[^/]*__($|/)", name)) or (
+        "/" not in name and name.startswith("__") and name.endswith("__")
+    )
+
+
+def test_members_are_grouped_by_the_name_before_the_first_dot(shard):
+    path = shard("d.v1/a.seg.png", "d.v1/a.CLS", "d.v1/b.cls")
+    assert samples(path) == [
+        {"__key__": "d.v1/a", "__url__": path, "seg.png": b"d.v1/a.seg.png", "cls": b"d.v1/a.CLS"},
+        {"__key__": "d.v1/b", "__url__": path, "cls": b"d.v1/b.cls"},
+    ]
+
+
+def test_members_that_belong_to_no_sample_are_skipped(shard):
+    path = shard("README", "__meta__/a.txt", "__index__", ".hidden", "a.txt", "LICENSE", "a.cls")
+    assert keys_and_fields(path) == [("a", ["cls", "txt"])]
+
+
+def test_a_key_that_returns_later_begins_another_sample(shard):
+    assert [key for key, _ in keys_and_fields(shard("a.txt", "b.txt", "a.cls"))] == ["a", "b", "a"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text("a./_B", min_size=1, max_size=10), max_size=8))
+@example(["__x.a", "__x.b__", "__x.c"])
+@example(["a.b", "a.b/c.d", "a.c"])
+@example(["a.b/.c", "a.b/.d"])
+def test_any_members_are_grouped_as_webdataset_groups_them(members):
+    """A name that comes twice in a sample is left out by both."""
+    data = archive_of([(name, str(number).encode()) for number, name in enumerate(members)])
+    files = [
+        {"fname": name, "data": str(number).encode(), "__url__": "x.tar"}
+        for number, name in enumerate(members)
+        if not is_meta(name)
+    ]
+    errors = []
+    read = samples("x.tar", open=lambda url, offset: io.BytesIO(data), on_error=errors.append)
+    assert read == list(group_by_keys(iter(files), handler=lambda error: True))
+    assert len(read) + len(errors) <= len(members)
+
+
+@settings(max_examples=300, deadline=None)
+@given(names)
+def test_names_split_as_webdataset_splits_them(name):
+    key, suffix = base_plus_ext(name)
+    if key is None or is_meta(name):
+        assert split_name(name) == ("", "")
+    else:
+        assert split_name(name) == (key, suffix.lower())
+
+
+def test_each_sample_comes_with_its_offset_and_that_of_the_next(shard):
+    path = shard("README", "a.txt", "__meta__/x", "a.cls", "LICENSE", "b.txt", "c.txt", "NOTES")
+    read = list(read_samples(path))
+    assert [(start, following) for start, following, _ in read] == [(1024, 5120), (5120, 6144), (6144, None)]
+    for index, (start, _, _) in enumerate(read):
+        assert list(read_samples(path, start)) == read[index:]
+
+
+def test_an_extension_twice_in_a_sample_is_an_error_that_names_file_and_shard(shard):
+    path = shard("a.txt", "a.TXT")
+    with pytest.raises(
+        ShardError, match=r"a\.TXT at offset 1024 of .*x\.tar: sample 'a' has a member 'txt'"
+    ) as caught:
+        samples(path)
+    assert caught.value.member == "a.TXT"
+
+
+@pytest.mark.parametrize("name", ["a.__key__", "a.__url__"])
+def test_a_member_cannot_take_the_place_of_a_samples_key_or_url(shard, name):
+    with pytest.raises(ShardError, match="has a member '__"):
+        samples(shard(name))
+
+
+def test_an_extension_twice_is_left_out_if_the_error_handler_returns(shard):
+    errors = []
+    read = samples(shard("a.txt", "a.TXT", "a.cls", "b.txt"), on_error=errors.append)
+    assert [(sample["__key__"], sample["txt"]) for sample in read] == [("a", b"a.txt"), ("b", b"b.txt")]
+    assert [type(error) for error in errors] == [ShardError]
+
+
+def test_members_are_renamed_then_selected_and_then_grouped(shard):
+    seen = []
+
+    def select(name):
+        seen.append(name)
+        return not name.endswith(".cls")
+
+    path = shard("x/a.png", "__meta__/x.txt", "x/a.cls", "x/b.png")
+    read = keys_and_fields(path, rename=lambda name: name.replace("x/", "y/"), select=select)
+    assert read == [("y/a", ["png"]), ("y/b", ["png"])]
+    assert seen == ["y/a.png", "y/a.cls", "y/b.png"]
+
+
+def test_a_new_name_is_no_description_of_the_shard_whatever_it_looks_like(shard):
+    """webdataset looks at the names in the archive, too."""
+    path = shard("a.png", "__meta__/b.png")
+    assert keys_and_fields(path, rename=lambda name: "__x__/" + name) == [("__x__/a", ["png"])]
+
+
+def test_an_error_of_select_or_rename_says_where_and_may_be_handled(shard):
+    def fails(name):
+        return name[99] if "b" in name else name
+
+    path = shard("a.png", "b.png", "c.png")
+    for options in ({"select": fails}, {"rename": fails}):
+        with pytest.raises(IndexError) as caught:
+            samples(path, **options)
+        assert caught.value.__notes__ == [f"on the name of member b.png of {path}"]
+        errors = []
+        assert [key for key, _ in keys_and_fields(path, on_error=errors.append, **options)] == ["a", "c"]
+        assert [error.member for error in errors] == ["b.png"]
+
+
+def test_a_sample_that_damage_cuts_short_is_not_yielded(shard):
+    path = shard("a.txt", "b.txt", "b.cls")
+    with open(path, "r+b") as archive:
+        archive.truncate(2 * 1024 + 700)
+    read = read_samples(path)
+    assert next(read)[2]["__key__"] == "a"
+    with pytest.raises(ShardError, match="truncated"):
+        next(read)
+
+
+def test_a_shard_that_may_be_truncated_is_warned_of_where_it_is_read(shard):
+    path = shard("a.txt")
+    with open(path, "r+b") as archive:
+        archive.truncate(1024)
+    with pytest.warns(RuntimeWarning, match="may be truncated") as caught:
+        samples(path)
+    assert caught[0].filename == __file__
+
+
+def test_leaving_closes_the_shard(shard, nothing_left):
+    read = read_samples(shard("a.txt", "b.txt"))
+    next(read)
+    read.close()

@@ -1,0 +1,79 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import ShardError
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.sources.samples import TarSamples
+from mpwds.pipeline.sources.shards import ShardList
+
+
+def read(urls, shuffled=False, context=ALONE):
+    return TarSamples().stream(ShardList(urls, shuffled).stream(context), context)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stop=st.integers(0, 21),
+    shuffled=st.booleans(),
+    workers=st.integers(1, 3),
+    data=st.data(),
+)
+def test_continues_from_its_state_exactly(shards, continues, stop, shuffled, workers, data):
+    worker = data.draw(st.integers(0, workers - 1))
+    context = Context(epoch=1, worker=worker, workers=workers)
+    continues(lambda: read(shards, shuffled, context), stop)
+
+
+def test_an_address_is_the_shards_number_before_shuffling_and_the_offset(shards):
+    stream = read(shards, True, Context(epoch=3))
+    expected = {number: (shard, 2048 * row) for shard, row, number in numbered()}
+    assert {int(sample["txt"]): address for address, sample in stream} == expected
+
+
+def numbered():
+    number = 0
+    for shard, size in enumerate([5, 0, 1, 7, 3, 4]):
+        for row in range(size):
+            yield shard, row, number
+            number += 1
+
+
+def test_any_worker_fetches_any_address_in_any_order(shards):
+    samples = list(read(shards))
+    other = read(shards, True, Context(worker=1, workers=2))
+    for address, sample in [*samples[::-1], *samples, *samples[::3]]:
+        assert other.fetch(address) == sample
+
+
+def test_fetching_does_not_disturb_the_iteration(shards):
+    stream = read(shards)
+    numbers = []
+    for address, sample in stream:
+        stream.fetch((3, 2048))
+        stream.fetch(address)
+        numbers.append(int(sample["txt"]))
+    assert numbers == list(range(20))
+
+
+def test_an_offset_where_no_sample_begins_is_an_error(shards):
+    with pytest.raises(ShardError):
+        read(shards).fetch((0, 512))
+
+
+def test_a_sample_is_described_by_key_and_shard(shards):
+    assert read(shards).describe([3, 2048]).startswith('sample "0007" of /')
+    assert read(shards).describe([3, 2048]).endswith("x-003.tar")
+
+
+def test_a_sample_that_cannot_be_read_again_is_described_by_its_offset():
+    assert read("gone.tar").describe([0, 512]) == "the sample at offset 512 of gone.tar"
+
+
+def test_a_dropped_stream_closes_its_files(shards, open_shards):
+    stream = read(shards)
+    next(stream)
+    stream.fetch((3, 0))
+    assert len(open_shards()) == 2
+    del stream
+    assert open_shards() == []

@@ -1,0 +1,162 @@
+import pickle
+import random
+import warnings
+from collections import Counter
+
+import cloudpickle
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+
+NAMES = [f"{number}.tar" for number in range(40)]
+
+
+def urls(shards, **context):
+    return [shard["url"] for _, shard in shards.stream(Context(**context))]
+
+
+@pytest.mark.filterwarnings("ignore:.*shards for .* workers")
+@settings(max_examples=50, deadline=None)
+@given(
+    count=st.integers(1, 40),
+    world_size=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    shuffled=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_each_shard_is_read_once_over_all_nodes_and_workers(count, world_size, workers, shuffled, epoch):
+    shards = ShardList(NAMES[:count], shuffled)
+    read = Counter()
+    for rank in range(world_size):
+        for worker in range(workers):
+            place = {"rank": rank, "world_size": world_size, "worker": worker, "workers": workers}
+            read.update(urls(shards, epoch=epoch, seed=7, **place))
+    assert read == Counter(NAMES[:count])
+
+
+@settings(max_examples=30, deadline=None)
+@given(shuffled=st.booleans(), worker=st.integers(0, 2), stop=st.integers(0, 15))
+def test_continues_from_its_state_exactly(continues, shuffled, worker, stop):
+    shards = ShardList(NAMES, shuffled)
+    continues(lambda: shards.stream(Context(epoch=2, worker=worker, workers=3)), stop)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.sampled_from([None, 5, True]), stop=st.integers(0, 41))
+def test_a_simple_list_continues_from_its_state_exactly(continues, seed, stop):
+    continues(lambda: SimpleShardList(NAMES, seed).stream(Context(epoch=2)), stop)
+
+
+def test_unshuffled_shards_are_dealt_in_order():
+    place = {"rank": 1, "world_size": 2, "worker": 0, "workers": 2}
+    assert urls(ShardList("{0..6}.tar"), **place) == ["1.tar", "5.tar"]
+
+
+def test_epoch_and_seed_change_the_order():
+    orders = [urls(ShardList(NAMES, True), epoch=epoch, seed=seed) for epoch in (0, 1) for seed in (0, 1)]
+    assert all(sorted(order) == sorted(NAMES) for order in orders)
+    assert len(set(map(tuple, orders))) == 4
+
+
+def test_no_seed_is_seed_zero():
+    assert urls(ShardList(NAMES, True)) == urls(ShardList(NAMES, True), seed=0)
+
+
+@pytest.mark.parametrize("kind", [ShardList, SimpleShardList])
+def test_no_shards_are_refused_at_once(kind):
+    with pytest.raises(ValueError, match="no shards"):
+        kind(())
+
+
+def test_more_workers_than_shards_are_warned_of_once():
+    shards = ShardList("a.tar")
+    with pytest.warns(UserWarning, match="1 shards for 2 workers .* some have nothing to do"):
+        shards.stream(Context(worker=0, workers=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shards.stream(Context(worker=1, workers=2))
+        shards.stream(Context(worker=0, workers=1))
+        ShardList("a.tar", workersplitter=None).stream(Context(worker=0, workers=2))
+
+
+def test_without_splitters_every_worker_reads_all():
+    place = {"rank": 1, "world_size": 2, "worker": 1, "workers": 2}
+    assert urls(ShardList("{0..3}.tar", nodesplitter=None), **place) == ["1.tar", "3.tar"]
+    assert urls(ShardList("{0..3}.tar", nodesplitter=None, workersplitter=None), **place) == [
+        "0.tar",
+        "1.tar",
+        "2.tar",
+        "3.tar",
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(stop=st.integers(0, 20), shuffled=st.booleans())
+def test_a_users_splitter_keeps_the_shards_addresses(continues, stop, shuffled):
+    def odd_positions(shards):
+        for position, shard in enumerate(shards):
+            if position % 2:
+                yield shard
+
+    shards = ShardList(NAMES, shuffled, nodesplitter=odd_positions)
+    continues(lambda: shards.stream(Context(epoch=1)), stop)
+    for address, shard in shards.stream(Context(epoch=1)):
+        assert NAMES[address] == shard["url"]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 17])
+def test_a_simple_list_has_webdatasets_order(seed):
+    assert list(SimpleShardList(NAMES, seed)) == list(webdataset.SimpleShardList(NAMES, seed))
+
+
+def test_a_simple_lists_seed_may_be_set_later_as_webdatasets_test_does():
+    dataset = DataPipeline(SimpleShardList(list(map(str, range(10)))))
+    assert next(iter(dataset))["url"] == "0"
+    dataset.stage(0).seed = 17
+    order = list(map(str, range(10)))
+    random.Random(17).shuffle(order)
+    assert [shard["url"] for shard in dataset] == order
+
+
+def test_a_simple_list_with_seed_true_has_another_order_in_each_epoch_and_the_same_in_all_workers():
+    shards = SimpleShardList(NAMES, True)
+    assert urls(shards, epoch=1) != urls(shards, epoch=2)
+    assert urls(shards, epoch=1) == urls(shards, epoch=1, worker=1, workers=2)
+
+
+def test_a_list_of_shards_knows_its_length_and_is_iterated_by_epochs():
+    shards = ShardList(NAMES, shuffled=True)
+    assert len(shards) == len(SimpleShardList("{0..39}.tar")) == 40
+    first, second = list(shards), list(shards)
+    assert first != second
+    shards.set_epoch(0)
+    assert list(shards) == first
+
+
+def test_a_pattern_travels_as_it_was_written():
+    shards = ShardList("x-{00000..99999}.tar", shuffled=True)
+    sent = cloudpickle.dumps(shards)
+    assert len(sent) < 1000
+    assert pickle.loads(sent).urls[99999] == "x-99999.tar"
+
+
+def test_a_variable_has_the_value_it_had_when_the_list_was_made(monkeypatch):
+    monkeypatch.setenv("WDS_WHERE", "here")
+    shards = SimpleShardList("${WHERE}/{0..1}.tar")
+    monkeypatch.delenv("WDS_WHERE")
+    assert shards.urls == ["here/0.tar", "here/1.tar"]
+
+
+def test_names_may_come_from_an_iterator():
+    shards = SimpleShardList(name for name in NAMES[:2])
+    assert list(shards) == list(shards) == [{"url": "0.tar"}, {"url": "1.tar"}]
+
+
+def test_prints_as_it_was_written():
+    assert str(ShardList("{0..3}.tar", True)) == "ShardList('{0..3}.tar', shuffled=True)"
+    assert str(SimpleShardList(NAMES, 3)).endswith("... (40 shards)], seed=3)")

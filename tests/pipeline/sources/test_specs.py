@@ -1,0 +1,284 @@
+import textwrap
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import SecurityError, SpecError
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.handlers import warn_and_continue
+from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample, shardspec
+from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.pipeline.sources.specs import load_spec
+from mpwds.pipeline.webdataset import WebDataset, construct_dataset
+
+SOURCES = [
+    {"name": "all", "shards": "a-{0..4}.tar"},
+    {"name": "some", "shards": ["b-{0..4}.tar", "b-5.tar"], "choose": 3},
+    {"name": "drawn", "shards": "c-{0..1}.tar", "resample": 7},
+]
+
+
+def epoch(shards, **context):
+    return [shard["url"] for _, shard in shards.stream(Context(**context))]
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text):
+        path = tmp_path / "spec.yaml"
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def test_the_readmes_specification_is_read(yaml_file):
+    spec = load_spec(
+        yaml_file(
+            """\
+            dataset:
+              - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
+                scaleprob: 0.3
+              - shards: gs://nvdata-ocropus-tess/cdipsub-{000000..000022}.tar
+                scale: [1.0, 3.0]
+              - shards: gs://nvdata-ocropus-tess/bin-gsub-{000000..000167}.tar
+                extensions: nrm.jpg
+                scale: [0.3, 1.0]
+              - shards: gs://nvdata-ocropus/rendered.tar
+                scaleprob: 1.0
+            """
+        )
+    )
+    assert [len(source.urls) for source in spec.sources] == [34, 23, 168, 1]
+    assert spec.sources[0].urls[1] == "gs://nvdata-ocropus-tess/ia1-000001.tar"
+    assert [dict(source.meta) for source in spec.sources] == [
+        {"__scaleprob__": 0.3},
+        {"__scale__": [1.0, 3.0]},
+        {"__scale__": [0.3, 1.0]},
+        {"__scaleprob__": 1.0},
+    ]
+    assert spec.sources[2].extensions == {"nrm.jpg": "nrm.jpg"}
+    assert not spec.mixes_samples
+    assert len(list(WebDataset(spec).stage(0))) == 226
+
+
+def test_webdatasets_test_specification_is_read(monkeypatch):
+    monkeypatch.setenv("PLACE", "web")
+    spec = load_spec(
+        {
+            "prefix": "pipe:curl -s -L http://storage.googleapis.com/",
+            "buckets": "ocropus4-$PLACE",
+            "datasets": [{"shards": "ia1/{0..1}.tar"}, {"shards": "gsub/0.tar", "buckets": ["other/"]}],
+        }
+    )
+    assert spec.sources[0].urls[1] == "pipe:curl -s -L http://storage.googleapis.com/ocropus4-web/ia1/1.tar"
+    assert spec.sources[1].urls == ("pipe:curl -s -L http://storage.googleapis.com/other/gsub/0.tar",)
+
+
+def test_of_each_source_an_epoch_has_its_count():
+    shards = MultiShardSample({"datasets": SOURCES})
+    seen = set()
+    for number in range(6):
+        urls = epoch(shards, epoch=number)
+        counts = Counter(url[0] for url in urls)
+        assert counts == {"a": 5, "b": 3, "c": 7}
+        assert len({url for url in urls if url[0] in "ab"}) == 8
+        seen.update(urls)
+    assert len(seen) == 13
+
+
+def test_all_workers_have_the_same_shards_and_every_epoch_others():
+    shards = MultiShardSample({"datasets": SOURCES})
+    assert epoch(shards) == epoch(shards, worker=1, workers=2) == epoch(shards, rank=1, world_size=2)
+    assert len({tuple(epoch(shards, epoch=e, seed=s)) for e in (0, 1) for s in (0, 1)}) == 4
+
+
+def test_set_epoch_makes_other_draws():
+    shards = MultiShardSample({"datasets": SOURCES})
+    before = epoch(shards)
+    shards.set_epoch(17)
+    assert epoch(shards) != before
+    assert [shard["url"] for shard in shards] == epoch(shards)
+
+
+@settings(max_examples=30, deadline=None)
+@given(stop=st.integers(0, 16), number=st.integers(0, 2))
+def test_continues_from_its_state_exactly(continues, stop, number):
+    shards = MultiShardSample({"datasets": SOURCES})
+    continues(lambda: shards.stream(Context(epoch=number)), stop)
+
+
+def test_a_shard_that_is_drawn_twice_has_two_addresses():
+    addresses = [address for address, _ in MultiShardSample({"datasets": SOURCES}).stream()]
+    assert len(set(addresses)) == 15
+
+
+def test_divided_among_nodes_and_workers_each_shard_of_the_epoch_is_read_once(shards):
+    dataset = WebDataset({"datasets": [{"shards": shards}]}, empty_check=False).to_tuple("cls")
+    read = Counter()
+    for rank in range(2):
+        for worker in range(2):
+            read.update(int(cls) for _, (cls,) in dataset.stream(Context(0, None, rank, 2, worker, 2)))
+    assert read == Counter(range(20))
+
+
+def test_extensions_choose_and_rename_members_and_other_options_ride_along(shards):
+    one = {"shards": shards, "extensions": {"label": "cls"}, "scale": [1, 2], "meta": {"source": 7}}
+    two = {"shards": shards, "extensions": "txt"}
+    dataset = WebDataset({"datasets": [one, two]})
+    samples = list(dataset)
+    assert len(samples) == 40
+    assert Counter(tuple(sorted(sample)) for sample in samples) == {
+        ("__key__", "__scale__", "__url__", "label", "source"): 20,
+        ("__key__", "__url__", "txt"): 20,
+    }
+    stream = dataset.stream()
+    assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
+
+
+def test_extensions_come_behind_the_users_own_choice(shards):
+    spec = {"datasets": [{"shards": shards, "extensions": "label"}]}
+    dataset = WebDataset(
+        spec,
+        rename_files=lambda name: name.replace(".cls", ".label"),
+        select_files=lambda name: name.startswith("0007"),
+    )
+    assert [(sample["__key__"], sample["label"]) for sample in dataset] == [("0007", b"7")]
+
+
+def test_weights_mix_samples_and_each_comes_once(shards):
+    spec = {"datasets": [{"shards": shards, "weight": 3}, {"shards": shards, "probability": 1}]}
+    dataset = WebDataset(spec).to_tuple("cls")
+    read = [int(cls) for (cls,) in dataset]
+    assert Counter(read) == Counter([*range(20), *range(20)])
+    first = dataset.stream()
+    for _ in range(9):
+        next(first)
+    second = dataset.stream()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == list(first)
+
+
+def test_an_epoch_of_a_specification_repeats_the_sources(shards):
+    spec = {"datasets": [{"shards": shards, "weight": 1, "shuffle": 5, "subsample": 0.5}], "epoch": 55}
+    dataset = WebDataset(spec)
+    assert len(list(dataset)) == 55
+    shards_mixed = construct_dataset({"datasets": [{"shards": shards}], "epoch": 33})
+    assert len(list(shards_mixed)) == 33
+
+
+def test_a_source_may_have_an_epoch_of_its_own(shards):
+    spec = {"datasets": [{"shards": shards, "epoch": 3}, {"shards": shards, "epoch": 25}]}
+    assert len(list(WebDataset(spec))) == 28
+
+
+def test_a_stop_rule_of_a_specification_counts(shards):
+    spec = {
+        "datasets": [{"shards": shards, "weight": 1}, {"shards": shards, "epoch": 2}],
+        "stop": "first_exhausted",
+    }
+    assert len(list(WebDataset(spec))) < 22
+
+
+def test_a_source_has_its_own_error_handler(shards, tmp_path):
+    (tmp_path / "bad.tar").write_bytes(b"x" * 600)
+    bad = {"shards": str(tmp_path / "bad.tar"), "handler": "warn_and_continue"}
+    with pytest.warns(UserWarning, match="bad.tar"):
+        assert len(list(WebDataset({"datasets": [{"shards": shards}, bad]}))) == 20
+    assert load_spec({"datasets": [bad]}).sources[0].handler is warn_and_continue
+
+
+def test_a_yaml_file_is_a_dataset_and_a_list_of_shards(yaml_file, shards):
+    path = yaml_file(f"datasets:\n  - shards: {shards}\n")
+    assert len(list(WebDataset(path))) == 20
+    assert len(list(shardspec(path))) == 6
+    assert repr(WebDataset(path).shuffle(5)).startswith(f"WebDataset('{path}')")
+    assert isinstance(shardspec("a.tar"), SimpleShardList)
+
+
+def test_commands_in_files_are_refused_unless_the_caller_vouches_for_them(yaml_file):
+    path = yaml_file("datasets:\n  - name: x\n    shards:\n      - a.tar\n      - 'pipe:cat b.tar'\n")
+    with pytest.raises(
+        SecurityError, match=r"spec.yaml, line 5, datasets\[0\].shards\[1\]: .*pipe:cat b.tar"
+    ):
+        WebDataset(path)
+    assert load_spec(path, trusted=True).sources[0].urls == ("a.tar", "pipe:cat b.tar")
+    assert WebDataset(load_spec(path, trusted=True))
+    with pytest.raises(SecurityError):
+        load_spec({"datasets": [{"shards": "pipe:cat b.tar"}]}, trusted=False)
+
+
+BAD = [
+    ("datasets: 3", "line 1, datasets must be a list of at least one item, got 3"),
+    ("datasets: []", "line 1, datasets must be a list"),
+    ("prefix: x", "must have one key `datasets`"),
+    ("datasets:\n- shards: a.tar\nepoch: 0", "line 3, epoch must be a whole number, 1 or more, got 0"),
+    ("datasets:\n- shards: a.tar\nsource: b", "line 3, source is unknown: allowed here are prefix, buckets"),
+    ("datasets:\n- name: a", r"line 2, datasets\[0\] has no key `shards`"),
+    ("datasets:\n- a.tar", r"line 2, datasets\[0\] must be a mapping, got 'a.tar'"),
+    ("datasets:\n- shards: a.tar\n  shard: b", r"line 3, datasets\[0\].shard is unknown"),
+    ("datasets:\n- shards: [a.tar,\n   7]", r"line 3, datasets\[0\].shards\[1\] must be a string, got 7"),
+    ("datasets:\n- shards: 'a-{0..3.tar'", r"line 2, datasets\[0\].shards has braces that do not match"),
+    ("datasets:\n- shards: a.tar\n  choose: many", r"line 3, datasets\[0\].choose must be a whole number"),
+    (
+        "datasets:\n- shards: a.tar\n  choose: 2",
+        r"line 3, datasets\[0\].choose is 2, but there are only 1 shards",
+    ),
+    (
+        "datasets:\n- shards: a.tar\n  choose: 1\n  resample: 1",
+        r"line 4, .*resample and choose exclude each other",
+    ),
+    ("datasets:\n- shards: a.tar\n  weight: 1\n  probability: 1", "line 4, .* mean the same"),
+    ("datasets:\n- shards: a.tar\n  weight: -1", r"line 3, datasets\[0\].weight must be a number, 0 or more"),
+    ("datasets:\n- shards: a.tar\n  weight: .inf", "line 3, .*weight must be finite"),
+    (
+        "datasets:\n- shards: a.tar\n  subsample: 2",
+        "line 3, .*subsample must be a number, from 0 to 1, got 2",
+    ),
+    ("datasets:\n- shards: a.tar\n  handler: panic", "line 3, .*handler must be one of reraise_exception"),
+    (
+        "datasets:\n- shards: a.tar\n  buckets: [a, b]",
+        r"line 3, datasets\[0\].buckets\[1\] is a second bucket",
+    ),
+    ("datasets:\n- shards: a.tar\n  extensions: 3", "line 3, .*extensions must be a list"),
+    ("datasets:\n- shards: a.tar\n  extensions: {jpg: 3}", "line 3, .*extensions.jpg must be a string"),
+    ("datasets:\n- shards: a.tar\n  meta: 3", "line 3, .*meta must be a mapping"),
+    ("datasets:\n- shards: a.tar\n  name: 3", "line 3, .*name must be a string, got 3"),
+    ("datasets:\n- shards: a.tar\n  shards: b.tar", "line 3: the key 'shards' stands in line 2 already"),
+    ("datasets:\n- shards: a.tar\nstop: now", "line 3, stop must be one of first_exhausted"),
+    ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no meaning here"),
+    ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is no YAML"),
+    ("datasets: [", "line 1 is no YAML"),
+    ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is no string"),
+    ("3", "must be a mapping, got 3"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_a_bad_specification_gets_an_error_with_file_line_and_key(yaml_file, text, message):
+    path = yaml_file(text)
+    with pytest.raises(SpecError, match=message) as caught:
+        WebDataset(path)
+    assert str(caught.value).startswith(path)
+    assert caught.value.file == path
+
+
+def test_of_a_dict_the_error_names_the_key():
+    with pytest.raises(SpecError, match=r"datasets\[1\].choose of the specification must be") as caught:
+        load_spec({"datasets": [{"shards": "a"}, {"shards": "b", "choose": 0}]})
+    assert (caught.value.file, caught.value.line, caught.value.key) == (None, None, "datasets[1].choose")
+
+
+def test_a_mix_of_samples_is_no_list_of_shards():
+    with pytest.raises(ValueError, match="samples are mixed, not shards: use mpwds.WebDataset"):
+        MultiShardSample({"datasets": [{"shards": "a.tar", "weight": 2}]})
+
+
+def test_the_extra_is_named_where_pyyaml_is_missing(yaml_file, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ImportError, match=r"pip install 'mpwds\[yaml\]'"):
+        load_spec(yaml_file("datasets: []"))

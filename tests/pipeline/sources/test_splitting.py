@@ -1,0 +1,158 @@
+import os
+import pickle
+from itertools import islice
+
+import cloudpickle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.pipeline.sources.splitter import Splitter
+from mpwds.pipeline.sources.splitting import non_empty, single_node_only, split_by_node, split_by_worker
+from mpwds.pipeline.stream import Source
+
+ALL = [split_by_node, split_by_worker, single_node_only, non_empty]
+
+
+def elements(stage, source, **context):
+    return [element for _, element in stage.stream(Source(source), Context(**context))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(0, 30), world_size=st.integers(1, 4), workers=st.integers(1, 4))
+def test_node_and_worker_together_divide_everything(n, world_size, workers):
+    read = []
+    for rank in range(world_size):
+        for worker in range(workers):
+            context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+            stream = split_by_worker.stream(split_by_node.stream(Source(range(n)), context), context)
+            read += [element for _, element in stream]
+    assert sorted(read) == list(range(n))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 20), stop=st.integers(0, 21), stage=st.sampled_from(ALL[:2]))
+def test_a_share_continues_from_its_state_exactly(continues, n, stop, stage):
+    context = Context(rank=1, world_size=3, worker=1, workers=3)
+    continues(lambda: stage.stream(Source(range(n)), context), stop)
+
+
+def test_as_functions_they_ask_the_environment(monkeypatch):
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "WORKER": 2, "NUM_WORKERS": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    assert list(split_by_node(range(7))) == [1, 3, 5]
+    assert list(split_by_worker(range(7))) == [2, 5]
+    with pytest.raises(ValueError, match="on node 1 of 2: split the shards with nodesplitter="):
+        single_node_only(range(7))
+
+
+def test_one_node_may_read_everything():
+    assert elements(single_node_only, "ab", worker=1, workers=2) == ["a", "b"]
+
+
+def test_nothing_at_all_is_an_error_where_something_was_declared():
+    with pytest.raises(ValueError, match="no elements in worker 1 of rank 0"):
+        elements(non_empty, "", worker=1, workers=2)
+    assert elements(non_empty, "a") == ["a"]
+
+
+def test_a_restored_stream_knows_that_it_was_not_empty():
+    first = non_empty.stream(Source("a"))
+    next(first)
+    second = non_empty.stream(Source("a"))
+    second.load_state_dict(first.state_dict())
+    assert list(second) == []
+
+
+def test_webdatasets_pipeline_of_splitters_runs():
+    dataset = DataPipeline(
+        SimpleShardList(list(map(str, range(10)))), split_by_node, split_by_worker, non_empty
+    )
+    assert [shard["url"] for shard in dataset] == list(map(str, range(10)))
+    context = Context(rank=1, world_size=2, worker=1, workers=2)
+    assert [shard["url"] for _, shard in dataset.stream(context)] == ["3", "7"]
+
+
+def test_webdatasets_test_of_an_empty_pipeline_raises():
+    dataset = DataPipeline(SimpleShardList(list(map(str, range(10)))), lambda source: iter([]), non_empty)
+    with pytest.raises(ValueError, match="non_empty"):
+        list(dataset)
+
+
+@pytest.mark.parametrize("stage", ALL, ids=str)
+def test_there_is_one_of_each_in_every_process(stage):
+    assert pickle.loads(pickle.dumps(stage)) is stage
+    assert pickle.loads(cloudpickle.dumps([stage]))[0] is stage
+
+
+SHARDS = [{"url": f"{n}.tar"} for n in range(9)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(stop=st.integers(0, 10), step=st.integers(1, 3))
+def test_what_a_splitter_chooses_continues_exactly(continues, stop, step):
+    stage = Splitter(lambda shards: islice(shards, 1, None, step))
+    continues(lambda: stage.stream(Source(SHARDS)), stop)
+
+
+def test_a_splitter_may_make_dicts_of_its_own():
+    stage = Splitter(lambda shards: ({"url": shard["url"]} for shard in list(shards)[::-1]))
+    assert [address for address, _ in stage.stream(Source(SHARDS))] == list(range(8, -1, -1))
+
+
+def test_a_shard_that_the_splitter_brings_itself_has_its_url_for_an_address():
+    stream = Splitter(lambda shards: iter([{"url": "other.tar"}])).stream(Source(SHARDS))
+    address, shard = next(stream)
+    assert stream.fetch(address) == shard == {"url": "other.tar"}
+    assert stream.describe(address) == "shard other.tar"
+
+
+def test_of_two_shards_of_one_name_each_keeps_its_address():
+    twice = [{"url": "a.tar"}, {"url": "a.tar"}]
+    assert [address for address, _ in Splitter(iter).stream(Source(twice))] == [0, 1]
+
+
+def test_a_splitter_without_an_end_is_not_read_ahead():
+    def forever(shards):
+        shards = list(shards)
+        while True:
+            yield from shards
+
+    stream = Splitter(forever).stream(Source(SHARDS))
+    assert [address for address, _ in islice(stream, 20)] == [n % 9 for n in range(20)]
+
+
+def test_a_splitter_that_chooses_less_when_it_runs_again_cannot_be_restored():
+    runs = []
+
+    def less_each_time(shards):
+        runs.append(1)
+        yield from islice(shards, 5 - len(runs))
+
+    first = Splitter(less_each_time).stream(Source(SHARDS))
+    for _ in range(4):
+        next(first)
+    second = Splitter(less_each_time).stream(Source(SHARDS))
+    with pytest.raises(RuntimeError, match="chose 3 shards, 4 were to be skipped"):
+        second.load_state_dict(first.state_dict())
+
+
+def test_what_a_splitter_yields_must_be_shards():
+    with pytest.raises(TypeError, match="a splitter yields shards"):
+        list(Splitter(lambda shards: iter([1])).stream(Source(SHARDS)))
+
+
+def test_a_function_before_the_reader_of_shards_leaves_the_pipeline_addressable(shards):
+    from mpwds.pipeline.sources.samples import tarfile_samples
+
+    dataset = DataPipeline(SimpleShardList(shards), lambda urls: islice(urls, 0, None, 2), tarfile_samples)
+    first = dataset.stream()
+    seen = [next(first) for _ in range(3)]
+    second = dataset.stream()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == list(first)
+    assert dataset.stream().fetch(seen[2][0]) == seen[2][1]
+    assert os.path.basename(seen[2][1]["__url__"]) == "x-000.tar"

@@ -1,0 +1,88 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.collation.collate import Stack
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
+from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.map import Map
+from mpwds.pipeline.stream import Source, collect
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(0, 30), size=st.integers(1, 9), partial=st.booleans(), stop=st.integers(0, 31))
+def test_continues_from_its_state_exactly(continues, n, size, partial, stop):
+    continues(lambda: Batched(size, partial=partial).stream(Source((k, str(k)) for k in range(n))), stop)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(0, 30), size=st.integers(1, 9))
+def test_each_element_once_in_order(n, size):
+    batches = collect(Batched(size, collation_fn=None), range(n))
+    assert [element for batch in batches for element in batch] == list(range(n))
+    assert all(len(batch) == size for batch in batches[:-1])
+
+
+def test_a_partial_last_batch_is_dropped_on_request():
+    assert collect(Batched(2, collation_fn=None, partial=False), range(5)) == [[0, 1], [2, 3]]
+
+
+def test_the_address_of_a_batch_is_its_parts_addresses():
+    assert next(Batched(2).stream(Source("abc")))[0] == (0, 1)
+
+
+def test_a_collation_function_that_draws_numbers_draws_the_same_again(continues):
+    stage = Batched(3, collation_fn=lambda samples: sum(samples) + random.random())
+    continues(lambda: stage.stream(Source(range(10))), 2)
+
+
+def test_an_error_of_the_collation_names_the_samples():
+    with pytest.raises(ValueError, match="different fields") as caught:
+        collect(Batched(2), [(1, 2), (1,)])
+    assert caught.value.__notes__ == ["in batched(2), on a batch of 2, from element 0 to element 1"]
+
+
+def test_an_element_that_fails_costs_only_itself():
+    source = Map(lambda n: 6 // n).stream(Source([1, 2, 0, 3, 6]))
+    stream = Batched(4, collation_fn=None).stream(source)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    state = stream.state_dict()
+    assert [batch for _, batch in stream] == [[6, 3, 2, 1]]
+    stream.load_state_dict(state)
+    assert [batch for _, batch in stream] == [[6, 3, 2, 1]]
+
+
+def test_a_batch_that_cannot_be_made_is_left_out_whole():
+    samples = [(1,), (2,), (3,), (4, 4), (5,)]
+    batches = collect(Batched(2, handler=ignore_and_continue), samples)
+    assert [numbers.tolist() for (numbers,) in batches] == [[1, 2], [5]]
+
+
+def test_a_batch_that_cannot_be_made_ends_the_stream_on_request():
+    samples = [(1,), (2, 2), (3,), (4,)]
+    assert collect(Batched(2, handler=ignore_and_stop), samples) == []
+
+
+def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
+    samples = [(np.full(3, k), k) for k in range(2)]
+    ((images, labels),) = collect(Batched(2), samples, Context(deferred=True))
+    assert isinstance(images, Stack)
+    assert labels.tolist() == [0, 1]
+
+
+def test_a_batch_is_made_by_the_users_function_even_when_deferred():
+    (batch,) = collect(Batched(2, collation_fn=np.stack), [np.zeros(3)] * 2, Context(deferred=True))
+    assert isinstance(batch, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [((0,), ValueError), ((2.5,), TypeError), ((2, "stack"), TypeError)]
+)
+def test_impossible_arguments_are_refused(arguments, error):
+    with pytest.raises(error, match="batched: "):
+        Batched(*arguments)

@@ -1,0 +1,96 @@
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.stages.bucketed import bucketed
+from mpwds.pipeline.stream import Source, collect
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*above the limit")
+
+sizes = st.lists(st.integers(0, 9), max_size=30)
+
+
+def itself(size):
+    return size
+
+
+@st.composite
+def stages(draw):
+    edges = sorted(draw(st.sets(st.integers(1, 8), max_size=3)))
+    batchsize = draw(
+        st.none()
+        | st.integers(1, 4)
+        | st.lists(st.integers(1, 4), min_size=len(edges) + 1, max_size=len(edges) + 1)
+    )
+    max_total = draw(st.integers(1, 20)) if batchsize is None else draw(st.none() | st.integers(1, 20))
+    padding = max_total is not None and draw(st.booleans())
+    return bucketed(
+        itself, edges, batchsize, None, draw(st.booleans()), max_total=max_total, include_padding=padding
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=sizes, stage=stages())
+def test_each_element_once_among_those_of_its_bucket_in_order(sizes, stage):
+    batches = collect(stage, sizes)
+    for bucket in range(len(stage.edges) + 1):
+        own = [size for size in sizes if bisect_right(stage.edges, size) == bucket]
+        found = [size for batch in batches for size in batch if bisect_right(stage.edges, size) == bucket]
+        assert found == own[: len(found)]
+        assert len(found) == len(own) or not stage.partial
+    assert all(len({bisect_right(stage.edges, size) for size in batch}) == 1 for batch in batches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=sizes, stage=stages(), stop=st.integers(0, 31))
+def test_continues_from_its_state_exactly(continues, sizes, stage, stop):
+    continues(lambda: stage.stream(Source(sizes)), stop)
+
+
+def test_an_edge_belongs_to_the_bucket_above_it():
+    assert collect(bucketed(itself, [3, 5], 2, None), [2, 3, 2, 4, 5, 9]) == [[2, 2], [3, 4], [5, 9]]
+
+
+def test_each_bucket_may_have_its_own_batch_size():
+    assert collect(bucketed(itself, [3], [3, 1], None), [1, 9, 1, 1, 8]) == [[9], [1, 1, 1], [8]]
+
+
+def test_what_remains_follows_the_small_ones_first_or_is_dropped():
+    assert collect(bucketed(itself, [3], 2, None), [9, 1]) == [[1], [9]]
+    assert collect(bucketed(itself, [3], 2, None, partial=False), [9, 1]) == []
+
+
+def test_a_complete_batch_is_not_dropped_with_what_remains():
+    stage = bucketed(itself, [5], collation_fn=None, partial=False, max_total=4)
+    assert collect(stage, [3, 4, 1]) == [[3], [4]]
+
+
+def test_of_twenty_elements_unless_a_limit_says_otherwise():
+    assert [len(batch) for batch in collect(bucketed(itself, [], collation_fn=None), [1] * 25)] == [20, 5]
+    assert [len(batch) for batch in bucketed(itself, [], collation_fn=None, max_total=24)([1] * 25)] == [
+        24,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"edges": [3, 3]},
+        {"edges": [5, 3]},
+        {"edges": [3], "batchsize": [1]},
+        {"edges": [3], "batchsize": 0},
+        {"edges": [3], "include_padding": True},
+        {"edges": [3], "max_total": 0},
+    ],
+)
+def test_impossible_arguments_are_refused(options):
+    with pytest.raises(ValueError, match="bucketed: "):
+        bucketed(len, **options)
+
+
+def test_prints_as_it_is_written():
+    assert str(bucketed(len, [3, 5], max_total=9)) == "bucketed(len, [3, 5], max_total=9)"
+    assert str(bucketed(len, [3], [2, 1])) == "bucketed(len, [3], batchsize=(2, 1))"

@@ -1,0 +1,68 @@
+import pickle
+import random
+
+import pytest
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.stages.decode import Decode, decode
+from mpwds.pipeline.stream import Source, collect
+
+
+def samples(n=4):
+    return Source({"__key__": str(index), "cls": str(index).encode()} for index in range(n))
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_continues_from_its_state_exactly_with_a_handler_that_draws_numbers(stop, continues):
+    def noisy(key, data):
+        return float(data) + random.random()
+
+    continues(lambda: Decode((noisy,)).stream(samples()), stop)
+
+
+def test_decodes_by_extension():
+    assert [sample["cls"] for _, sample in Decode(()).stream(samples())] == [0, 1, 2, 3]
+
+
+def test_only_the_fields_asked_for():
+    sample = {"__key__": "a", "cls": b"7", "txt": b"x"}
+    assert collect(Decode((), only=("txt",)), [sample]) == [{"__key__": "a", "cls": b"7", "txt": "x"}]
+
+
+def test_an_error_names_stage_and_sample():
+    with pytest.raises(DecodeError) as caught:
+        collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"seven"}])
+    assert caught.value.__notes__ == ["in decode('rgb8'), on sample \"a\""]
+    assert caught.value.key == "a"
+
+
+def test_handlers_of_the_library_do_not_touch_the_random_generators(monkeypatch):
+    monkeypatch.setattr(random, "seed", lambda *_: pytest.fail("reseeded"))
+    collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"7"}])
+
+
+def test_an_unknown_image_format_is_refused_at_once():
+    with pytest.raises(ValueError, match="rgb17"):
+        Decode(("rgb17",))
+
+
+def test_pairs_of_extensions_and_function_are_handlers():
+    sample = {"__key__": "a", "cls": b"7", "txt": b"abc"}
+    assert collect(decode(("txt", len)), [sample]) == [{"__key__": "a", "cls": 7, "txt": 3}]
+
+
+def test_pickles_need_permission():
+    sample = {"__key__": "a", "pyd": pickle.dumps({1})}
+    with pytest.raises(DecodeError, match="allow_pickle=True"):
+        collect(decode(), [sample])
+    assert collect(decode(allow_pickle=True), [sample]) == [{"__key__": "a", "pyd": {1}}]
+    assert str(decode(allow_pickle=True)) == "decode(allow_pickle=True)"
+
+
+def test_a_stage_says_whether_it_takes_memoryviews():
+    assert decode("rgb8", only="jpg").takes_views
+    assert not decode(lambda key, data: None).takes_views
+
+
+def test_functions_for_extensions_may_draw_random_numbers(continues):
+    continues(lambda: decode(("cls", lambda data: random.random())).stream(samples()), 2)

@@ -1,0 +1,64 @@
+import pytest
+import webdataset.filters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.stages.rename_keys import rename_keys
+from mpwds.pipeline.stream import Source, collect
+
+names = st.sampled_from(["png", "left.png", "x/RIGHT.PNG", "cls", "__key__", "a"])
+patterns = st.sampled_from(["*.png", "png", "*", "cls", "[ab]", "right.*"])
+samples = st.lists(st.dictionaries(names, st.integers(), max_size=5), max_size=4)
+pairs = st.lists(st.tuples(st.sampled_from(["image", "cls", "b"]), patterns), max_size=3)
+flags = st.fixed_dictionaries(
+    dict.fromkeys(["keep_unselected", "must_match", "duplicate_is_error"], st.booleans())
+)
+
+
+def one_by_one(stage, samples):
+    """What becomes of each sample; webdataset's has no handler."""
+    made = []
+    for sample in samples:
+        try:
+            made += list(stage([sample]))
+        except ValueError:
+            made.append("an error")
+    return made
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements=samples, renamings=pairs, options=flags)
+def test_renames_as_webdataset_does(elements, renamings, options):
+    theirs = webdataset.filters.rename_keys(*renamings, **options)
+    assert one_by_one(rename_keys(*renamings, **options), elements) == one_by_one(theirs, elements)
+
+
+@settings(max_examples=30, deadline=None)
+@given(elements=samples, renamings=pairs, stop=st.integers(0, 5))
+def test_continues_from_its_state_exactly(continues, elements, renamings, stop):
+    stage = rename_keys(*renamings, handler=lambda error: True)
+    continues(lambda: stage.stream(Source(elements)), stop)
+
+
+def test_names_are_given_as_pairs_or_as_arguments():
+    assert str(rename_keys(("image", "*.png"), label="cls")) == str(
+        rename_keys(["image", "*.png"], ("label", "cls"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image": "*.gif"}, "rename_keys: no field matches '\\*.gif'; the sample has a.png, b.png"),
+        ({"image": "*"}, "rename_keys: two fields get the name 'image'; the sample has a.png, b.png"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_lists_the_fields(options, message):
+    with pytest.raises(ValueError, match=message):
+        collect(rename_keys(**options), [{"a.png": 1, "b.png": 2}])
+
+
+@pytest.mark.parametrize("renaming", ["ab", ("a", 3), ("a", "b", "c")])
+def test_what_is_no_pair_of_strings_is_refused(renaming):
+    with pytest.raises(TypeError, match="rename_keys: expected a pair of a new name and a pattern"):
+        rename_keys(renaming)

@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.stream import Source, collect
+
+
+@st.composite
+def shuffles(draw):
+    size = draw(st.integers(1, 60))
+    return Shuffle(size, draw(st.none() | st.integers(1, size)), draw(st.none() | st.integers()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(0, 150), stage=shuffles())
+def test_yields_each_element_once(n, stage):
+    assert sorted(collect(stage, range(n))) == list(range(n))
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(0, 100), stage=shuffles(), stop=st.integers(0, 101))
+def test_continues_from_its_state_exactly(continues, n, stage, stop):
+    continues(lambda: stage.stream(Source(range(n))), stop)
+
+
+def test_a_size_of_one_keeps_the_order():
+    assert collect(Shuffle(1), range(50)) == list(range(50))
+
+
+def test_takes_in_initial_elements_before_the_first_and_then_two_for_each_until_full():
+    source = Source(range(100))
+    stream = Shuffle(10, initial=4).stream(source)
+    taken = [next(stream) and source.state_dict()["cursor"] for _ in range(10)]
+    assert taken == [4, 6, 8, 10, 12, 14, 16, 17, 18, 19]
+
+
+def test_takes_in_a_hundred_at_first_by_default():
+    source = Source(range(1000))
+    next(Shuffle(500).stream(source))
+    assert source.state_dict() == {"cursor": 100}
+
+
+def test_any_element_of_a_full_buffer_can_come_first():
+    firsts = {collect(Shuffle(5, seed=seed), range(5))[0] for seed in range(100)}
+    assert firsts == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("change", [{"epoch": 1}, {"seed": 1}, {"rank": 1}, {"worker": 1}, {"stage": 1}])
+def test_every_epoch_seed_rank_worker_and_position_has_its_own_order(change):
+    assert collect(Shuffle(50), range(50)) != collect(Shuffle(50), range(50), Context(**change))
+
+
+def test_its_own_seed_goes_before_the_contexts():
+    orders = [collect(Shuffle(50, seed=3), range(50), Context(seed=seed)) for seed in (None, 0, 1)]
+    assert orders[0] == orders[1] == orders[2] != collect(Shuffle(50), range(50))
+
+
+@pytest.mark.parametrize("arguments", [(0,), (-3,), (5, 6), (5, 0)])
+def test_impossible_sizes_are_refused(arguments):
+    with pytest.raises(ValueError, match="shuffle: "):
+        Shuffle(*arguments)

@@ -1,0 +1,61 @@
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.stages.map import Map
+from mpwds.pipeline.stages.slice import slice
+from mpwds.pipeline.stream import Source, collect
+
+positions = st.none() | st.integers(0, 25)
+ranges = (
+    st.tuples(positions)
+    | st.tuples(positions, positions)
+    | st.tuples(positions, positions, st.integers(1, 5))
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(n=st.integers(0, 20), args=ranges)
+def test_yields_what_islice_yields(n, args):
+    assert collect(slice(*args), range(n)) == list(islice(range(n), *args))
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(0, 20), args=ranges, stop=st.integers(0, 21))
+def test_continues_from_its_state_exactly(continues, n, args, stop):
+    continues(lambda: slice(*args).stream(Source(range(n))), stop)
+
+
+@pytest.mark.parametrize("args", [(0,), (3,), (1, 3), (0, 9, 4)])
+def test_nothing_is_read_behind_the_last_element(args):
+    source = Source(range(20))
+    elements = [element for _, element in slice(*args).stream(source)]
+    assert source.state_dict()["cursor"] == (elements[-1] + 1 if elements else 0)
+
+
+def test_an_element_that_fails_counts_for_nothing():
+    stream = slice(1, 3).stream(Map(lambda n: 6 // n).stream(Source([6, 0, 3, 2])))
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    assert [element for _, element in stream] == [2, 3]
+
+
+@pytest.mark.parametrize("args", [("a",), (None, 1.5), (), (1, 2, 3, 4)])
+def test_what_are_no_positions_is_refused(args):
+    with pytest.raises(TypeError, match="slice"):
+        slice(*args)
+
+
+@pytest.mark.parametrize("args", [(-1,), (-1, 3), (0, 3, 0)])
+def test_impossible_positions_are_refused(args):
+    with pytest.raises(ValueError, match="slice: .* must be at least"):
+        slice(*args)
+
+
+@pytest.mark.parametrize(
+    ("args", "call"), [((3,), "slice(3)"), ((1, 3), "slice(1, 3)"), ((None, None, 2), "slice(0, None, 2)")]
+)
+def test_prints_as_it_is_written(args, call):
+    assert str(slice(*args)) == call

@@ -1,0 +1,204 @@
+"""What all stages have in common: they print, pickle, take any iterable, continue, and ask their handler."""
+
+import json
+
+import cloudpickle
+import pytest
+
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise_exception,
+    warn_and_continue,
+    warn_and_stop,
+)
+from mpwds.pipeline.stages.associate import associate
+from mpwds.pipeline.stages.batched import batched
+from mpwds.pipeline.stages.bucketed import bucketed
+from mpwds.pipeline.stages.decode import decode
+from mpwds.pipeline.stages.detshuffle import detshuffle
+from mpwds.pipeline.stages.extract_keys import extract_keys
+from mpwds.pipeline.stages.flatmap import flatmap
+from mpwds.pipeline.stages.info import info
+from mpwds.pipeline.stages.listed import listed
+from mpwds.pipeline.stages.log_keys import log_keys
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.map_dict import map_dict
+from mpwds.pipeline.stages.map_tuple import map_tuple
+from mpwds.pipeline.stages.rename import rename
+from mpwds.pipeline.stages.rename_keys import rename_keys
+from mpwds.pipeline.stages.rsample import rsample
+from mpwds.pipeline.stages.select import select
+from mpwds.pipeline.stages.shuffle import shuffle
+from mpwds.pipeline.stages.slice import slice
+from mpwds.pipeline.stages.to_tuple import to_tuple
+from mpwds.pipeline.stages.unbatched import unbatched
+from mpwds.pipeline.stages.unlisted import unlisted
+from mpwds.pipeline.stages.xdecode import xdecode
+from mpwds.pipeline.stream import Source
+
+
+def invert(number):
+    return 1 / number
+
+
+def countdown(number):
+    if number == 0:
+        raise ZeroDivisionError
+    return range(number)
+
+
+def size_of(text):
+    if not text:
+        raise ValueError("nothing there")
+    return len(text)
+
+
+def good_and_bad(good, bad):
+    return [good, bad, good, good]
+
+
+# A stage with its handler, elements of which the second is bad, and what becomes of a good one.
+FAILING = {
+    "map(invert": (lambda **h: map(invert, **h), good_and_bad(2, 0), [0.5]),
+    "select(invert": (lambda **h: select(invert, **h), good_and_bad(2, 0), [2]),
+    "flatmap(countdown": (lambda **h: flatmap(countdown, **h), good_and_bad(2, 0), [0, 1]),
+    "map_dict(a=invert": (
+        lambda **h: map_dict(a=invert, **h),
+        good_and_bad({"a": 2}, {"a": 0}),
+        [{"a": 0.5}],
+    ),
+    "map_tuple(invert": (lambda **h: map_tuple(invert, **h), good_and_bad((2,), (0,)), [(0.5,)]),
+    "to_tuple('a'": (lambda **h: to_tuple("a", **h), good_and_bad({"a": 2}, {"b": 2}), [(2,)]),
+    "rename(b='a'": (lambda **h: rename(b="a", **h), good_and_bad({"a": 2}, {"c": 2}), [{"b": 2}]),
+    "rename_keys(('b', 'a')": (
+        lambda **h: rename_keys(("b", "a"), **h),
+        good_and_bad({"a": 2}, {"c": 2}),
+        [{"b": 2}],
+    ),
+    "extract_keys('a*'": (lambda **h: extract_keys("a*", **h), good_and_bad({"a": 2}, {"b": 2}), [(2,)]),
+    "associate(dict": (
+        lambda **h: associate({"a": {"b": 2}}, **h),
+        good_and_bad({"__key__": "a"}, {"c": 1}),
+        [{"__key__": "a", "b": 2}],
+    ),
+    "xdecode(": (lambda **h: xdecode(**h), good_and_bad({"txt": b"a"}, {"txt": b"\xff"}), [{"txt": "a"}]),
+    "decode(": (lambda **h: decode(**h), good_and_bad({"cls": b"7"}, {"cls": b"x"}), [{"cls": 7}]),
+    "unlisted(": (lambda **h: unlisted(**h), good_and_bad([2, 3], 4), [2, 3]),
+    "unbatched(": (lambda **h: unbatched(**h), good_and_bad(([2, 3],), 4), [(2,), (3,)]),
+    "batched(1": (lambda **h: batched(1, sum, **h), good_and_bad(2, "x"), [2]),
+    "batched(by=size_of": (
+        lambda **h: batched(by=size_of, max_total=1, collation_fn=None, **h),
+        good_and_bad("a", ""),
+        [["a"]],
+    ),
+    "bucketed(size_of": (
+        lambda **h: bucketed(size_of, [2], 1, None, **h),
+        good_and_bad("a", ""),
+        [["a"]],
+    ),
+}
+
+OTHERS = {
+    "shuffle(3, seed=1)": (shuffle(3, seed=1), range(9)),
+    "detshuffle(3)": (detshuffle(3), range(9)),
+    "rsample(0.5)": (rsample(0.5), range(20)),
+    "slice(1, 7, 2)": (slice(1, 7, 2), range(9)),
+    "info(n=0)": (info(n=0), range(9)),
+    "log_keys()": (log_keys(), range(9)),
+    "batched(2, collation_fn=None)": (listed(2), range(9)),
+}
+
+
+@pytest.fixture(params=FAILING)
+def failing(request):
+    return request.param, *FAILING[request.param]
+
+
+def test_an_error_is_raised_with_stage_element_and_incident(failing):
+    call, stage, elements, _ = failing
+    with pytest.raises((ArithmeticError, LookupError, ValueError, TypeError)) as caught:
+        list(DataPipeline(elements, stage()))
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"in {call}")
+    assert note.endswith("element 1")
+    assert caught.value.incident.stage == str(stage())
+
+
+@pytest.mark.parametrize("handler", [ignore_and_continue, ignore_and_stop])
+def test_a_handler_leaves_the_element_out_and_goes_on_or_stops(failing, handler):
+    call, stage, elements, made = failing
+    stage = stage(handler=handler)
+    expected = made * (3 if handler is ignore_and_continue else 1)
+    assert list(DataPipeline(elements, stage)) == expected
+    assert list(stage(iter(elements))) == expected
+    assert str(stage).startswith(call)
+    assert str(stage).endswith(f"handler={handler.__name__})")
+
+
+def test_a_handler_is_called_once_with_the_error_and_its_incident(failing):
+    _, stage, elements, _ = failing
+    errors = []
+    list(DataPipeline(elements, stage(handler=lambda error: errors.append(error) or True)))
+    (error,) = errors
+    assert error.incident.place.endswith("element 1")
+
+
+def test_a_warning_names_the_stage(failing):
+    _, stage, elements, made = failing
+    with pytest.warns(UserWarning, match="left out: .*element 1"):
+        assert list(DataPipeline(elements, stage(handler=warn_and_continue))) == made * 3
+    with pytest.warns(UserWarning, match="stopped: .*element 1"):
+        assert list(DataPipeline(elements, stage(handler=warn_and_stop))) == made
+
+
+@pytest.mark.parametrize("handler", [ignore_and_continue, ignore_and_stop])
+@pytest.mark.parametrize("stop", range(5))
+def test_continues_from_its_state_exactly_with_bad_elements(failing, handler, stop, continues):
+    _, stage, elements, _ = failing
+    continues(lambda: stage(handler=handler).stream(Source(elements)), stop)
+
+
+@pytest.mark.parametrize("handler", [ignore_and_continue, ignore_and_stop])
+def test_comes_back_from_a_pickle_as_it_was(failing, handler):
+    _, stage, elements, _ = failing
+    stage = stage(handler=handler)
+    copy = cloudpickle.loads(cloudpickle.dumps(stage))
+    assert str(copy) == str(stage)
+    assert list(DataPipeline(elements, copy)) == list(DataPipeline(elements, stage))
+
+
+def test_a_handler_that_cannot_be_called_is_refused(failing):
+    _, stage, _, _ = failing
+    with pytest.raises(TypeError, match="handler must be a function of the exception"):
+        stage(handler="warn")
+
+
+@pytest.mark.parametrize("call", OTHERS)
+def test_stages_that_cannot_fail_print_pickle_and_continue_too(call, continues):
+    stage, elements = OTHERS[call]
+    assert str(stage) == call
+    copy = cloudpickle.loads(cloudpickle.dumps(stage))
+    assert list(copy(elements)) == list(stage(elements))
+    assert list(DataPipeline(elements, copy)) == list(DataPipeline(elements, stage))
+    for stop in (0, 1, 4):
+        continues(lambda: stage.stream(Source(elements)), stop)
+
+
+def test_a_package_that_is_missing_makes_no_element_bad():
+    def needs_a_package(element):
+        raise ImportError("no package")
+
+    with pytest.raises(ImportError):
+        list(map(needs_a_package, ignore_and_continue)(range(3)))
+
+
+def test_the_default_handler_is_the_one_of_webdatasets_name():
+    assert map(invert).handler is reraise_exception
+
+
+def test_states_are_small_and_hold_no_data():
+    stream = batched(100, collation_fn=None).stream(Source(["x" * 1000] * 50))
+    next(stream)
+    assert len(json.dumps(stream.state_dict())) < 1000

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import webdataset.filters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.stages.unbatched import Unbatched
+from mpwds.pipeline.stream import Source, collect
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 4), max_size=6), stop=st.integers(0, 25))
+def test_continues_in_the_middle_of_a_batch_exactly(continues, sizes, stop):
+    batches = [([f"{b}/{row}" for row in range(size)], list(range(size))) for b, size in enumerate(sizes)]
+    continues(lambda: Unbatched().stream(Source(batches)), stop)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 30), stop=st.integers(0, 31))
+def test_its_addresses_can_be_held_and_batched_again(continues, n, stop):
+    def make():
+        stream = Unbatched().stream(Batched(4).stream(Source((k, str(k)) for k in range(n))))
+        return Batched(3).stream(Shuffle(5).stream(stream))
+
+    continues(make, stop)
+
+
+def test_undoes_batched():
+    samples = [(k, str(k)) for k in range(7)]
+    stream = Unbatched().stream(Batched(3).stream(Source(samples)))
+    assert [element for _, element in stream] == samples
+
+
+def test_takes_dicts_and_arrays_apart():
+    assert collect(Unbatched(), [{"x": [1, 2], "y": ["a", "b"]}]) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
+    assert [row.tolist() for row in collect(Unbatched(), [np.eye(2)])] == [[1, 0], [0, 1]]
+
+
+def test_rows_of_arrays_are_views():
+    batch = np.zeros((2, 3))
+    assert all(np.shares_memory(row, batch) for row in collect(Unbatched(), [batch]))
+
+
+def test_the_batch_that_rows_are_fetched_from_is_made_once():
+    made = []
+    batched = Batched(4, collation_fn=lambda samples: made.append(1) or (samples,))
+    stream = Unbatched().stream(batched.stream(Source("abcd")))
+    assert [stream.fetch(((0, 1, 2, 3), row)) for row in (2, 0, 3)] == [("c",), ("a",), ("d",)]
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("rows", [["ab", "cd"], [b"ab", b"cd"], [{"x": 1}, {"x": 2}], [{1}, {2}]])
+def test_a_list_of_rows_is_no_list_of_columns(rows):
+    with pytest.raises(TypeError, match="a column is a list or an array, got a ") as caught:
+        collect(Unbatched(), [rows])
+    assert caught.value.__notes__ == ["in unbatched(), on element 0"]
+
+
+def test_columns_of_different_lengths_are_an_error():
+    with pytest.raises(ValueError, match="the columns differ in length: 2, 1") as caught:
+        collect(Unbatched(), [([1, 2], [3])])
+    assert caught.value.__notes__ == ["in unbatched(), on element 0"]
+
+
+@pytest.mark.parametrize("element", ["abc", 3, np.float64(3)])
+def test_what_is_no_batch_is_an_error(element):
+    with pytest.raises(TypeError, match="unbatched needs batches"):
+        collect(Unbatched(), [element])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 4), max_size=5),
+    kind=st.sampled_from([tuple, list, lambda columns: dict(enumerate(columns))]),
+)
+def test_takes_batches_apart_as_webdataset_does(sizes, kind):
+    batches = [kind([list(range(size)), [str(row) for row in range(size)]]) for size in sizes]
+    assert collect(Unbatched(), batches) == list(webdataset.filters.unbatched()(batches))

@@ -1,0 +1,70 @@
+import json
+import pickle
+
+import pytest
+import webdataset.filters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.stages.xdecode import xdecode
+from mpwds.pipeline.stream import Source, collect
+
+names = st.sampled_from(["txt", "a.txt", "x/B.TXT", "bin", "json", "__key__", "__txt__.txt", "gif"])
+values = st.sampled_from([b"[1]", b"\xff", "text"])
+samples = st.dictionaries(names, values, max_size=4)
+
+
+def upper(stream):
+    return stream.read().upper()
+
+
+def outcome(stage, sample):
+    try:
+        return list(stage([dict(sample)]))
+    except Exception:
+        return "an error"
+
+
+@settings(max_examples=100, deadline=None)
+@given(sample=samples, must_decode=st.booleans(), leave=st.booleans(), upper_txt=st.booleans())
+def test_decodes_as_webdataset_does(sample, must_decode, leave, upper_txt):
+    decoders = [("*.gif", False)] * leave + [("*.txt", upper)] * upper_txt
+    options = {"must_decode": must_decode, "json": json.load}
+    theirs = webdataset.filters.xdecode(*decoders, **options)
+    assert outcome(xdecode(*decoders, **options), sample) == outcome(theirs, sample)
+
+
+@pytest.mark.parametrize("stop", range(4))
+def test_continues_from_its_state_exactly(stop, continues):
+    continues(lambda: xdecode().stream(Source({"txt": str(n).encode()} for n in range(3))), stop)
+
+
+def test_a_field_without_a_decoder_is_an_error_that_names_it():
+    sample = {"__key__": "a", "__url__": "x.tar", "gif": b".."}
+    with pytest.raises(DecodeError, match="field 'gif' cannot be decoded: no pattern matches") as caught:
+        collect(xdecode(), [sample])
+    assert (caught.value.incident.member, caught.value.incident.key) == ("gif", "a")
+
+
+def test_what_a_decoder_raises_is_the_cause():
+    with pytest.raises(DecodeError, match="field 'json' cannot be decoded: JSONDecodeError") as caught:
+        collect(xdecode(json=json.load), [{"json": b"["}])
+    assert isinstance(caught.value.__cause__, json.JSONDecodeError)
+
+
+def test_pickles_need_permission_in_code():
+    samples = [{"pyd": pickle.dumps([1, 2])}]
+    with pytest.raises(DecodeError, match="allow_pickle=True"):
+        collect(xdecode(), samples)
+    assert collect(xdecode(allow_pickle=True), samples) == [{"pyd": [1, 2]}]
+
+
+def test_a_decoder_of_ones_own_for_pickles_is_permission_enough():
+    assert collect(xdecode(pyd=pickle.load), [{"pyd": pickle.dumps(1)}]) == [{"pyd": 1}]
+
+
+@pytest.mark.parametrize("decoder", ["txt", ("*.txt", 3), (3, len)])
+def test_what_is_no_pair_of_pattern_and_function_is_refused(decoder):
+    with pytest.raises(TypeError, match="xdecode: expected a"):
+        xdecode(decoder)

@@ -1,0 +1,210 @@
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import Epochs
+from mpwds.pipeline.sources.mock import MockDataset
+from mpwds.pipeline.sources.resized import ChoppedDataset, ResizedDataset, repeatedly, with_epoch, with_length
+from mpwds.pipeline.webdataset import WebDataset
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 30), limit=st.integers(1, 70))
+def test_an_epoch_has_the_number_of_elements_asked_for(n, limit):
+    elements = list(DataPipeline(range(n)).shuffle(7).with_epoch(limit))
+    assert len(elements) == limit
+    counts = Counter(elements)
+    assert max(counts.values()) - min(counts[number] for number in range(n)) <= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    limit=st.integers(1, 50),
+    stop=st.integers(0, 51),
+    worker=st.integers(0, 1),
+    repetitions=st.sampled_from([None, 2]),
+)
+def test_a_repeated_epoch_continues_from_its_state_exactly(
+    shards, continues, limit, stop, worker, repetitions
+):
+    dataset = WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("__key__ cls").batched(2)
+    dataset._epochs = Epochs(repetitions, limit)
+    continues(lambda: dataset.stream(Context(epoch=3, worker=worker, workers=2)), stop)
+
+
+def test_each_repetition_has_an_order_of_its_own_and_the_first_that_of_the_epoch():
+    dataset = DataPipeline(range(50)).shuffle(50)
+    plain = list(dataset)
+    repeated = list(DataPipeline(range(50)).shuffle(50).repeat(2))
+    assert repeated[:50] == plain != repeated[50:]
+    assert sorted(repeated[50:]) == sorted(plain)
+
+
+def test_no_repetition_has_the_order_of_another_epoch():
+    dataset = DataPipeline(range(50)).shuffle(50).repeat(3)
+    orders = [tuple(list(dataset)[start : start + 50]) for _ in range(3) for start in (0, 50, 100)]
+    assert len(set(orders)) == 9
+
+
+def test_a_repetition_inside_a_repetition_has_an_order_of_its_own_too():
+    inner = DataPipeline(range(50)).shuffle(50).repeat(2)
+    elements = list(DataPipeline(inner).repeat(2))
+    assert len({tuple(elements[start : start + 50]) for start in (0, 50, 100, 150)}) == 4
+
+
+def test_augmentation_differs_between_repetitions_and_is_made_again_by_the_address():
+    import random
+
+    dataset = DataPipeline(range(2)).map(lambda number: number + random.random()).with_epoch(6)
+    stream = dataset.stream()
+    made = list(stream)
+    assert len({element for _, element in made}) == 6
+    assert [dataset.stream().fetch(address) for address, _ in made] == [element for _, element in made]
+    assert [stream.fetch(address) for address, _ in made[::-1]] == [element for _, element in made[::-1]]
+
+
+def test_as_in_webdataset_the_pipeline_itself_is_changed():
+    dataset = DataPipeline("abc")
+    assert dataset.with_epoch(2) is dataset
+    assert list(dataset) == ["a", "b"]
+    assert dataset.repeat(2) is dataset
+    assert list(dataset) == list("abcabc")
+
+
+def test_a_copy_made_before_is_not_changed():
+    dataset = DataPipeline("abc")
+    copy = dataset.compose()
+    dataset.with_epoch(2).with_length(5, silent=True)
+    assert list(copy) == ["a", "b", "c"]
+    with pytest.raises(TypeError):
+        len(copy)
+
+
+def test_what_is_counted_are_the_elements_at_the_end_as_in_webdataset():
+    dataset = DataPipeline(range(6)).with_epoch(4).batched(2, collation_fn=None)
+    assert list(dataset) == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
+def test_a_pipeline_that_begins_at_another_counts_that_ones_elements_first():
+    dataset = DataPipeline(DataPipeline(range(6)).with_epoch(4)).batched(3, collation_fn=None)
+    assert list(dataset) == [[0, 1, 2], [3]]
+
+
+def test_an_epoch_without_a_number_has_no_end():
+    assert list(islice(DataPipeline("ab").with_epoch(), 5)) == list("ababa")
+    assert list(islice(DataPipeline("ab").repeat(), 5)) == list("ababa")
+
+
+def test_repeat_takes_a_number_of_batches_too():
+    assert list(DataPipeline("ab").repeat(nbatches=5)) == list("ababa")
+    assert list(DataPipeline("ab").repeat(2, 3)) == list("aba")
+    assert list(DataPipeline("ab").repeat(1, 1)) == ["a"]
+
+
+def test_a_source_that_gives_nothing_is_not_repeated_for_ever():
+    assert list(DataPipeline([]).with_epoch(5)) == []
+    assert list(DataPipeline(range(3)).select(lambda number: False).repeat()) == []
+
+
+def test_the_source_is_not_read_beyond_the_epochs_end():
+    read = []
+
+    def numbers():
+        for number in range(5):
+            read.append(number)
+            yield number
+
+    assert list(DataPipeline(numbers).with_epoch(3)) == [0, 1, 2]
+    assert read == [0, 1, 2]
+
+
+def test_endless_sources_have_epochs():
+    import itertools
+
+    assert list(DataPipeline(itertools.count).with_epoch(3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("call", [lambda d: d.with_epoch(0), lambda d: d.repeat(nbatches=0)])
+def test_an_epoch_of_no_elements_is_refused(call):
+    with pytest.raises(ValueError, match="number of elements must be at least 1, got 0"):
+        call(DataPipeline("abc"))
+
+
+def test_a_fraction_is_no_number_of_elements():
+    with pytest.raises(TypeError):
+        DataPipeline("abc").with_epoch(1.5)
+
+
+def test_only_a_pipeline_that_was_given_a_length_has_one():
+    dataset = DataPipeline("abc")
+    with pytest.raises(TypeError, match="has no len"):
+        len(dataset)
+    with pytest.warns(UserWarning, match="with_length.1793. sets what len.. returns and nothing else"):
+        longer = dataset.with_length(1793)
+    assert len(longer) == len(dataset) == len(dataset.shuffle(3)) == 1793
+    assert len(dataset.repeat(17).with_length(19, silent=True)) == 19
+    assert list(DataPipeline("abc").with_length(0, silent=True)) == ["a", "b", "c"]
+
+
+def test_a_pipeline_is_true_with_or_without_length():
+    assert DataPipeline([])
+    assert DataPipeline([]).with_length(0, silent=True)
+
+
+def test_prints_epoch_and_length():
+    dataset = DataPipeline("abc").with_epoch(5).with_length(7, silent=True).batched(2)
+    assert repr(dataset).split("\n    .") == [
+        "DataPipeline(str)",
+        "batched(2)",
+        "with_epoch(5)",
+        "with_length(7)",
+    ]
+    assert repr(DataPipeline("abc").repeat(2)).endswith("repeat(2)")
+
+
+def test_a_resized_dataset_has_webdatasets_length_and_nominal_length():
+    dataset = ResizedDataset(range(3), 5, 100)
+    assert (list(dataset), len(dataset)) == ([0, 1, 2, 0, 1], 100)
+    assert (list(ResizedDataset([1, 2])), len(ChoppedDataset([1, 2], 1))) == ([1, 2], 1)
+
+
+def test_a_resized_dataset_needs_a_length_from_somewhere():
+    with pytest.raises(TypeError):
+        ResizedDataset(DataPipeline("abc"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(0, 10), stop=st.integers(0, 11))
+def test_a_mock_dataset_yields_its_sample_in_every_worker_and_continues(continues, length, stop):
+    dataset = MockDataset((True, True), length)
+    assert list(dataset) == [(True, True)] * length
+    continues(lambda: dataset.stream(Context(worker=1, workers=2)), stop)
+
+
+def test_a_mock_dataset_is_a_pipeline():
+    assert list(MockDataset("x", 3).batched(2, collation_fn=None)) == [["x", "x"], ["x"]]
+    assert repr(MockDataset("x", 3).batched(2)) == "MockDataset(str, 3)\n    .batched(2)"
+    with pytest.raises(ValueError, match="must not be negative"):
+        MockDataset("x", -1)
+
+
+def test_as_functions_they_leave_the_dataset_as_it_is():
+    dataset = DataPipeline("abc")
+    assert list(with_epoch(dataset, 4)) == list("abca")
+    assert len(with_length(dataset, 17)) == 17
+    assert list(dataset) == ["a", "b", "c"]
+
+
+def test_repeatedly_ends_by_epochs_batches_or_samples():
+    batches = [([1, 2], "ab"), ([3], "c")]
+    assert list(repeatedly(batches, nepochs=2)) == batches * 2
+    assert list(repeatedly(batches, nbatches=3)) == [*batches, batches[0]]
+    assert list(repeatedly(batches, nsamples=4)) == [*batches, batches[0]]
+    assert list(repeatedly([{"x": [1, 2]}], nsamples=3)) == [{"x": [1, 2]}] * 2
+    assert list(repeatedly("ab", nsamples=3, batchsize=len)) == ["a", "b", "a"]
+    assert list(repeatedly([])) == []

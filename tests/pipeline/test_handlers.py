@@ -1,0 +1,71 @@
+import pytest
+import webdataset.handlers
+
+from mpwds import DataPipeline, WebDataset
+from mpwds.pipeline import handlers
+from mpwds.pipeline.notes import Incident
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.select import select
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", ["ignore_and_continue", "warn_and_continue", "ignore_and_stop", "warn_and_stop"]
+)
+def test_answers_what_webdatasets_handler_of_that_name_does(name, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    error = ValueError("bad")
+    assert getattr(handlers, name)(error) is getattr(webdataset.handlers, name)(error)
+
+
+def test_reraise_exception_raises_the_error_itself():
+    error = ValueError("bad")
+    with pytest.raises(ValueError, match="bad") as caught:
+        handlers.reraise_exception(error)
+    assert caught.value is error
+
+
+def test_webdatasets_own_handlers_will_do():
+    assert list(map(int, webdataset.handlers.ignore_and_continue)(["1", "x", "2"])) == [1, 2]
+
+
+def test_a_handler_sees_shard_key_offset_and_stage(shards):
+    seen = []
+
+    def handler(error):
+        seen.append(error.incident)
+        return True
+
+    def third_is_bad(sample):
+        if sample["__key__"] == "0002":
+            raise ValueError("bad")
+        return sample
+
+    assert len(list(WebDataset(shards).map(third_is_bad, handler=handler))) == 19
+    (incident,) = seen
+    url = shards.replace("{000..005}", "000")
+    assert incident == Incident(
+        "map(third_is_bad, handler=handler)", f'sample "0002" of {url}', url, "0002", 4096, None
+    )
+
+
+def test_a_handler_may_raise_another_error():
+    def handler(error):
+        raise RuntimeError("enough") from error
+
+    with pytest.raises(RuntimeError, match="enough"):
+        list(DataPipeline(["x"], map(int, handler)))
+
+
+def test_an_error_raised_by_one_stages_handler_is_not_the_next_ones_to_handle():
+    stages = map(int), select(bool, handlers.ignore_and_continue)
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(DataPipeline(["x"], *stages))
+
+
+def test_a_stream_that_was_stopped_stays_so_when_it_is_restored():
+    make = DataPipeline(["1", "x", "2"], map(int, handlers.ignore_and_stop)).stream
+    first, second = make(), make()
+    assert [element for _, element in first] == [1]
+    second.load_state_dict(first.state_dict())
+    assert list(second) == []

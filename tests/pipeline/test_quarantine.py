@@ -1,0 +1,204 @@
+import json
+import multiprocessing
+import os
+import pickle
+import random
+
+import cloudpickle
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, WebDataset
+from mpwds.errors import MpwdsError, QuarantineFull
+from mpwds.pipeline.quarantine import quarantine
+from mpwds.pipeline.stages.map_dict import map_dict
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "bad.jsonl"
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def odd_are_bad(number):
+    if int(number) % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+def test_bad_samples_are_left_out_and_written_down(path, shards):
+    dataset = WebDataset(shards).map_dict(cls=odd_are_bad, handler=quarantine(path))
+    assert [int(sample["cls"]) for sample in dataset] == list(range(0, 20, 2))
+    first = records(path)[0]
+    assert "odd_are_bad" in first.pop("traceback")
+    assert first.pop("time") > 0
+    url = shards.replace("{000..005}", "000")
+    assert first == {
+        "url": url,
+        "member": None,
+        "key": "0001",
+        "offset": 2048,
+        "stage": "map_dict(cls=odd_are_bad, handler=Quarantine(...))",
+        "place": f'sample "0001" of {url}',
+        "type": "ValueError",
+        "message": "b'1' is odd",
+        "rank": 0,
+        "worker": 0,
+        "pid": os.getpid(),
+    }
+
+
+def test_the_member_is_named_where_the_error_names_it(path):
+    samples = [{"__key__": "a", "cls": b"x"}]
+    assert list(DataPipeline(samples).decode(handler=quarantine(path))) == []
+    assert records(path)[0]["member"] == "cls"
+
+
+def test_a_budget_of_samples_is_spent_by_one_more(path):
+    stream = iter(DataPipeline(range(20)).map(odd_are_bad, handler=quarantine(path, budget=3)))
+    assert [next(stream) for _ in range(4)] == [0, 2, 4, 6]
+    with pytest.raises(
+        QuarantineFull, match="4 bad samples are above the budget of 3: .*bad.jsonl"
+    ) as caught:
+        next(stream)
+    assert (caught.value.path, caught.value.count, str(caught.value.__cause__)) == (str(path), 4, "7 is odd")
+    assert len(records(path)) == 4
+
+
+def test_a_budget_of_none_has_no_end(path):
+    assert len(list(DataPipeline(range(1000)).map(odd_are_bad, handler=quarantine(path, budget=None)))) == 500
+
+
+def test_a_fraction_is_of_the_samples_seen(path):
+    def bad_from(first):
+        def check(number):
+            if number >= first:
+                raise ValueError("bad")
+            return number
+
+        return DataPipeline(range(200)).map(check, handler=quarantine(path, budget=0.25))
+
+    assert len(list(bad_from(150))) == 150
+    with pytest.raises(
+        QuarantineFull, match="45 bad ones among 178 samples are above the budget of 0.25 of them"
+    ):
+        list(bad_from(133))
+    with pytest.raises(QuarantineFull, match="11 bad ones among 40 samples"):
+        list(bad_from(29))
+
+
+def test_a_fraction_allows_one_bad_sample_among_few(path):
+    assert list(DataPipeline([1, 2]).map(odd_are_bad, handler=quarantine(path, budget=0.1))) == [2]
+    with pytest.raises(QuarantineFull, match="2 bad ones among 3 samples"):
+        list(DataPipeline([1, 2, 3]).map(odd_are_bad, handler=quarantine(path, budget=0.1)))
+
+
+def test_everything_may_be_bad_when_the_fraction_says_so(path):
+    assert list(DataPipeline([1] * 50).map(odd_are_bad, handler=quarantine(path, budget=1.0))) == []
+
+
+def test_stages_share_file_and_budget(path):
+    handler = quarantine(path, budget=4)
+    dataset = DataPipeline([{"n": n} for n in range(5)]).map_dict(n=odd_are_bad, handler=handler)
+    assert list(dataset.to_tuple("m", handler=handler).slice(0)) == []
+    with pytest.raises(QuarantineFull, match="5 bad samples"):
+        list(dataset.to_tuple("m", handler=handler))
+
+
+def test_a_sample_that_is_bad_in_each_epoch_has_one_record(path):
+    dataset = DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3))
+    for _ in range(3):
+        assert list(dataset) == [0, 2, 4]
+    assert [record["place"] for record in records(path)] == ["element 1", "element 3", "element 5"]
+
+
+def test_records_of_an_earlier_run_stay_and_do_not_count(path):
+    for _ in range(2):
+        assert len(list(DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3)))) == 3
+    assert len(records(path)) == 6
+
+
+def test_a_shard_that_cannot_be_read_is_written_down_with_its_url(path, shards, tmp_path):
+    damaged = tmp_path / "damaged.tar"
+    with open(shards.replace("{000..005}", "000"), "rb") as whole:
+        damaged.write_bytes(whole.read()[:3000])
+    intact = shards.replace("{000..005}", "003")
+    dataset = WebDataset([str(damaged), intact], handler=quarantine(path))
+    assert len(list(dataset)) >= 7
+    (record,) = records(path)
+    assert record["url"] == str(damaged)
+    assert record["type"] == "ShardError"
+    assert isinstance(record["offset"], int)
+
+
+def test_a_copy_counts_for_itself_and_sees_the_file(path):
+    handler = quarantine(path, budget=2)
+    for copy in (pickle.loads(pickle.dumps(handler)), cloudpickle.loads(cloudpickle.dumps(handler))):
+        assert copy(ValueError("bad"))
+    with pytest.raises(QuarantineFull, match="3 bad samples"):
+        handler(ValueError("bad"))
+
+
+def spend(path, handler, number):
+    random.seed(number)
+    stage = map_dict(n=odd_are_bad, handler=handler)
+    samples = [{"__key__": f"{number}/{n}" + "x" * random.randrange(5000), "n": n} for n in range(1, 100, 2)]
+    assert list(stage(samples)) == []
+
+
+def test_processes_that_write_one_file_write_whole_lines(path):
+    handler = quarantine(path, budget=200)
+    processes = [
+        multiprocessing.get_context("fork").Process(target=spend, args=(path, handler, n)) for n in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len({record["key"] for record in records(path)}) == len(records(path)) == 200
+
+
+def test_workers_share_a_budget_of_samples(path):
+    def bad(number):
+        raise ValueError("bad")
+
+    dataset = DataPipeline(range(40)).map(bad, handler=quarantine(path, budget=9)).batched(1)
+    with (
+        mpwds.MultiLoader(dataset, workers=2) as loader,
+        pytest.raises(QuarantineFull, match="budget of 9") as caught,
+    ):
+        list(loader)
+    assert caught.value.path == str(path)
+    assert {record["worker"] for record in records(path)} <= {0, 1}
+    assert len(records(path)) <= 11
+
+
+def test_a_file_that_was_emptied_is_begun_again(path):
+    handler = quarantine(path, budget=1)
+    handler(ValueError("bad"))
+    path.write_text("")
+    with pytest.raises(QuarantineFull, match="2 bad samples"):
+        handler(ValueError("worse"))
+    assert [record["message"] for record in records(path)] == ["worse"]
+
+
+def test_a_directory_that_is_not_there_is_an_error_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        quarantine(tmp_path / "missing" / "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("budget", "error"),
+    [(-1, ValueError), (0.0, ValueError), (1.5, ValueError), ("3", TypeError), (True, TypeError)],
+)
+def test_impossible_budgets_are_refused(path, budget, error):
+    with pytest.raises(error, match="quarantine: "):
+        quarantine(path, budget)
+
+
+def test_its_error_is_of_the_library():
+    assert issubclass(QuarantineFull, MpwdsError)

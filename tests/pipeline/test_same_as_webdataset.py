@@ -1,0 +1,126 @@
+"""What the stages that webdataset has too make of the same samples."""
+
+import functools
+import operator
+
+import numpy as np
+import pytest
+import webdataset
+import webdataset.filters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.pipeline.stages.batched import batched
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.map_dict import map_dict
+from mpwds.pipeline.stages.map_tuple import map_tuple
+from mpwds.pipeline.stages.select import select
+from mpwds.pipeline.stages.shuffle import shuffle
+from mpwds.pipeline.stages.to_tuple import to_tuple
+
+fields = st.sampled_from(["png", "jpg", "cls"])
+values = st.none() | st.integers(-3, 3)
+dicts = st.lists(st.dictionaries(fields, values).map(lambda sample: {"__key__": "a", **sample}), max_size=6)
+tuples = st.lists(st.tuples(values, values), max_size=6)
+handlers = st.sampled_from(
+    [webdataset.reraise_exception, webdataset.ignore_and_continue, webdataset.ignore_and_stop]
+)
+
+
+def outcome(stage, elements):
+    """What comes out, and which error ends it."""
+    found = []
+    try:
+        for element in stage(iter([*elements])):
+            found.append(element)
+    except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+        return found, type(error)
+    return found, None
+
+
+def invert(value):
+    return 6 / value
+
+
+def sample_of(sample):
+    """A dict without a key, nothing, or an error."""
+    value = sample.get("cls")
+    return None if value == 1 else {"x": invert(value)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples=dicts, handler=handlers)
+def test_map(samples, handler):
+    assert outcome(map(sample_of, handler), samples) == outcome(webdataset.map(sample_of, handler), samples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples=dicts, handler=handlers)
+def test_map_dict(samples, handler):
+    stages = [make(handler, cls=invert, png=str) for make in (map_dict, webdataset.map_dict)]
+    ours, theirs = [outcome(stage, [dict(sample) for sample in samples]) for stage in stages]
+    assert ours == theirs
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples=tuples, handler=handlers, functions=st.lists(st.sampled_from([None, invert, str]), max_size=2))
+def test_map_tuple(samples, handler, functions):
+    stages = [make(*functions, handler=handler) for make in (map_tuple, webdataset.map_tuple)]
+    ours, theirs = [outcome(stage, samples) for stage in stages]
+    assert ours == theirs
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    samples=dicts,
+    handler=handlers,
+    specs=st.sampled_from([("png;jpg", "cls"), ("png;jpg cls",), ("__key__",), (["cls", "jpg"], "png")]),
+    missing=st.booleans(),
+    none=st.none() | st.booleans(),
+)
+def test_to_tuple(samples, handler, specs, missing, none):
+    options = {"handler": handler, "missing_is_error": missing, "none_is_error": none}
+    stages = [make(*specs, **options) for make in (to_tuple, webdataset.to_tuple)]
+    ours, theirs = [outcome(stage, samples) for stage in stages]
+    assert ours == theirs
+
+
+@settings(max_examples=30, deadline=None)
+@given(samples=tuples)
+def test_select(samples):
+    accepted = operator.itemgetter(0)
+    assert outcome(select(accepted), samples) == outcome(webdataset.select(accepted), samples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(0, 30), size=st.integers(1, 9), partial=st.booleans(), collate=st.sampled_from([None, sum])
+)
+def test_batched(n, size, partial, collate):
+    ours, theirs = [list(make(size, collate, partial)(range(n))) for make in (batched, webdataset.batched)]
+    assert ours == theirs
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 30), size=st.integers(1, 9))
+def test_batched_with_the_default_collation(n, size):
+    samples = [(np.full((2, 2), k), k, str(k)) for k in range(n)]
+    ours, theirs = [list(make(size)(samples)) for make in (batched, webdataset.batched)]
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine[0], other[0])
+        np.testing.assert_array_equal(mine[1], other[1])
+        assert mine[2] == other[2]
+
+
+@pytest.mark.parametrize("arguments", [(), (5,), (5, 2), (500, 100), (1, 100)])
+def test_shuffle_takes_the_arguments_that_webdatasets_takes(arguments):
+    for options in ({}, {"seed": 3}, {"rng": None, "handler": None}):
+        ours, theirs = [
+            list(make(*arguments, **options)(iter(range(50)))) for make in (shuffle, webdataset.shuffle)
+        ]
+        assert sorted(ours) == sorted(theirs)
+
+
+def test_batches_of_twenty_are_the_default():
+    assert [len(batch) for batch in batched(collation_fn=None)(range(25))] == [20, 5]
+    assert functools.reduce(operator.add, batched(collation_fn=None)(range(25))) == list(range(25))

@@ -1,0 +1,342 @@
+import collections
+import http.server
+import os
+import threading
+import warnings
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpwds
+from mpwds.errors import ShardError
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
+from mpwds.pipeline.sources.resampled import ResampledShards
+from mpwds.pipeline.sources.samples import TarSamples, tarfile_samples, tarfile_to_samples
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.splitting import single_node_only
+from mpwds.pipeline.webdataset import WebDataset
+
+
+def classes(samples):
+    return [int(sample["cls"]) for sample in samples]
+
+
+def test_is_what_the_package_hands_out():
+    assert mpwds.WebDataset is WebDataset
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda urls: "::".join(urls),
+        lambda urls: iter(urls),
+        lambda urls: [Path(url) for url in urls],
+        lambda urls: SimpleShardList(urls),
+        lambda urls: ShardList(urls),
+        lambda urls: DataPipeline(SimpleShardList(urls)),
+        lambda urls: {"datasets": [{"shards": urls}]},
+    ],
+)
+def test_shards_are_given_in_many_ways(shards, given):
+    urls = SimpleShardList(shards).urls
+    assert sorted(classes(WebDataset(given(urls)))) == list(range(20))
+
+
+def test_what_is_no_list_of_shards_is_refused():
+    with pytest.raises(TypeError, match="shards are given as a string or an iterable"):
+        WebDataset(3)
+    with pytest.raises(ValueError, match=r"indexes of shards \(.json\) are not read"):
+        WebDataset("index.json")
+    with pytest.raises(ValueError, match="no shards"):
+        WebDataset([])
+
+
+@pytest.mark.filterwarnings("ignore:.*shards for .* workers")
+@settings(max_examples=20, deadline=None)
+@given(world_size=st.integers(1, 3), workers=st.integers(1, 3), epoch=st.integers(0, 2))
+def test_on_several_nodes_shards_are_split_by_default(shards, world_size, workers, epoch):
+    dataset = WebDataset(shards, shardshuffle=100, empty_check=False)
+    read = Counter()
+    for rank in range(world_size):
+        for worker in range(workers):
+            context = Context(epoch, None, rank, world_size, worker, workers)
+            read.update(classes(sample for _, sample in dataset.stream(context)))
+    assert read == Counter(range(20))
+
+
+def test_it_can_refuse_several_nodes_as_webdataset_does(shards):
+    dataset = WebDataset(shards, nodesplitter=single_node_only)
+    assert len(list(dataset)) == 20
+    with pytest.raises(ValueError, match="single_node_only, on node 1 of 2"):
+        dataset.stream(Context(rank=1, world_size=2))
+
+
+def test_without_splitters_every_worker_reads_everything(shards):
+    dataset = WebDataset(shards, nodesplitter=None, workersplitter=None)
+    context = Context(rank=1, world_size=2, worker=1, workers=2)
+    assert classes(sample for _, sample in dataset.stream(context)) == list(range(20))
+
+
+@settings(max_examples=20, deadline=None)
+@given(stop=st.integers(0, 12))
+def test_a_users_splitter_leaves_it_addressable(shards, continues, stop):
+    def mine(urls):
+        yield from islice(urls, 0, None, 2)
+
+    dataset = WebDataset(shards, shardshuffle=True, nodesplitter=mine).shuffle(3)
+    continues(lambda: dataset.stream(Context(epoch=1)), stop)
+
+
+def test_resampled_it_has_no_end_and_differs_between_workers_and_epochs(shards):
+    dataset = WebDataset(shards, resampled=True).to_tuple("cls")
+
+    def first(**context):
+        return [int(cls) for _, (cls,) in islice(dataset.stream(Context(**context)), 60)]
+
+    orders = [first(), first(epoch=1), first(worker=1, workers=2), first(rank=1, world_size=2)]
+    assert all(len(order) == 60 for order in orders)
+    assert len(set(map(tuple, orders))) == 4
+    assert first() == orders[0]
+    assert isinstance(WebDataset(shards, mode="resampled").stage(0), ResampledShards)
+
+
+def test_resampled_with_epochs_continues_exactly(shards, continues):
+    dataset = WebDataset(shards, resampled=True).shuffle(5).with_epoch(50)
+    continues(lambda: dataset.stream(Context(epoch=2)), 23)
+
+
+def test_it_may_be_repeated(shards):
+    assert len(list(WebDataset(shards, repeat=2))) == 40
+    assert len(list(islice(WebDataset(shards, repeat=True), 100))) == 100
+
+
+def test_nothing_is_warned_of(shards):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for shardshuffle in (None, False, True, 100):
+            WebDataset(shards, shardshuffle=shardshuffle)
+            WebDataset(shards, resampled=True, shardshuffle=shardshuffle, detshuffle=True)
+
+
+def test_members_are_renamed_and_selected(shards):
+    dataset = WebDataset(
+        shards,
+        rename_files=lambda name: name.replace(".cls", ".label"),
+        select_files=lambda name: not name.endswith(".txt"),
+    )
+    assert {tuple(sample) for sample in dataset} == {("__key__", "__url__", "label")}
+    stream = dataset.stream()
+    assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
+
+
+def test_a_worker_without_samples_is_an_error_unless_it_is_allowed(shards):
+    first = shards.replace("{000..005}", "000")
+    with pytest.raises(ValueError, match="no samples found in worker 1 of 2, on node 0 of 1"):
+        list(WebDataset(first).stream(Context(worker=1, workers=2)))
+    assert list(WebDataset(first, empty_check=False).stream(Context(worker=1, workers=2))) == []
+    with pytest.raises(ValueError, match="no samples found"):
+        list(WebDataset(shards.replace("{000..005}", "001")))
+
+
+def test_a_restored_epoch_knows_that_there_were_samples(shards):
+    first = WebDataset(shards).stream()
+    list(islice(first, 20))
+    second = WebDataset(shards).stream()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == []
+
+
+def test_a_shard_that_cannot_be_read_is_handled(shards, tmp_path):
+    urls = SimpleShardList(shards).urls
+    (tmp_path / "bad.tar").write_bytes(Path(urls[0]).read_bytes()[:5000])
+    several = [str(tmp_path / "bad.tar"), "/gone.tar", urls[3]]
+    with pytest.raises(ShardError, match="bad.tar"):
+        list(WebDataset(several))
+    assert classes(WebDataset(several, handler=ignore_and_continue)) == [0, *range(6, 13)]
+    assert classes(WebDataset(several, handler=ignore_and_stop)) == [0]
+
+
+def test_a_stream_that_a_handler_ended_stays_ended(tmp_path):
+    (tmp_path / "bad.tar").write_bytes(b"x" * 512)
+    stream = WebDataset(str(tmp_path / "bad.tar"), handler=ignore_and_stop).stream()
+    assert [list(stream), list(stream)] == [[], []]
+
+
+def test_a_member_twice_is_left_out_where_the_handler_goes_on(tmp_path, add_member):
+    import tarfile
+
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, data in (
+            ("a.cls", b"1"),
+            ("b.cls", b"2"),
+            ("b.cls", b"3"),
+            ("b.txt", b"x"),
+            ("c.cls", b"4"),
+        ):
+            add_member(archive, name, data)
+    url = str(tmp_path / "x.tar")
+    incidents = []
+
+    def keep(error):
+        incidents.append(error.incident)
+        return True
+
+    dataset = WebDataset(url, handler=keep)
+    assert classes(dataset) == [1, 2, 4]
+    assert [(incident.member, incident.offset) for incident in incidents] == [("b.cls", 1024)]
+    assert classes(WebDataset(url, handler=ignore_and_stop)) == [1]
+    stream = dataset.stream()
+    assert [stream.fetch(address) for address, _ in dataset.stream()] == [
+        sample for _, sample in dataset.stream()
+    ]
+
+
+def test_what_says_itself_how_it_is_drawn_cannot_be_resampled(shards):
+    with pytest.raises(ValueError, match="a specification says so itself"):
+        WebDataset({"datasets": [{"shards": shards}]}, resampled=True)
+    with pytest.raises(ValueError, match="needs the names of shards"):
+        WebDataset(SimpleShardList(shards), resampled=True)
+
+
+def test_shards_of_ones_own_list_are_shuffled_through_a_buffer(shards):
+    dataset = WebDataset(SimpleShardList(shards), shardshuffle=True)
+    first, second = classes(dataset), classes(dataset)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(20))
+
+
+def test_the_seed_may_come_from_the_environment(monkeypatch, shards):
+    def order(seed=None):
+        return [sample["__key__"] for sample in WebDataset(shards, shardshuffle=True, seed=seed)]
+
+    given = order(7)
+    monkeypatch.setenv("WDS_SEED", "7")
+    assert order() == given != order(0)
+    monkeypatch.setenv("WDS_SEED", "seven")
+    with pytest.raises(ValueError, match="WDS_SEED is 'seven', expected a whole number"):
+        order()
+
+
+def test_it_is_a_context_that_closes_its_parts(shards):
+    closed = []
+
+    class Source(list):
+        def close(self):
+            closed.append(1)
+
+    with WebDataset(shards).shuffle(5).to_tuple("cls") as dataset:
+        assert len(list(dataset)) == 20
+    with DataPipeline(Source([1])):
+        pass
+    assert closed == [1]
+
+
+def test_prints_as_it_was_written(shards):
+    def mine(urls):
+        return urls
+
+    dataset = WebDataset("x-{0..9}.tar", handler=ignore_and_continue, resampled=True, nodesplitter=mine)
+    assert (
+        repr(dataset)
+        == "WebDataset('x-{0..9}.tar', handler=ignore_and_continue, resampled=True, nodesplitter=mine)"
+    )
+    assert (
+        repr(WebDataset({"datasets": [{"shards": "a.tar"}]}, seed=3).decode())
+        == "WebDataset({...}, seed=3)\n    .decode()"
+    )
+
+
+class Counting(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.server.gets[self.path.rpartition("/")[2]] += 1
+        super().do_GET()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(shards):
+    folder = os.path.dirname(shards)
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *arguments: Counting(*arguments, directory=folder)
+    ) as server:
+        server.gets = collections.Counter()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_cache_fetches_each_shard_once_and_tells_where_it_is(server, shards, tmp_path):
+    url = f"http://127.0.0.1:{server.server_port}/x-{{000..005}}.tar"
+    dataset = WebDataset(url, cache_dir=tmp_path, shardshuffle=True)
+    server.gets.clear()
+    for _ in range(2):
+        samples = list(dataset)
+        assert sorted(classes(samples)) == list(range(20))
+        assert all(os.path.exists(sample["__local_path__"]) for sample in samples)
+        assert all(sample["__local_path__"].startswith(str(tmp_path)) for sample in samples)
+    assert set(server.gets.values()) == {1}
+
+
+@settings(max_examples=15, deadline=None)
+@given(stop=st.integers(0, 21), prefetch=st.integers(0, 3), workers=st.integers(1, 2))
+def test_fetching_ahead_keeps_the_state_exact(server, tmp_path_factory, continues, stop, prefetch, workers):
+    url = f"http://127.0.0.1:{server.server_port}/x-{{000..005}}.tar"
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    folder.mkdir(exist_ok=True)
+    dataset = WebDataset(url, cache_dir=folder, shardshuffle=True, prefetch_shards=prefetch).shuffle(3)
+    continues(lambda: dataset.stream(Context(epoch=1, worker=0, workers=workers)), stop)
+
+
+def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(server, tmp_path):
+    base = f"http://127.0.0.1:{server.server_port}/x-"
+
+    def failing():
+        yield {"url": base + "000.tar"}
+        raise OSError("list of shards is gone")
+
+    dataset = WebDataset(DataPipeline(failing), cache_dir=tmp_path)
+    seen = []
+    with pytest.raises(OSError, match="list of shards is gone"):
+        for sample in dataset:
+            seen.append(int(sample["cls"]))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_the_cache_may_come_from_the_environment(monkeypatch, server, tmp_path):
+    url = f"http://127.0.0.1:{server.server_port}/x-000.tar"
+    monkeypatch.setenv("WDS_CACHE", str(tmp_path))
+    assert "__local_path__" in next(iter(WebDataset(url)))
+    monkeypatch.setenv("WDS_CACHE_SIZE", "0")
+    assert "__local_path__" not in next(iter(WebDataset(url)))
+    monkeypatch.setenv("WDS_CACHE_SIZE", "lots")
+    with pytest.raises(ValueError, match="WDS_CACHE_SIZE is 'lots'"):
+        WebDataset(url)
+
+
+def test_a_cache_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="cache directory /no/such/place does not exist"):
+        WebDataset("x.tar", cache_dir="/no/such/place")
+
+
+@pytest.mark.parametrize("stage", [tarfile_samples, tarfile_to_samples(), TarSamples()])
+def test_the_reader_of_shards_has_webdatasets_forms(shards, stage):
+    dataset = DataPipeline(SimpleShardList(shards), stage)
+    assert classes(dataset) == list(range(20))
+    first = dataset.stream()
+    next(first)
+    assert first.state_dict()["offset"] == 2048
+
+
+def test_reader_options_must_be_functions():
+    with pytest.raises(TypeError, match="select_files must be a function of a name, got 'png'"):
+        tarfile_to_samples(select_files="png")

@@ -1,0 +1,516 @@
+"""The shard cache in one process: what it keeps, what it streams, what it removes."""
+
+import io
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tarfile
+import threading
+
+import pytest
+
+from mpwds.storage.caches import fill as cache_fill
+from mpwds.storage.caches import shard_cache
+from mpwds.storage.caches.shard_cache import ShardCache
+
+
+def tar(size, seed=0):
+    """The bytes of a tar archive of one member, ``size`` bytes in all."""
+    data = random.Random(seed).randbytes(size - 1536)
+    stream = io.BytesIO()
+    info = tarfile.TarInfo("000.bin")
+    info.size = len(data)
+    header = info.tobuf()
+    stream.write(header + data + bytes(-len(data) % 512 + 1024))
+    return stream.getvalue()[:size] if len(stream.getvalue()) >= size else stream.getvalue()
+
+
+class Remote:
+    """Shards under URLs, opened by a function that counts, and that waits where it is told to."""
+
+    def __init__(self, **shards):
+        self.shards = shards
+        self.opened = []
+        self.gates = {}  # (shard, byte): what is waited for before that byte is given
+        self.errors = {}  # shard: (byte, exception)
+        self.tell_size = False
+
+    def __call__(self, url, offset=0):
+        name = url.rpartition("/")[2].partition(".")[0]
+        self.opened.append((name, offset))
+        return io.BufferedReader(_Shard(self, name, offset), 512)
+
+
+class _Shard(io.RawIOBase):
+    def __init__(self, remote, name, offset):
+        self._remote, self._shard, self._position = remote, name, offset
+        if remote.tell_size:
+            self.size = len(remote.shards[name])
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        position = self._position
+        end = min(position + min(len(buffer), 512), len(self._remote.shards[self._shard]))
+        for (name, byte), gate in self._remote.gates.items():
+            if name == self._shard and position <= byte < end:
+                assert gate.wait(20)
+        at, error = self._remote.errors.get(self._shard, (None, None))
+        if at is not None and at < end:
+            raise error
+        data = self._remote.shards[self._shard][position:end]
+        buffer[: len(data)] = data
+        self._position = end
+        return len(data)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_anew(monkeypatch):
+    monkeypatch.setattr(cache_fill, "_warned", set())
+    monkeypatch.setattr(shard_cache, "_warned", set())
+
+
+@pytest.fixture
+def remote():
+    return Remote(a=tar(10_240, 1), b=tar(10_240, 2), c=tar(10_240, 3), d=tar(10_240, 4))
+
+
+def url(name, host="host"):
+    return f"test://{host}/{name}.tar"
+
+
+def by_last_part(address):
+    return address.rpartition("/")[2]
+
+
+@pytest.fixture
+def make(tmp_path, remote):
+    def make(size=-1, **options):
+        options = {"url_to_name": by_last_part, "opener": remote, **options}
+        return ShardCache(tmp_path / "cache", size, **options)
+
+    return make
+
+
+def read(cache, name, offset=0, **options):
+    with cache.open(url(name) if "/" not in name else name, offset, **options) as stream:
+        return stream.read()
+
+
+def settle(cache, *but):
+    """Waits until nothing is being fetched, apart from what is named."""
+    for fill in cache_fill.fills(cache.directory):
+        if fill.url not in map(url, but):
+            fill.wait_beyond(1 << 60)
+
+
+def kept(cache):
+    return sorted(name for name in os.listdir(cache.directory) if not name.startswith("."))
+
+
+def partials(cache):
+    private = os.path.join(cache.directory, ".mpwds")
+    return [name for name in os.listdir(private) if name.endswith(".partial")]
+
+
+# ---------------------------------------------------------------------------------------------- keeping
+
+
+def test_a_shard_is_fetched_once_and_then_read_from_its_file(make, remote):
+    cache = make()
+    for _ in range(3):
+        assert read(cache, "a") == remote.shards["a"]
+        settle(cache)
+    assert remote.opened == [("a", 0)]
+    assert kept(cache) == ["a.tar"]
+    with open(cache.path(url("a")), "rb") as file:
+        assert file.read() == remote.shards["a"]
+
+
+def test_another_object_with_the_directory_finds_it(make, remote):
+    read(make(), "a")
+    settle(make())
+    assert read(pickle.loads(pickle.dumps(make(opener=None))), "a") == remote.shards["a"]
+
+
+def test_reading_starts_at_the_offset_whether_the_shard_is_there_or_not(make, remote):
+    cache = make()
+    assert read(cache, "a", 5000) == remote.shards["a"][5000:]
+    settle(cache)
+    assert read(cache, "a", 6000) == remote.shards["a"][6000:]
+    assert remote.opened == [("a", 0)]
+
+
+def test_a_reader_gets_bytes_before_the_shard_is_complete(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    with cache.open(url("a")) as stream:
+        head = stream.read1(4000)
+        assert head
+        assert kept(cache) == []
+        assert len(partials(cache)) == 1
+        gate.set()
+        assert head + stream.read() == remote.shards["a"]
+
+
+def test_the_stream_of_a_complete_shard_is_a_regular_file_and_that_of_a_growing_one_is_not(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    with cache.open(url("a")) as growing:
+        with pytest.raises(OSError, match="fileno"):
+            growing.fileno()
+        gate.set()
+        growing.read()
+    settle(cache)
+    with cache.open(url("a")) as complete:
+        assert os.path.samefile(complete.fileno(), cache.path(url("a")))
+
+
+def test_two_readers_in_one_process_share_the_fetching(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    with cache.open(url("a")) as first, cache.open(url("a"), 100) as second:
+        gate.set()
+        assert second.read() == remote.shards["a"][100:]
+        assert first.read() == remote.shards["a"]
+    assert remote.opened == [("a", 0)]
+
+
+def test_local_files_are_opened_as_they_are(tmp_path, make, remote):
+    shard = tmp_path / "local.tar"
+    shard.write_bytes(remote.shards["a"])
+    cache = make(opener=None)
+    for name in (str(shard), shard.as_uri()):
+        with cache.open(name, 1000) as stream:
+            assert stream.read() == remote.shards["a"][1000:]
+        assert cache.path(name) == str(shard)
+    assert not os.path.exists(cache.directory)
+
+
+def test_a_shard_put_there_by_hand_is_used(make, remote):
+    cache = make()
+    os.makedirs(cache.directory)
+    with open(cache.path(url("a")), "wb") as file:
+        file.write(b"mine")
+    assert read(cache, "a") == b"mine"
+    assert remote.opened == []
+
+
+def test_names_may_hold_directories(make, remote):
+    cache = make(url_to_name=lambda address: address.partition("://")[2])
+    assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert cache.path(url("a")).endswith("cache/host/a.tar")
+    assert os.path.getsize(cache.path(url("a"))) == len(remote.shards["a"])
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x.tar", "x//y.tar", ".mpwds/lock", "x" * 201])
+def test_a_name_that_leads_elsewhere_is_refused(make, name):
+    with pytest.raises(ValueError, match="url_to_name gives"):
+        make(url_to_name=lambda address: name).open(url("a"))
+
+
+def test_two_urls_of_the_same_name_get_different_files(make, remote):
+    cache = make()
+    read(cache, url("a", "train"))
+    settle(cache)
+    remote.shards["a"] = tar(10_240, 9)
+    for _ in range(2):
+        assert read(cache, url("a", "val")) == remote.shards["a"]
+        settle(cache)
+    assert remote.opened == [("a", 0)] * 2
+    assert len(kept(cache)) == 2
+    assert cache.path(url("a", "train")).endswith("/a.tar")
+    assert cache.path(url("a", "val")) != cache.path(url("a", "train"))
+
+
+def test_two_urls_of_the_same_name_that_are_fetched_at_once_get_different_files(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    with cache.open(url("a", "train")) as one, cache.open(url("a", "val")) as other:
+        gate.set()
+        assert one.read() == other.read() == remote.shards["a"]
+    settle(cache)
+    assert len(kept(cache)) == 2
+    assert partials(cache) == []
+
+
+# --------------------------------------------------------------------------------------------- failures
+
+
+def test_an_error_of_the_stream_reaches_the_reader_and_nothing_is_kept(make, remote):
+    remote.errors["a"] = (5120, OSError("the line is cut"))
+    cache = make()
+    with cache.open(url("a")) as stream, pytest.raises(OSError, match="the line is cut"):
+        stream.read()
+    settle(cache)
+    assert kept(cache) == partials(cache) == []
+    del remote.errors["a"]
+    assert read(cache, "a") == remote.shards["a"]
+
+
+def test_an_error_while_prefetching_is_left_to_whoever_opens_the_shard(make, remote):
+    remote.errors["a"] = (0, OSError("the line is cut"))
+    cache = make()
+    assert cache.prefetch(url("a"))
+    settle(cache)
+    with cache.open(url("a")) as stream, pytest.raises(OSError, match="the line is cut"):
+        stream.read()
+    settle(cache)
+
+
+def test_a_file_that_became_shorter_is_fetched_again(make, remote):
+    cache = make()
+    read(cache, "a")
+    settle(cache)
+    os.truncate(cache.path(url("a")), 5000)
+    with pytest.warns(RuntimeWarning, match="has 5000 bytes and had 10240 when it was fetched"):
+        assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert read(cache, "a") == remote.shards["a"]
+    assert remote.opened == [("a", 0)] * 2
+
+
+def test_what_a_killed_process_left_is_replaced(make, remote):
+    cache = make()
+    files = cache._files(url("a"))
+    files.make_directories()
+    with open(files.partial, "wb") as file:
+        file.write(b"damaged")
+    assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert kept(cache) == ["a.tar"]
+    assert partials(cache) == []
+
+
+def test_what_killed_processes_left_of_other_shards_is_removed(make, remote):
+    cache = make()
+    files = cache._files(url("b"))
+    files.make_directories()
+    with open(files.partial, "wb") as file:
+        file.write(b"stale")
+    read(cache, "a")
+    settle(cache)
+    assert partials(cache) == []
+
+
+def test_what_is_no_shard_is_streamed_and_not_kept(make, remote):
+    remote.shards["a"] = b"<html>Please log in</html>"
+    cache = make()
+    with pytest.warns(RuntimeWarning, match="it does not look like a shard"), cache.open(url("a")) as stream:
+        assert stream.read() == remote.shards["a"]
+        settle(cache)
+    assert kept(cache) == partials(cache) == []
+
+
+def test_without_validator_anything_is_kept(make, remote):
+    remote.shards["a"] = b"any bytes"
+    cache = make(validator=None)
+    read(cache, "a")
+    settle(cache)
+    assert kept(cache) == ["a.tar"]
+
+
+def test_a_directory_that_cannot_be_made_is_warned_of_once_and_shards_are_streamed(tmp_path, make, remote):
+    (tmp_path / "cache").write_text("a file")
+    cache = make()
+    with pytest.warns(RuntimeWarning, match="cannot be used, shards are streamed without it") as caught:
+        assert read(cache, "a", 100) == remote.shards["a"][100:]
+        assert read(cache, "b") == remote.shards["b"]
+    assert len(caught) == 1
+    assert remote.opened == [("a", 100), ("b", 0)]
+
+
+def test_a_full_disk_is_warned_of_and_the_stream_goes_on_without_reading_anything_twice(tmp_path):
+    program = """if True:
+        import io, resource, sys, warnings
+        from mpwds.storage.caches.shard_cache import ShardCache
+        data = bytes(range(256)) * 4096
+        opened = []
+        def opener(url, offset):
+            opened.append(offset)
+            return io.BytesIO(data[offset:])
+        cache = ShardCache(sys.argv[1], opener=opener, validator=None)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with cache.open("test://host/a.tar", 1000) as stream:
+                assert stream.read() == data[1000:]
+        assert opened == [0], opened
+        assert ["File too large" in str(each.message) for each in caught] == [True], caught
+    """
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert [name for name in os.listdir(tmp_path) if not name.startswith(".")] == []
+
+
+# --------------------------------------------------------------------------------------------- the size
+
+
+def test_the_shard_that_was_not_used_for_longest_goes_first(make, remote):
+    cache = make(31_000)
+    for name in ("a", "b", "c", "a", "d"):
+        read(cache, name)
+        settle(cache)
+    assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
+
+
+def test_a_shard_that_is_read_stays(make, remote):
+    cache = make(31_000)
+    for name in "abc":
+        read(cache, name)
+        settle(cache)
+    with cache.open(url("a")) as stream:
+        for name in "bcd":
+            read(cache, name)
+            settle(cache)
+        assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
+        assert stream.read() == remote.shards["a"]
+
+
+@pytest.mark.parametrize("tell_size", [False, True])
+def test_a_shard_larger_than_the_cache_is_streamed_with_one_warning(make, remote, tell_size):
+    remote.tell_size = tell_size
+    remote.shards["a"] = tar(40_960)
+    remote.shards["b"] = tar(40_960)
+    cache = make(31_000)
+    read(cache, "c")
+    settle(cache)
+    with pytest.warns(RuntimeWarning, match="there is no room for") as caught:
+        assert read(cache, "a") == remote.shards["a"]
+        assert read(cache, "b", 35_000) == remote.shards["b"][35_000:]
+    assert len(caught) == 1
+    assert remote.opened == [("c", 0), ("a", 0), ("b", 0)]
+    settle(cache)
+    assert "c.tar" in kept(cache) or not tell_size
+    assert partials(cache) == []
+
+
+def test_files_that_are_not_of_the_cache_count_and_stay(make, remote):
+    cache = make(31_000)
+    os.makedirs(cache.directory)
+    with open(os.path.join(cache.directory, "notes.txt"), "wb") as file:
+        file.write(bytes(15_000))
+    for name in "abc":
+        assert read(cache, name) == remote.shards[name]
+        settle(cache)
+    assert kept(cache) == ["c.tar", "notes.txt"]
+
+
+def test_what_is_being_fetched_counts(make, remote):
+    gate = remote.gates["b", 10_000] = threading.Event()
+    remote.tell_size = True
+    cache = make(25_000)
+    read(cache, "a")
+    settle(cache)
+    with cache.open(url("b")) as stream:
+        stream.read(100)
+        read(cache, "c")
+        settle(cache, "b")
+        assert kept(cache) == ["c.tar"]
+        gate.set()
+        stream.read()
+    settle(cache)
+    assert kept(cache) == ["b.tar", "c.tar"]
+
+
+# -------------------------------------------------------------------------------------- fetching ahead
+
+
+def test_a_prefetched_shard_is_there_when_it_is_opened(make, remote):
+    cache = make()
+    assert cache.prefetch(url("a"))
+    settle(cache)
+    assert kept(cache) == ["a.tar"]
+    assert not cache.prefetch(url("a"))
+    assert read(cache, "a") == remote.shards["a"]
+    assert remote.opened == [("a", 0)]
+
+
+def test_a_shard_that_is_being_prefetched_is_followed(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    cache.prefetch(url("a"))
+    with cache.open(url("a")) as stream:
+        gate.set()
+        assert stream.read() == remote.shards["a"]
+    assert remote.opened == [("a", 0)]
+
+
+def test_no_more_are_prefetched_at_a_time_than_asked_for(make, remote):
+    gates = [remote.gates.setdefault((name, 0), threading.Event()) for name in "abc"]
+    cache = make(prefetch_shards=2)
+    assert [cache.prefetch(url(name)) for name in "abc"] == [True, True, False]
+    for gate in gates:
+        gate.set()
+    settle(cache)
+    assert not make(prefetch_shards=0).prefetch(url("c"))
+
+
+def test_a_reader_that_closes_early_leaves_the_rest_to_the_background(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make()
+    with cache.open(url("a")) as stream:
+        stream.read(100)
+    gate.set()
+    settle(cache)
+    assert kept(cache) == ["a.tar"]
+
+
+def test_of_those_left_to_the_background_all_beyond_prefetch_shards_are_stopped(make, remote):
+    gates = [remote.gates.setdefault((name, 5120), threading.Event()) for name in "ab"]
+    cache = make(prefetch_shards=1)
+    for name in "ab":
+        with cache.open(url(name)) as stream:
+            stream.read(100)
+    for gate in gates:
+        gate.set()
+    settle(cache)
+    assert kept(cache) == ["b.tar"]
+    assert partials(cache) == []
+
+
+def test_a_shard_whose_fetching_was_stopped_can_be_opened_again_at_once(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make(prefetch_shards=0)
+    with cache.open(url("a")) as stream:
+        stream.read(100)
+    with cache.open(url("a")) as stream:
+        gate.set()
+        assert stream.read() == remote.shards["a"]
+
+
+def test_what_is_not_to_be_kept_is_streamed_from_its_offset_unless_it_is_there(make, remote):
+    cache = make()
+    assert read(cache, "a", 5000, keep=False) == remote.shards["a"][5000:]
+    assert remote.opened == [("a", 5000)]
+    read(cache, "a")
+    settle(cache)
+    assert read(cache, "a", 5000, keep=False) == remote.shards["a"][5000:]
+    assert remote.opened == [("a", 5000), ("a", 0)]
+
+
+def test_nothing_is_open_when_everything_is_closed(make, remote, nothing_left):
+    cache = make()
+    read(cache, "a")
+    cache.prefetch(url("b"))
+    settle(cache)
+    with cache.open(url("a")) as stream:
+        stream.read(10)
+
+
+def test_verbose_tells_what_is_fetched_and_removed(make, capfd):
+    cache = make(11_000, verbose=True)
+    for name in "ab":
+        read(cache, name)
+        settle(cache)
+    said = capfd.readouterr().err
+    assert f"# downloading {url('a')} to {cache.path(url('a'))}" in said
+    assert f"# deleting {cache.path(url('a'))}" in said
+
+
+def test_a_negative_number_of_shards_ahead_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="prefetch_shards must not be negative"):
+        ShardCache(tmp_path, prefetch_shards=-1)

@@ -1,0 +1,48 @@
+"""What is kept in a cache looks like a shard by its first bytes."""
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+
+import pytest
+
+from mpwds.storage.caches.tar_check import check_tar_format
+
+
+def archive(format):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=format) as tar:
+        tar.addfile(tarfile.TarInfo("ä" * 120))
+    return stream.getvalue()
+
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+@pytest.mark.parametrize("format", FORMATS[1:])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_archives_are_shards_compressed_or_not(tmp_path, format, compress):
+    (tmp_path / "x").write_bytes(compress(archive(format)))
+    assert check_tar_format(tmp_path / "x")
+
+
+def test_an_archive_of_the_time_before_ustar_is_a_shard(tmp_path):
+    header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+    header[257:265] = bytes(8)
+    total = sum(header[:148]) + 8 * 32 + sum(header[156:])
+    header[148:156] = b"%06o\0 " % total
+    (tmp_path / "x").write_bytes(header)
+    assert check_tar_format(str(tmp_path / "x"))
+
+
+def test_an_empty_archive_is_a_shard(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(10_240))
+    assert check_tar_format(tmp_path / "x")
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>" + bytes(600), b"x" * 600, archive(FORMATS[1])[:511]])
+def test_other_bytes_are_none(tmp_path, data):
+    (tmp_path / "x").write_bytes(data)
+    assert not check_tar_format(tmp_path / "x")

@@ -1,0 +1,204 @@
+"""Objects in cloud storage, at a local server that speaks as much of S3 as is needed."""
+
+import multiprocessing
+import random
+import sys
+
+import pytest
+
+from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams import cloud
+from mpwds.storage.streams.aws_profile import profile_settings
+from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.retries import Retries
+
+CONTENT = random.Random(0).randbytes(300_000)
+OTHER = random.Random(1).randbytes(300_000)
+
+
+@pytest.fixture(autouse=True)
+def storage(web, monkeypatch, tmp_path):
+    for variable in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_REGION", "R2_ACCOUNT_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    web.files["/bucket/a/x.tar"] = CONTENT
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "r2", "S3"])
+def test_reads_an_object(scheme):
+    with gopen(f"{scheme}://bucket/a/x.tar") as stream:
+        assert stream.read() == CONTENT
+
+
+@pytest.mark.parametrize("offset", [1, 299_999, 300_000])
+def test_reads_from_an_offset(web, offset):
+    with open_at("s3://bucket/a/x.tar", offset) as stream:
+        assert stream.read() == CONTENT[offset:]
+    assert web.requests[0][2]["range"] == f"bytes={offset}-"
+
+
+def test_an_offset_behind_the_end_is_an_error():
+    with pytest.raises(StreamError, match="only 300000 bytes: it is shorter"):
+        open_at("s3://bucket/a/x.tar", 300_001)
+
+
+def test_names_are_taken_as_they_are_written(web):
+    web.files["/bucket/a%20b%2Bc%2520%3D.tar"] = CONTENT
+    with gopen("s3://bucket/a b+c%20=.tar") as stream:
+        assert stream.read() == CONTENT
+
+
+@pytest.mark.parametrize("fault", [{"cut": 70_000}, {"reset": 70_000}])
+def test_goes_on_where_the_connection_broke(web, quick, fault):
+    web.plan = [fault, fault]
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_goes_on_where_the_library_gives_up(web):
+    web.plan = [{"cut": 70_000}, {"cut": 70_000}]
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=Retries(tries=2, first_s=0.0)) as stream:
+        # The library does not try again by itself once its tries are spent; the stream does.
+        stream.raw._source._retries = Retries(tries=1)
+        assert stream.read() == CONTENT
+
+
+def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):
+    web.plan = [{"stall": 70_000}]
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick, timeout_s=0.3) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_a_changed_object_is_an_error_and_never_mixed(web, quick):
+    web.plan = [{"cut": 70_000}]
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:
+        web.files["/bucket/a/x.tar"] = OTHER
+        with pytest.raises(StreamError, match="it changed while it was read"):
+            stream.read()
+
+
+def test_a_busy_server_is_asked_again(web, quick):
+    web.plan = [{"status": 503}, {"status": 500}]
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_a_missing_object_is_not_found():
+    with pytest.raises(StreamNotFound, match="s3://bucket/no.tar: there is no such object"):
+        gopen("s3://bucket/no.tar")
+
+
+def test_a_refusal_says_to_check_the_credentials(web):
+    web.plan = [{"status": 403}]
+    with pytest.raises(StreamError, match="could not be read.*check the credentials"):
+        gopen("s3://bucket/a/x.tar")
+
+
+def test_writing_sends_all_at_close(web):
+    with gopen("s3://bucket/new.tar", "wb") as stream:
+        stream.write(CONTENT)
+        assert web.requests == []
+    assert web.files["/bucket/new.tar"] == CONTENT
+
+
+def test_what_a_failed_block_wrote_is_not_sent(web):
+    with pytest.raises(KeyError), gopen("s3://bucket/new.tar", "wb") as stream:
+        stream.write(b"half")
+        raise KeyError
+    assert web.requests == []
+
+
+def test_writing_that_is_refused_is_an_error_from_close(web):
+    web.plan = [{"status": 403}]
+    stream = gopen("s3://bucket/new.tar", "wb")
+    stream.write(b"data")
+    with pytest.raises(StreamError, match="s3://bucket/new.tar: it could not be written"):
+        stream.close()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3:///x.tar", "gs:x"])
+def test_a_url_without_an_object_is_an_error(url):
+    with pytest.raises(ValueError, match="names no object: write .*://BUCKET/NAME"):
+        gopen(url)
+
+
+def test_settings_may_be_given_in_code(web, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with gopen("s3://bucket/a/x.tar", config={"endpoint": web.url("/").rstrip("/")}) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ImportError, match=r"pip install 'mpwds\[cloud\]'"):
+        gopen("s3://bucket/a/x.tar")
+
+
+def test_a_profile_gives_keys_region_and_endpoint(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_SKIP_SIGNATURE")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    assert profile_settings() == {}
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = A\naws_secret_access_key = B\n"
+        "[other]\naws_access_key_id = C\naws_secret_access_key = D\naws_session_token = E\n"
+    )
+    (tmp_path / "config").write_text(
+        "[profile other]\nregion = eu-west-1\nendpoint_url = https://host\n[profile sso]\n"
+    )
+    assert profile_settings() == {"access_key_id": "A", "secret_access_key": "B"}
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    assert profile_settings() == {
+        "access_key_id": "C",
+        "secret_access_key": "D",
+        "session_token": "E",
+        "region": "eu-west-1",
+        "endpoint": "https://host",
+    }
+    monkeypatch.setenv("AWS_PROFILE", "sso")
+    with pytest.raises(ValueError, match="profile 'sso', which has no access key"):
+        profile_settings()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "F")
+    assert profile_settings() == {}
+
+
+def test_requests_are_signed_with_a_profiles_keys(web, monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_SKIP_SIGNATURE")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    (tmp_path / "credentials").write_text("[default]\naws_access_key_id = KEYID\naws_secret_access_key = B\n")
+    with gopen("s3://bucket/a/x.tar") as stream:
+        assert stream.read() == CONTENT
+    assert "Credential=KEYID/" in web.requests[0][2]["authorization"]
+
+
+def read_in_child(stream, answers):
+    try:
+        stream.read()
+    except StreamError as error:
+        answers.put(str(error))
+    with open_at("s3://bucket/a/x.tar", 1000) as own:
+        answers.put(own.read() == CONTENT[1000:])
+    for url, mode in (("s3://bucket/no.tar", "rb"), ("s3://bucket/new.tar", "wb")):
+        try:
+            with gopen(url, mode) as stream:
+                stream.read()
+        except StreamError as error:
+            answers.put(str(error))
+
+
+def test_a_fork_reads_by_a_fresh_interpreter_for_the_library_would_hang():
+    context = multiprocessing.get_context("fork")
+    with gopen("s3://bucket/a/x.tar") as stream:
+        stream.read(1)
+        answers = context.SimpleQueue()
+        child = context.Process(target=read_in_child, args=(stream, answers))
+        child.start()
+        child.join()
+        assert "cannot be read on in the fork" in answers.get()
+        assert answers.get() is True
+        assert "there is no such object" in answers.get()
+        assert "cannot be written in this process" in answers.get()
+        assert stream.read() == CONTENT[1:]

@@ -1,0 +1,259 @@
+"""Streams from and to web servers: whole, resumed, refused."""
+
+import hashlib
+import random
+import subprocess
+import sys
+from email.utils import formatdate
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.http_streams import open_http
+from mpwds.storage.streams.retries import Retries
+
+CONTENT = random.Random(0).randbytes(300_000)
+OTHER = random.Random(1).randbytes(300_000)
+
+
+@pytest.fixture(autouse=True)
+def shard(web):
+    web.files["/x.tar"] = CONTENT
+
+
+def read(web, **options):
+    with open_http(web.url(), **options) as stream:
+        return stream.read()
+
+
+def test_reads_what_the_server_has(web):
+    assert read(web) == CONTENT
+
+
+def test_reads_in_pieces_of_any_size(web):
+    with gopen(web.url()) as stream:
+        pieces = [stream.read(size) for size in (1, 511, 70_000)]
+        buffer = bytearray(1000)
+        count = stream.readinto(buffer)
+        rest = stream.read()
+    assert b"".join(pieces) + bytes(buffer[:count]) + rest == CONTENT
+
+
+@pytest.mark.parametrize("how", [{"chunked": True}, {"sends_length": False}])
+def test_reads_bodies_whose_length_is_not_announced(web, how):
+    web.plan = [how]
+    assert read(web) == CONTENT
+
+
+def test_an_empty_resource_reads_as_empty(web):
+    web.files["/x.tar"] = b""
+    assert read(web) == b""
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("offset", [1, 150_000, len(CONTENT)])
+def test_starts_at_an_offset_whether_the_server_knows_ranges_or_not(web, offset, ranges):
+    web.ranges = ranges
+    with open_at(web.url(), offset) as stream:
+        assert stream.read() == CONTENT[offset:]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_offset_behind_the_end_is_an_error(web, ranges):
+    web.ranges = ranges
+    with pytest.raises(StreamError, match=r"300000.*shorter than it was"):
+        open_at(web.url(), 300_001)
+
+
+@pytest.mark.parametrize("fault", [{"cut": 70_001}, {"reset": 200_000}, {"chunked": True, "cut": 90_000}])
+def test_goes_on_at_the_byte_where_the_connection_broke(web, quick, fault):
+    web.plan = [fault]
+    assert read(web, retries=quick) == CONTENT
+    assert len(web.requests) == 2
+    (first, *_), (_, *again) = web.asked("Range"), web.asked("If-Range")
+    assert first is None
+    assert again == [f'"{hashlib.sha1(CONTENT).hexdigest()}"']
+
+
+def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):
+    web.plan = [{"stall": 100_000}]
+    assert read(web, retries=quick, timeout_s=0.2) == CONTENT
+    assert web.asked("Range") == [None, "bytes=100000-"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    faults=st.lists(
+        st.one_of(
+            st.fixed_dictionaries({"cut": st.integers(0, 300_000)}, optional={"chunked": st.booleans()}),
+            st.fixed_dictionaries({"reset": st.integers(0, 300_000)}),
+            st.fixed_dictionaries({"part": st.integers(1, 300_000)}),
+            st.fixed_dictionaries({"status": st.sampled_from([408, 429, 500, 502, 503, 504])}),
+            st.fixed_dictionaries({"ranges": st.just(False), "cut": st.integers(0, 300_000)}),
+        ),
+        max_size=6,
+    ),
+    marks=st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
+    offset=st.integers(0, 300_000),
+)
+def test_whatever_breaks_each_byte_comes_once(web, faults, marks, offset):
+    web.etags, web.modified = marks[0], "Mon, 01 Jan 2024 00:00:00 GMT" if marks[1] else None
+    web.plan = list(faults)
+    with open_http(web.url(), offset=offset, retries=Retries(tries=8, first_s=0.0)) as stream:
+        assert stream.read() == CONTENT[offset:]
+
+
+def test_a_server_that_sends_parts_only_needs_no_retries(web):
+    web.plan = [{"cut": 100_000}, {"part": 50_000}, {"part": 50_000}, {"part": 50_000}]
+    assert read(web, retries=Retries(tries=2, first_s=0.0)) == CONTENT
+
+
+def test_an_answer_in_chunks_that_lacks_its_last_line_is_complete_all_the_same(web, quick):
+    web.plan = [{"chunked": True, "cut": 299_000}]
+    assert read(web, retries=quick) == CONTENT
+    assert web.asked("Range") == [None, "bytes=300000-"]
+
+
+def test_a_part_after_an_answer_in_chunks_is_not_taken_for_the_end(web, quick):
+    web.plan = [{"chunked": True, "cut": 0}, {"part": 1}]
+    assert read(web, retries=quick) == CONTENT
+
+
+def test_a_server_without_ranges_is_read_again_up_to_the_break(web, quick):
+    web.ranges = False
+    web.plan = [{"cut": 100_000}, {"cut": 200_000}]
+    assert read(web, retries=quick) == CONTENT
+
+
+def test_a_server_that_marks_no_version_is_read_again_and_compared(web, quick):
+    web.etags, web.modified = False, None
+    web.plan = [{"cut": 100_000}]
+    assert read(web, retries=quick) == CONTENT
+    assert web.asked("Range") == [None, None]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize(
+    "marks", [{}, {"modified": None}, {"etags": False, "modified": "Tue, 02 Jan 2024 00:00:00 GMT"}]
+)
+def test_a_changed_resource_is_an_error_and_never_mixed(web, quick, marks, ranges):
+    for name, value in marks.items():
+        setattr(web, name, False if name == "etags" else "Mon, 01 Jan 2024 00:00:00 GMT" if value else None)
+    web.ranges = ranges
+    web.plan = [{"cut": 100_000}, {"content": OTHER, **marks}]
+    with (
+        open_http(web.url(), retries=quick) as stream,
+        pytest.raises(StreamError, match="it changed while it was read"),
+    ):
+        stream.read()
+
+
+def test_a_changed_resource_without_marks_is_known_by_its_bytes(web, quick):
+    web.etags, web.modified = False, None
+    web.plan = [{"cut": 100_000}, {"content": OTHER}]
+    with (
+        open_http(web.url(), retries=quick) as stream,
+        pytest.raises(StreamError, match="had been read before"),
+    ):
+        stream.read()
+
+
+def test_a_resource_that_grew_is_an_error(web, quick):
+    web.etags = False
+    web.plan = [{"cut": 100_000}, {"content": CONTENT + b"more"}]
+    with open_http(web.url(), retries=quick) as stream, pytest.raises(StreamError, match="size was 300000"):
+        stream.read()
+
+
+@pytest.mark.parametrize(
+    "says", ["bytes 7-299999/300000", "bytes 5-299999/*", "bytes */300000", "lines 5-7/9"]
+)
+def test_a_range_other_than_the_one_asked_for_is_an_error(web, says):
+    web.plan = [{"says": says}]
+    with pytest.raises(StreamError, match="does not do ranges properly"):
+        open_at(web.url(), 5)
+
+
+def test_after_an_error_a_stream_never_looks_as_if_it_had_ended(web):
+    web.plan = [{"cut": 10}]
+    with open_http(web.url(), retries=Retries(tries=1)) as stream:
+        for _ in range(2):
+            with pytest.raises(StreamError, match="too early at byte 10 of 300000; gave up after 1 tries"):
+                stream.read()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_passing_refusal_is_tried_again(web, quick, status):
+    web.plan = [{"status": status}] * 3
+    assert read(web, retries=quick) == CONTENT
+
+
+def test_progress_makes_tries_count_anew(web):
+    web.plan = [{"cut": 80_000}] * 3
+    assert read(web, retries=Retries(tries=2, first_s=0.0)) == CONTENT
+
+
+def test_gives_up_after_the_tries_it_was_given(web, quick):
+    web.plan = [{"status": 503, "text": b"<p>too   busy"}] * 9
+    with pytest.raises(
+        StreamError, match="503 Service Unavailable; it said: <p>too busy at byte 0; gave up after 4 tries"
+    ) as caught:
+        open_http(web.url(), retries=quick)
+    assert (caught.value.tries, caught.value.position, len(web.requests)) == (4, 0, 4)
+
+
+@pytest.mark.parametrize("wish", ["7", formatdate(usegmt=True)])
+def test_a_server_says_how_long_to_wait(web, monkeypatch, wish):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    web.plan = [{"status": 429, "headers": {"Retry-After": wish}}]
+    assert read(web, retries=Retries(first_s=0.0)) == CONTENT
+    assert pauses == [7.0 if wish == "7" else 0.0]
+
+
+def test_the_users_random_numbers_are_left_alone(web):
+    random.seed(1)
+    expected = random.Random(1).random()
+    web.plan = [{"status": 503}]
+    read(web, retries=Retries(first_s=0.001))
+    assert random.random() == expected
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_missing_resource_is_file_not_found_at_once(web, status):
+    web.plan = [{"status": status}]
+    with pytest.raises(FileNotFoundError, match=f"no such resource .{status}") as caught:
+        open_http(web.url())
+    assert isinstance(caught.value, StreamNotFound)
+    assert len(web.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 501])
+def test_a_lasting_refusal_is_an_error_at_once(web, status):
+    web.plan = [{"status": status}]
+    with pytest.raises(StreamError, match=f"the server answers {status}"):
+        open_http(web.url())
+    assert len(web.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error(quick):
+    with pytest.raises(
+        StreamError, match=r"connection failed \(ConnectionRefusedError.*gave up after 4 tries"
+    ):
+        open_http("http://127.0.0.1:1/x.tar", retries=quick)
+
+
+@pytest.mark.parametrize("url", ["http:///x.tar", "http://host:port/x.tar", "http://127.0.0.1:1/a\nb"])
+def test_a_url_that_is_none_is_an_error_at_once(url):
+    with pytest.raises(StreamError, match=r"no host|Port could not|connection failed|not a valid URL"):
+        open_http(url, retries=Retries(tries=1))
+
+
+def test_nothing_of_it_is_imported_with_the_package():
+    unwanted = {"ssl", "http.client", "torch"}
+    code = f"import sys, mpwds.storage.streams.gopen; print({unwanted}.intersection(sys.modules))"
+    child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert child.stdout == "set()\n"

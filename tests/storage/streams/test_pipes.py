@@ -1,0 +1,294 @@
+"""Streams out of and into shell commands."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import StreamError
+from mpwds.storage.streams import command
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.pipes import open_pipe
+
+CONTENT = random.Random(0).randbytes(1_000_000)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    (tmp_path / "x.tar").write_bytes(CONTENT)
+    return tmp_path / "x.tar"
+
+
+def pid_said_by(stream):
+    return int(stream.readline())
+
+
+def ends(pid):
+    """Whether a process ends, or has ended and waits to be reaped by its parent."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+                continue
+        return True
+    return False
+
+
+def test_reads_what_a_command_writes(shard, nothing_left):
+    with gopen(f"pipe:cat {shard}") as stream:
+        assert stream.read() == CONTENT
+
+
+@settings(max_examples=20, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40_000), max_size=20))
+def test_reads_in_pieces_of_any_size(sizes):
+    with open_pipe("pipe:seq 20000") as stream:
+        pieces = [stream.read(size) for size in sizes]
+        whole = b"".join(pieces) + stream.read()
+    assert whole == b"".join(b"%d\n" % number for number in range(1, 20_001))
+
+
+def test_writes_what_a_command_reads(tmp_path, nothing_left):
+    with gopen(f"pipe:cat > {tmp_path}/y", "wb") as stream:
+        for at in range(0, len(CONTENT), 300_000):
+            stream.write(CONTENT[at : at + 300_000])
+    assert (tmp_path / "y").read_bytes() == CONTENT
+
+
+def test_the_shell_runs_the_command(shard):
+    with open_pipe(f"pipe:cat {shard} | wc -c && echo $((1 + 1))") as stream:
+        assert stream.read().split() == [b"1000000", b"2"]
+
+
+def test_a_failure_is_an_error_with_what_the_command_said(capfd):
+    message = "exit status 3 after 5 bytes; it said: no such bucket$"
+    command = "pipe:echo data; echo 'no such bucket' >&2; exit 3"
+    with open_pipe(command) as stream, pytest.raises(StreamError, match=message) as caught:
+        stream.read()
+    assert caught.value.position == 5
+    assert capfd.readouterr().err == "no such bucket\n"
+
+
+def test_after_a_failure_a_stream_never_looks_as_if_it_had_ended():
+    with open_pipe("pipe:exit 1") as stream:
+        for _ in range(2):
+            with pytest.raises(StreamError, match="exit status 1"):
+                stream.read(1)
+
+
+def test_a_failure_behind_the_last_byte_that_was_read_comes_from_close():
+    stream = open_pipe("pipe:echo $PPID; exit 4")
+    assert ends(pid_said_by(stream))
+    with pytest.raises(StreamError, match="exit status 4"):
+        stream.close()
+    assert stream.closed
+
+
+def test_a_failure_that_the_command_forgives_is_none():
+    with open_pipe("pipe:cat /nowhere/x.tar 2> /dev/null || true") as stream:
+        assert stream.read() == b""
+
+
+def test_a_command_that_does_not_exist_is_an_error():
+    with (
+        open_pipe("pipe:no-such-program-at-all") as stream,
+        pytest.raises(StreamError, match="exit status 127.*not found"),
+    ):
+        stream.read()
+
+
+def test_a_command_that_was_killed_is_an_error():
+    command = "pipe:echo data; kill -KILL $$"
+    with (
+        open_pipe(command) as stream,
+        pytest.raises(StreamError, match="SIGKILL, perhaps for want of memory"),
+    ):
+        stream.read()
+
+
+def test_death_by_sigpipe_is_no_failure_of_a_reader():
+    with open_pipe("pipe:exit 141") as stream:
+        assert stream.read() == b""
+
+
+def test_only_the_end_of_a_long_complaint_is_kept(capfd):
+    command = "pipe:seq 100000 >&2; echo 'the reason' >&2; exit 1"
+    with open_pipe(command) as stream, pytest.raises(StreamError, match="the reason$") as caught:
+        stream.read()
+    assert len(str(caught.value)) < 2300
+    assert len(capfd.readouterr().err) == 588_895 + len("the reason\n")
+
+
+def test_errors_keep_credentials_to_themselves():
+    url = "pipe:false -H 'Authorization: Bearer s3cret' -H X-Api-Key:s3cret https://me:s3cret@host/x?token=s3cret"
+    with open_pipe(url) as stream, pytest.raises(StreamError) as caught:
+        stream.read()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_closing_early_ends_the_command_and_all_it_started(capfd, nothing_left):
+    with open_pipe("pipe:sleep 300 & echo $!; sleep 300 | sleep 300; echo rubbish >&2") as stream:
+        in_background = pid_said_by(stream)
+    assert ends(in_background)
+    assert capfd.readouterr().err == ""
+
+
+def test_closing_early_ends_a_command_that_ignores_requests(monkeypatch, nothing_left):
+    monkeypatch.setattr(command, "_GRACE_S", 0.05)
+    with open_pipe("pipe:trap '' TERM PIPE; echo $$; while :; do sleep 1; done") as stream:
+        pid = pid_said_by(stream)
+    assert ends(pid)
+
+
+def test_a_command_may_tidy_up_when_it_is_ended(tmp_path):
+    with open_pipe(f"pipe:trap 'echo tidied > {tmp_path}/log; exit' TERM; echo; sleep 300 & wait") as stream:
+        stream.readline()
+    assert (tmp_path / "log").read_text() == "tidied\n"
+
+
+def test_a_stream_that_is_dropped_ends_its_command(nothing_left):
+    stream = open_pipe("pipe:echo $$; sleep 300")
+    pid = pid_said_by(stream)
+    del stream
+    assert ends(pid)
+
+
+def test_what_a_finished_command_left_in_the_background_goes_on(tmp_path):
+    os.mkfifo(tmp_path / "go")
+    with open_pipe(
+        f"pipe:(read x < {tmp_path}/go; echo done > {tmp_path}/go) > /dev/null 2>&1 & echo data"
+    ) as stream:
+        assert stream.read() == b"data\n"
+    (tmp_path / "go").write_text("x\n")
+    assert (tmp_path / "go").read_text() == "done\n"
+
+
+def test_a_command_that_stops_reading_is_an_error(nothing_left):
+    stream = open_pipe("pipe:head -c 10 > /dev/null; echo full >&2; exit 5", "wb", bufsize=1)
+    with pytest.raises(StreamError, match="stopped reading after .* exit status 5; it said: full"):
+        for _ in range(100):
+            stream.write(CONTENT)
+    stream.close()
+
+
+def test_a_writers_failure_comes_from_close(nothing_left):
+    stream = open_pipe("pipe:cat > /dev/null; echo no room >&2; exit 6", "wb")
+    stream.write(b"data")
+    with pytest.raises(
+        StreamError, match="was given 4 bytes and failed with exit status 6; it said: no room"
+    ):
+        stream.close()
+    assert stream.closed
+
+
+def test_a_command_that_talks_while_it_is_written_to_does_not_get_stuck(capfd):
+    with open_pipe("pipe:tee /dev/stderr > /dev/null", "wb") as stream:
+        stream.write(CONTENT)
+    assert len(os.fsencode(capfd.readouterr().err)) >= len(CONTENT) // 2
+
+
+def test_a_failed_block_ends_the_writer_before_it_sees_the_end(tmp_path, nothing_left):
+    with (
+        pytest.raises(KeyError),
+        open_pipe(f"pipe:cat > /dev/null && echo whole > {tmp_path}/done", "wb") as stream,
+    ):
+        stream.write(b"half")
+        raise KeyError
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_writer_that_was_never_closed_is_ended(tmp_path, nothing_left):
+    stream = open_pipe(f"pipe:cat > /dev/null && echo whole > {tmp_path}/done", "wb")
+    stream.write(b"half")
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del stream
+    assert not (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("mode", ["rb", "wb"])
+def test_no_command_outlives_a_killed_process(tmp_path, mode):
+    # The command ends neither by a broken pipe nor by the end of its input, and closes what it does not know.
+    closes = "exec " + " ".join(f"{number}>&-" for number in range(3, 10))
+    shell = f"{closes}; echo $$ > {tmp_path}/pid; trap '' PIPE TERM HUP; exec sleep 300"
+    program = f"""
+import os, time
+from mpwds.storage.streams.pipes import open_pipe
+os.mkfifo({str(tmp_path / "pid")!r})
+stream = open_pipe({"pipe:" + shell!r}, {mode!r})
+print(open({str(tmp_path / "pid")!r}).read(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL
+    assert ends(int(process.stdout))
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_the_command():
+    with open_pipe("pipe:echo $$; sleep 300") as stream:
+        pid = pid_said_by(stream)
+        assert os.getsid(pid) != os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0)
+
+
+def use_in_child(stream, answers):
+    try:
+        stream.read(1)
+    except StreamError as error:
+        answers.put(str(error))
+    stream.close()
+
+
+def test_a_fork_cannot_read_the_stream_and_does_not_end_the_command():
+    context = multiprocessing.get_context("fork")
+    with open_pipe("pipe:echo first; read x; echo second", bufsize=1) as stream:
+        answers = context.SimpleQueue()
+        child = context.Process(target=use_in_child, args=(stream, answers))
+        child.start()
+        child.join()
+        assert "forked from" in answers.get()
+        assert stream.read(6) == b"first\n"
+
+
+def wait_in_child(stop):
+    stop.wait()
+
+
+def test_a_fork_does_not_keep_a_writer_from_ending(tmp_path):
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    stream = open_pipe(f"pipe:cat > {tmp_path}/y", "wb")
+    child = context.Process(target=wait_in_child, args=(stop,))
+    child.start()
+    stream.write(b"data")
+    stream.close()  # would wait for ever if the fork held the pipe
+    stop.set()
+    child.join()
+    assert (tmp_path / "y").read_bytes() == b"data"
+
+
+def test_a_process_that_ignores_sigint_runs_commands_that_end(shard):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with open_pipe("pipe:echo $$; sleep 300") as stream:
+            pid = pid_said_by(stream)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ends(pid)
+
+
+def test_many_commands_leave_nothing(nothing_left):
+    for _ in range(30):
+        with open_pipe("pipe:echo data") as stream:
+            stream.read()
+        with open_pipe("pipe:yes") as stream:
+            stream.read(1)

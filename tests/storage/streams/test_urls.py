@@ -1,0 +1,136 @@
+"""Shard patterns and URLs: which names they stand for, which are local."""
+
+import pathlib
+
+import pytest
+from webdataset.shardlists import expand_urls as webdataset_expand_urls
+
+from mpwds.storage.streams.urls import expand_urls, is_local, local_path, without_credentials
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a.tar",
+        "a-{000..012}.tar",
+        "a-{x,y}-{0..2}.tar",
+        "a.tar::b-{0..1}.tar::c.tar",
+        "${ROOT}/${NESTED}-{0..1}.tar",
+    ],
+)
+def test_a_pattern_expands_as_in_webdataset(pattern, monkeypatch):
+    monkeypatch.setenv("WDS_ROOT", "/data")
+    monkeypatch.setenv("WDS_NESTED", "${ROOT}-{a,b}")
+    assert expand_urls(pattern) == webdataset_expand_urls(pattern)
+
+
+def test_an_iterable_is_listed_without_expansion():
+    assert expand_urls(name for name in ["a-{0..1}.tar", "b::c.tar"]) == ["a-{0..1}.tar", "b::c.tar"]
+
+
+def test_a_path_object_may_hold_braces():
+    assert expand_urls(pathlib.Path("data") / "a-{0..1}.tar") == ["data/a-0.tar", "data/a-1.tar"]
+
+
+def test_path_objects_in_an_iterable_become_strings():
+    assert expand_urls([pathlib.Path("data/a.tar")]) == ["data/a.tar"]
+
+
+def test_a_variable_that_is_not_set_is_named():
+    with pytest.raises(ValueError, match="WDS_NOWHERE, which is not set"):
+        expand_urls("${NOWHERE}/a.tar")
+
+
+def test_variables_that_refer_to_each_other_are_an_error(monkeypatch):
+    monkeypatch.setenv("WDS_A", "${B}")
+    monkeypatch.setenv("WDS_B", "${A}")
+    with pytest.raises(ValueError, match="without end"):
+        expand_urls("${A}.tar")
+
+
+@pytest.mark.parametrize("urls", ["", "a.tar::", [], iter(()), [""]])
+def test_no_shard_is_an_error(urls):
+    with pytest.raises(ValueError, match=r"no shards|empty name"):
+        expand_urls(urls)
+
+
+@pytest.mark.parametrize("urls", [7, None, b"a.tar", ["a.tar", 7], [b"a.tar"]])
+def test_what_is_no_name_is_a_type_error(urls):
+    with pytest.raises(TypeError, match=r"string"):
+        expand_urls(urls)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("a.tar", "a.tar"),
+        ("/data/a:b.tar", "/data/a:b.tar"),
+        ("data/s3:x.tar", "data/s3:x.tar"),
+        ("C:/data/a.tar", "C:/data/a.tar"),
+        ("2024-01:a.tar", "2024-01:a.tar"),
+        ("file:a.tar", "a.tar"),
+        ("file:/data/a.tar", "/data/a.tar"),
+        ("file:///data/a.tar", "/data/a.tar"),
+        ("file://localhost/data/a.tar", "/data/a.tar"),
+        (pathlib.Path("a.tar"), "a.tar"),
+    ],
+)
+def test_paths_and_file_urls_are_local(url, path):
+    assert local_path(url) == path
+
+
+@pytest.mark.parametrize("url", ["http://x.org/a.tar", "s3://bucket/a.tar", "pipe:cat a.tar", "ab:c.tar"])
+def test_other_schemes_are_refused(url):
+    with pytest.raises(ValueError, match="only local files"):
+        local_path(url)
+
+
+def test_a_file_whose_name_looks_like_a_url_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab:c.tar").touch()
+    assert local_path("ab:c.tar") == "ab:c.tar"
+
+
+def test_a_file_url_of_another_machine_is_refused():
+    with pytest.raises(ValueError, match="host 'server'"):
+        local_path("file://server/data/a.tar")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:secret@host/x.tar", "https://***@host/x.tar"),
+        ("https://secret@host/x@1.tar", "https://***@host/x@1.tar"),
+        (
+            "https://host/x?part=1&X-Amz-Credential=secret&sig=secret",
+            "https://host/x?part=1&X-Amz-Credential=***&sig=***",
+        ),
+        ("pipe:curl -H 'Authorization: Bearer secret' -s x", "pipe:curl -H 'Authorization: Bearer ***' -s x"),
+        ("pipe:curl -H PRIVATE-TOKEN:secret x", "pipe:curl -H PRIVATE-TOKEN:*** x"),
+        ("pipe:curl ftp://me:secret@host/x | cat", "pipe:curl ftp://***@host/x | cat"),
+        (
+            "abfss://container@account.dfs.core.windows.net/x",
+            "abfss://container@account.dfs.core.windows.net/x",
+        ),
+        ("/data/basic training?key=a/x@2.tar", "/data/basic training?key=a/x@2.tar"),
+    ],
+)
+def test_urls_are_shown_without_credentials_and_otherwise_as_they_are(url, shown):
+    assert without_credentials(url) == shown
+
+
+def test_a_file_urls_escapes_are_undone():
+    assert local_path("file:///data/my%20x.tar") == "/data/my x.tar"
+    assert local_path("/data/my%20x.tar") == "/data/my%20x.tar"
+
+
+def test_is_local_says_what_local_path_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab:c.tar").touch()
+    urls = ["x.tar", "C:/x", "file:x", "FILE:x", "ab:c.tar", "ab:d.tar", "pipe:x", "s3://b/x"]
+    assert [is_local(url) for url in urls] == [True, True, True, True, True, False, False, False]
+
+
+def test_braces_that_do_not_match_are_a_clear_error():
+    with pytest.raises(ValueError, match=r"the braces in 'x-\{0\.\.3\.tar' do not match"):
+        expand_urls("x-{0..3.tar")

@@ -1,0 +1,195 @@
+"""Compressed archives: told by their first bytes, decompressed as they are read."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import ShardError
+from mpwds.storage.tar.members import read_members
+
+COMPRESS = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
+NOISE = random.Random(1).randbytes(70_000)
+MEMBERS = [("a.txt", b"1234"), ("n" * 150, NOISE), ("b.txt", b"x" * 300_000), ("c", b"")]
+
+formats = pytest.mark.parametrize("name", COMPRESS)
+
+
+def archive_of(members):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+ARCHIVE = archive_of(MEMBERS)
+
+
+class Trickle(io.RawIOBase):
+    def __init__(self, data, step, offset=0):
+        self._rest = io.BytesIO(data[offset:])
+        self._step = step
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        return self._rest.readinto(memoryview(buffer)[: self._step])
+
+
+def of_stream(data, step=1 << 20, offset=0):
+    return read_members("x.tar", offset, open=lambda url, offset: Trickle(data, step, offset))
+
+
+def contents(members):
+    return [(member.name, member.data) for member in members]
+
+
+@formats
+def test_a_compressed_file_is_read(tmp_path, name):
+    (tmp_path / "x.tar").write_bytes(COMPRESS[name](ARCHIVE))
+    assert contents(read_members(str(tmp_path / "x.tar"))) == MEMBERS
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), step=st.sampled_from([1, 7, 1000, 65536]))
+@formats
+def test_a_compressed_stream_is_read_however_its_bytes_come(name, step, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, 6000), max_size=3)))
+    archive = archive_of([("a", NOISE[:3000]), ("b", b"x" * 2000)])
+    parts = [archive[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(archive)], strict=True)]
+    compressed = b"".join(map(COMPRESS[name], parts))
+    assert list(of_stream(compressed, step)) == list(of_stream(archive))
+
+
+@formats
+def test_offsets_count_decompressed_bytes_for_files_and_streams(tmp_path, name):
+    compressed = COMPRESS[name](ARCHIVE)
+    (tmp_path / "x.tar").write_bytes(compressed)
+    whole = list(of_stream(ARCHIVE))
+    for index, member in enumerate(whole):
+        assert list(of_stream(compressed, offset=member.offset)) == whole[index:]
+        assert list(read_members(str(tmp_path / "x.tar"), member.offset)) == whole[index:]
+    for read in (of_stream(compressed, offset=1 << 30), read_members(str(tmp_path / "x.tar"), 1 << 30)):
+        with pytest.raises(ShardError, match="nothing can be read at offset 1073741824"):
+            list(read)
+
+
+def test_an_offset_in_a_compressed_archive_of_a_server_is_found_again(web):
+    web.files["/x.tar.gz"] = gzip.compress(ARCHIVE)
+    whole = list(read_members(web.url("/x.tar.gz")))
+    assert contents(whole) == MEMBERS
+    assert list(read_members(web.url("/x.tar.gz"), whole[3].offset)) == whole[3:]
+
+
+@formats
+def test_zeros_behind_a_compressed_archive_are_padding_and_other_bytes_an_error(name):
+    compressed = COMPRESS[name](ARCHIVE)
+    assert contents(of_stream(compressed + bytes(100_000))) == MEMBERS
+    with pytest.raises(ShardError, match=f"{name}.*what follows its end is not {name}: cut it off"):
+        list(of_stream(compressed + bytes(10) + b"garbage" * 3))
+
+
+@formats
+def test_a_compressed_archive_that_is_cut_off_is_an_error(name):
+    compressed = COMPRESS[name](ARCHIVE)
+    for stop in (20, len(compressed) // 2, len(compressed) - 5):
+        members = of_stream(compressed[:stop])
+        with pytest.raises(ShardError, match=rf"x\.tar cannot be decompressed \({name}\).*truncated"):
+            list(members)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+@formats
+def test_changed_bytes_are_an_error_or_change_nothing(name, data):
+    compressed = bytearray(COMPRESS[name](archive_of([("a", NOISE[:3000])])))
+    compressed[data.draw(st.integers(0, len(compressed) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        members = list(of_stream(bytes(compressed), 1000))
+    except ShardError:
+        return
+    assert [member.name for member in members] == ["a"]
+
+
+def test_members_before_the_damage_are_yielded():
+    compressed = bytearray(gzip.compress(ARCHIVE, mtime=0))
+    members = of_stream(bytes(compressed[: len(compressed) // 2]))
+    assert next(members).name == "a.txt"
+
+
+@formats
+def test_what_decompresses_to_no_archive_is_an_error(name):
+    with pytest.raises(ShardError, match="not a tar file"):
+        list(of_stream(COMPRESS[name](b"no archive" * 1000)))
+    with pytest.raises(ShardError, match="has 0 bytes"):
+        list(of_stream(COMPRESS[name](b"")))
+
+
+def test_an_archive_that_begins_as_a_compressed_one_does_is_an_archive():
+    """A member's name is the first thing in an archive."""
+    archive = archive_of([("BZh91AY&SY.txt", b"1234")])
+    assert contents(of_stream(archive)) == [("BZh91AY&SY.txt", b"1234")]
+
+
+def test_a_zstd_file_of_several_threads_is_read():
+    """Such begin with a frame that is to be skipped."""
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
+    assert contents(of_stream(skippable + COMPRESS["zstd"](ARCHIVE))) == MEMBERS
+
+
+@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
+def test_memory_is_bounded_by_what_is_read_not_by_what_it_could_become(name):
+    """64 MB of zeros that compress to next to nothing, in a member that is skipped."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 64 << 20
+    compressed = COMPRESS[name](info.tobuf() + bytes(info.size) + archive_of([("after", b"data")]))
+    tracemalloc.start()
+    try:
+        members = read_members(
+            "x.tar", open=lambda url, offset: io.BytesIO(compressed), select=lambda name: name == "after"
+        )
+        assert contents(members) == [("after", b"data")]
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_without_zstandard_the_error_names_the_extra(tmp_path):
+    (tmp_path / "x.tar").write_bytes(COMPRESS["zstd"](ARCHIVE))
+    program = f"""
+import sys
+sys.modules["zstandard"] = None
+from mpwds.storage.tar.members import read_members
+list(read_members({str(tmp_path / "x.tar")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (
+        "ImportError: zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
+        in done.stderr
+    )
+
+
+def test_leaving_closes_the_file(tmp_path, nothing_left):
+    (tmp_path / "x.tar").write_bytes(gzip.compress(ARCHIVE))
+    members = read_members(str(tmp_path / "x.tar"))
+    next(members)
+    members.close()

@@ -1,0 +1,286 @@
+"""Reading tar archives: the same members as Python's tarfile finds, from every place a member starts."""
+
+import io
+import subprocess
+import tarfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import ShardError
+from mpwds.storage.tar.members import Member, read_members
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+components = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0", exclude_categories=["Cc"]), min_size=1, max_size=40
+)
+long_names = st.lists(components, min_size=1, max_size=12).map("/".join)
+ascii_names = st.from_regex(r"[a-z0-9_.]{1,40}(/[a-z0-9_.]{1,40}){0,4}", fullmatch=True)
+contents = st.one_of(st.binary(max_size=40), st.integers(500, 1100).map(lambda size: b"x" * size))
+others = st.sampled_from(["directory", "symlink", "link", "fifo", "device"])
+TYPES = {
+    "directory": tarfile.DIRTYPE,
+    "symlink": tarfile.SYMTYPE,
+    "link": tarfile.LNKTYPE,
+    "fifo": tarfile.FIFOTYPE,
+    "device": tarfile.CHRTYPE,
+}
+
+
+def archive_of(members, archive_format, linkname="target/" * 30, **options):
+    """An archive of members (name, content), where content is a file's bytes or a key of ``TYPES``."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=archive_format, **options) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+            else:
+                info.type, info.linkname = TYPES[content], linkname
+                archive.addfile(info)
+    return stream.getvalue()
+
+
+def as_tarfile_reads(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return [(info.name, archive.extractfile(info).read()) for info in archive if info.isreg()]
+
+
+def contents_of(path):
+    return [(member.name, member.data) for member in read_members(str(path))]
+
+
+def file_with(directory, data):
+    path = directory / "x.tar"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("tar")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    archive_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    members=st.lists(st.tuples(long_names, contents | others), max_size=6),
+)
+def test_reads_what_tarfile_reads(directory, archive_format, members):
+    data = archive_of(members, archive_format)
+    assert contents_of(file_with(directory, data)) == as_tarfile_reads(data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(members=st.lists(st.tuples(ascii_names, contents | others), max_size=6))
+def test_reads_what_tarfile_reads_in_ustar(directory, members):
+    data = archive_of(members, tarfile.USTAR_FORMAT, linkname="target")
+    assert contents_of(file_with(directory, data)) == as_tarfile_reads(data)
+
+
+@pytest.mark.parametrize("archive_format", FORMATS)
+def test_reading_starts_at_the_offset_of_any_member(tmp_path, archive_format):
+    members = [(f"{'d' * 60}/{'e' * 60}/{index}.txt", b"x" * (index * 300)) for index in range(6)]
+    path = file_with(tmp_path, archive_of(members, archive_format))
+    whole = list(read_members(str(path)))
+    assert [member[::2] for member in whole] == members
+    for index, member in enumerate(whole):
+        assert list(read_members(str(path), member.offset)) == whole[index:]
+
+
+def test_the_offset_is_that_of_the_long_name_header(tmp_path):
+    path = file_with(tmp_path, archive_of([("a", b""), ("b" * 200, b"data"), ("c", b"")], tarfile.GNU_FORMAT))
+    assert [member.offset for member in read_members(str(path))] == [0, 512, 512 * 5]
+
+
+def test_archives_written_one_after_the_other_are_read_on(tmp_path):
+    first = archive_of([("a", b"1234")], tarfile.PAX_FORMAT)
+    second = archive_of([("b", b"5678")], tarfile.GNU_FORMAT)
+    assert contents_of(file_with(tmp_path, first + second)) == [("a", b"1234"), ("b", b"5678")]
+
+
+def test_an_archive_that_ends_at_a_member_without_zero_blocks_is_read_with_one_warning(tmp_path):
+    data = archive_of([("a", b"1234"), ("b", b"5678")], tarfile.USTAR_FORMAT)
+    path = file_with(tmp_path, data[: 4 * 512])
+    with pytest.warns(RuntimeWarning, match="may be truncated") as caught:
+        assert contents_of(path) == [("a", b"1234"), ("b", b"5678")]
+    (warning,) = caught
+    assert str(warning.message) == (
+        f"{path} ends at offset 2048 without the end-of-archive blocks: it may be truncated"
+    )
+    assert warning.filename == __file__
+
+
+def test_an_appended_archive_without_its_own_zero_blocks_is_warned_of(tmp_path):
+    first, second = (archive_of([(name, b"1234")], tarfile.USTAR_FORMAT) for name in "ab")
+    with pytest.warns(RuntimeWarning, match=f"at offset {len(first) + 1024} without"):
+        contents_of(file_with(tmp_path, first + second[:1024]))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("zeros", [1, 512, 1024])
+def test_any_zeros_at_the_end_are_the_end_of_the_archive(tmp_path, zeros):
+    data = archive_of([("a", b"1234")], tarfile.USTAR_FORMAT)
+    assert contents_of(file_with(tmp_path, data[: 1024 + zeros])) == [("a", b"1234")]
+
+
+@pytest.mark.filterwarnings("error")
+def test_reading_that_stops_early_does_not_warn(tmp_path):
+    data = archive_of([("a", b"1234"), ("b", b"5678")], tarfile.USTAR_FORMAT)
+    members = read_members(str(file_with(tmp_path, data[: 4 * 512])))
+    next(members)
+    next(members)
+    members.close()
+    assert list(members) == []
+
+
+def test_an_archive_of_zero_blocks_has_no_members(tmp_path):
+    assert contents_of(file_with(tmp_path, bytes(10240))) == []
+
+
+def test_a_name_that_is_not_utf8_keeps_its_bytes(tmp_path):
+    name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")
+    data = archive_of([(name, b"data"), (name * 30, b"more")], tarfile.PAX_FORMAT)
+    assert contents_of(file_with(tmp_path, data)) == [(name, b"data"), (name * 30, b"more")]
+
+
+def test_a_v7_archive_is_read_and_its_directories_are_skipped(tmp_path):
+    def v7(name, content):
+        header = bytearray(archive_of([(name, content)], tarfile.USTAR_FORMAT)[:512])
+        header[156] = 0
+        header[257:512] = bytes(255)
+        return with_checksum(header) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+    data = v7("d/", b"") + v7("d/a", b"data") + bytes(1024)
+    assert contents_of(file_with(tmp_path, data)) == [("d/a", b"data")] == as_tarfile_reads(data)
+
+
+def test_a_checksum_of_signed_bytes_is_accepted(tmp_path):
+    data = bytearray(archive_of([("é" * 20, b"data")], tarfile.GNU_FORMAT))
+    counted = data[:148] + b" " * 8 + data[156:512]
+    data[148:156] = b"%06o\0 " % sum(byte - 256 if byte > 127 else byte for byte in counted)
+    assert contents_of(file_with(tmp_path, bytes(data))) == [("é" * 20, b"data")]
+
+
+def test_pax_size_and_path_override_the_header(tmp_path):
+    info = tarfile.TarInfo("short")
+    info.pax_headers = {"path": "the/real/name", "size": "4"}
+    header = info.tobuf(tarfile.PAX_FORMAT)
+    path = file_with(tmp_path, header + b"data".ljust(512 + 1024, b"\0"))
+    assert contents_of(path) == [("the/real/name", b"data")]
+
+
+def test_a_global_pax_header_is_no_member_and_its_path_holds_for_all(tmp_path):
+    comment = archive_of([("a", b"1234")], tarfile.PAX_FORMAT, pax_headers={"comment": "abc"})
+    assert contents_of(file_with(tmp_path, comment)) == [("a", b"1234")]
+    path = archive_of([("a", b"1234"), ("b", b"56")], tarfile.PAX_FORMAT, pax_headers={"path": "same"})
+    assert contents_of(file_with(tmp_path, path)) == [("same", b"1234"), ("same", b"56")]
+
+
+def test_a_global_pax_header_alone_makes_an_empty_archive(tmp_path):
+    data = archive_of([], tarfile.PAX_FORMAT, pax_headers={"comment": "abc"})
+    assert contents_of(file_with(tmp_path, data)) == []
+
+
+@pytest.mark.parametrize("archive_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_sizes_beyond_8_gib_are_understood(tmp_path, archive_format):
+    info = tarfile.TarInfo("volume")
+    info.type, info.size = b"V", 9 << 30
+    header = info.tobuf(archive_format)
+    path = tmp_path / "sparse.tar"
+    with open(path, "wb") as stream:
+        stream.write(header)
+        stream.seek(9 << 30, io.SEEK_CUR)
+        stream.write(archive_of([("after", b"data")], tarfile.USTAR_FORMAT))
+    assert list(read_members(str(path))) == [Member("after", len(header) + (9 << 30), b"data")]
+
+
+@pytest.mark.parametrize("archive_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_reads_what_the_tar_program_writes(tmp_path, archive_format):
+    files = {"a.txt": b"a", f"d/{'n' * 90}.bin": bytes(700), "d/e/b.cls": b""}
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    command = ["tar", f"--format={archive_format}", "-cf", "x.tar", "-C", "in", *files]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert dict(contents_of(tmp_path / "x.tar")) == files
+
+
+def test_gnu_sparse_files_are_refused(tmp_path):
+    with open(tmp_path / "holes", "wb") as stream:
+        stream.truncate(1 << 20)
+    for flavour in (["--format=gnu"], ["--format=posix"]):
+        subprocess.run(["tar", *flavour, "-S", "-cf", "x.tar", "holes"], cwd=tmp_path, check=True)
+        with pytest.raises(ShardError, match="GNU sparse"):
+            list(read_members(str(tmp_path / "x.tar")))
+
+
+def test_the_file_is_closed_when_the_generator_is(tmp_path):
+    path = file_with(tmp_path, archive_of([("a", b""), ("b", b"")], tarfile.PAX_FORMAT))
+    opened = []
+
+    def open_and_note(url, offset):
+        opened.append(open(url, "rb"))  # noqa: SIM115 - the reader closes it
+        return opened[-1]
+
+    members = read_members(str(path), open=open_and_note)
+    next(members)
+    assert [stream.closed for stream in opened] == [False]
+    members.close()
+    assert [stream.closed for stream in opened] == [True]
+
+
+def test_members_are_renamed_then_selected(tmp_path):
+    path = file_with(
+        tmp_path, archive_of([("a.png", b"1"), ("a.cls", b"2"), ("b.png", b"3")], tarfile.GNU_FORMAT)
+    )
+    members = read_members(
+        str(path), rename=lambda name: name.replace("a", "c"), select=lambda name: name != "c.cls"
+    )
+    assert list(members) == [("c.png", 0, b"1"), ("b.png", 2048, b"3")]
+
+
+def test_what_is_not_selected_is_not_read(tmp_path):
+    """A hole stands for the data: reading it would take seconds."""
+    info = tarfile.TarInfo("large")
+    info.size = 1 << 40
+    path = tmp_path / "x.tar"
+    with open(path, "wb") as stream:
+        stream.write(info.tobuf(tarfile.GNU_FORMAT))
+        stream.seek(1 << 40, io.SEEK_CUR)
+        stream.write(archive_of([("after", b"data")], tarfile.USTAR_FORMAT))
+    members = list(read_members(str(path), select=lambda name: name == "after"))
+    assert members == [Member("after", 512 + (1 << 40), b"data")]
+
+
+def test_an_error_of_select_ends_the_reading_and_closes_the_file(tmp_path, nothing_left):
+    path = file_with(tmp_path, archive_of([("a", b"")], tarfile.PAX_FORMAT))
+
+    def select(name):
+        raise KeyError(name)
+
+    with pytest.raises(KeyError):
+        list(read_members(str(path), select=select))
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.sampled_from([0, 1, 511, 512, 4000, 31000, 33000, 140000, 300000]), max_size=12))
+def test_members_of_any_size_are_read_whole(directory, sizes):
+    members = [(f"{index}.bin", bytes([index + 1]) * size) for index, size in enumerate(sizes)]
+    path = file_with(directory, archive_of(members, tarfile.USTAR_FORMAT))
+    assert contents_of(path) == members
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"nowhere/x\.tar"):
+        next(read_members("nowhere/x.tar"))
+
+
+def with_checksum(header):
+    header = bytearray(header)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)

@@ -1,0 +1,100 @@
+"""Compressed archives: what tar, gzip, bzip2, xz, zstd and webdataset read, the same bytes at any time."""
+
+import bz2
+import gzip
+import io
+import lzma
+import sys
+import tarfile
+import time
+
+import pytest
+import webdataset
+import zstandard
+
+from mpwds.storage.writing.compressors import compression_of
+from mpwds.storage.writing.tar_writer import TarWriter
+
+SAMPLES = [{"__key__": f"{index:06d}", "cls": index, "txt": "text" * index} for index in range(5)]
+NAMES = [f"{index:06d}.{field}" for index in range(5) for field in ("cls", "txt")]
+
+
+def write_all(writer):
+    with writer as sink:
+        for sample in SAMPLES:
+            sink.write(sample)
+
+
+def decompressed(path, compression):
+    if compression == "zst":
+        return zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+    return {"gz": gzip, "bz2": bz2, "xz": lzma}[compression].decompress(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "compress", "compression"),
+    [
+        ("x.tar.gz", None, "gz"),
+        ("x.tgz", None, "gz"),
+        ("x.TGZ", None, "gz"),
+        ("x.tar", True, "gz"),
+        ("x.tar", "gz", "gz"),
+        ("x.tar.bz2", None, "bz2"),
+        ("x.tar.xz", None, "xz"),
+        ("x.tar.zst", None, "zst"),
+        ("x", "zst", "zst"),
+        ("x.tar.zst", "gz", "gz"),
+    ],
+)
+def test_an_archive_is_compressed_as_its_name_or_the_caller_says(tmp_path, name, compress, compression):
+    write_all(TarWriter(tmp_path / name, compress=compress, mtime=1))
+    write_all(TarWriter(tmp_path / "plain", mtime=1))
+    assert decompressed(tmp_path / name, compression) == (tmp_path / "plain").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "compress"), [("x.tar", None), ("x.tar", False), ("x.tar.gz", False)])
+def test_other_archives_are_not_compressed(tmp_path, name, compress):
+    write_all(TarWriter(tmp_path / name, compress=compress))
+    with tarfile.open(tmp_path / name, "r:") as archive:
+        assert archive.getnames() == NAMES
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.bz2", "x.tar.xz", "x.tar.zst"])
+def test_a_fixed_time_gives_the_same_bytes_at_any_time_under_any_name(tmp_path, monkeypatch, name):
+    write_all(TarWriter(tmp_path / name, mtime=5))
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    write_all(TarWriter(tmp_path / f"other-{name}", mtime=5))
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"other-{name}").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz"])
+def test_webdataset_reads_compressed_archives(tmp_path, name):
+    write_all(TarWriter(tmp_path / name))
+    with open(tmp_path / name, "rb") as stream:
+        files = list(webdataset.tariterators.tar_file_iterator(stream))
+    assert [file["fname"] for file in files] == NAMES
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.bz2", "x.tar.xz", "pipe:cat > x.tgz"])
+@pytest.mark.parametrize("compress", [None, False, True])
+def test_the_rules_are_those_of_webdataset(name, compress):
+    theirs = webdataset.TarWriter.tarmode(name, compress).removeprefix("w|") or None
+    assert compression_of(compress, name) == theirs
+
+
+def test_a_name_that_is_a_suffix_has_none():
+    assert compression_of(None, "gz") is None
+
+
+def test_a_stream_can_be_compressed_as_well():
+    stream = io.BytesIO()
+    write_all(TarWriter(stream, compress="gz"))
+    with tarfile.open(fileobj=io.BytesIO(stream.getvalue()), mode="r:gz") as archive:
+        assert archive.getnames() == NAMES
+
+
+def test_a_missing_zstandard_names_the_extra_before_a_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match=r"pip install 'mpwds\[zstd\]'"):
+        TarWriter(tmp_path / "x.tar.zst")
+    assert list(tmp_path.iterdir()) == []

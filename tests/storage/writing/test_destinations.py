@@ -1,0 +1,102 @@
+"""Where archives go: commands, standard output, openers of one's own; complete there, or given up."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from mpwds.errors import SecurityError, StreamError
+from mpwds.storage.streams.gopen import gopen_schemes
+from mpwds.storage.writing.writers import ShardWriter, TarWriter
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def write_all(writer):
+    with writer as sink:
+        sink.write({"__key__": "a", "txt": "hello"})
+        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
+
+
+def names_in(path):
+    with tarfile.open(path) as archive:
+        return archive.getnames()
+
+
+def test_a_command_gets_the_archive(tmp_path):
+    write_all(TarWriter(f"pipe:cat > {tmp_path}/x.tar"))
+    assert names_in(tmp_path / "x.tar") == ["a.txt", "b.bin"]
+
+
+def test_a_commands_failure_is_the_writers():
+    with pytest.raises(StreamError, match="no room"):
+        write_all(TarWriter("pipe:cat > /dev/null; echo no room >&2; exit 3"))
+
+
+def test_a_command_is_ended_when_the_archive_is_given_up(tmp_path):
+    command = f"pipe:cat > {tmp_path}/torn && mv {tmp_path}/torn {tmp_path}/x.tar"
+    with pytest.raises(KeyboardInterrupt), TarWriter(command) as sink:
+        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
+        raise KeyboardInterrupt
+    assert not (tmp_path / "x.tar").exists()
+
+
+def test_shards_may_go_to_commands(tmp_path):
+    pattern = f"pipe:gzip > {tmp_path}/x-%d.tar.gz"
+    with ShardWriter(pattern, maxcount=2, verbose=0, compress=False) as sink:
+        for index in range(3):
+            sink.write({"__key__": str(index), "cls": index})
+    assert names_in(tmp_path / "x-0.tar.gz") == ["0.cls", "1.cls"]
+    assert names_in(tmp_path / "x-1.tar.gz") == ["2.cls"]
+
+
+def test_standard_output_stays_open(tmp_path):
+    program = (
+        "from mpwds.storage.writing.writers import TarWriter\n"
+        "with TarWriter('-', mtime=0) as sink: sink.write({'__key__': 'a', 'txt': 'hello'})\n"
+        "print('more')"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    archive, more = output[:10240], output[10240:]
+    assert more == b"more\n"
+    (tmp_path / "x.tar").write_bytes(archive)
+    assert names_in(tmp_path / "x.tar") == ["a.txt"]
+
+
+def test_openers_of_ones_own_are_used(monkeypatch):
+    class Kept(io.BytesIO):
+        def close(self):
+            archives.append(self.getvalue())
+            super().close()
+
+    archives = []
+    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize: Kept())
+    write_all(TarWriter("mine://x.tar"))
+    with tarfile.open(fileobj=io.BytesIO(archives[0])) as archive:
+        assert archive.getnames() == ["a.txt", "b.bin"]
+
+
+def test_a_url_may_be_rewritten_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("WDS_REWRITE", f"gs://bucket={tmp_path}")
+    sink = TarWriter("gs://bucket/x.tar")
+    sink.write({"__key__": "a", "txt": "hello"})
+    assert not (tmp_path / "x.tar").exists()
+    sink.close()
+    assert os.listdir(tmp_path) == ["x.tar"]
+
+
+def test_an_unknown_scheme_is_an_error():
+    with pytest.raises(ValueError, match="no opener is known for nowhere"):
+        TarWriter("nowhere://x.tar")
+
+
+@pytest.mark.parametrize("url", ["x.tar", "pipe:cat > x.tar"])
+def test_the_secure_mode_writes_neither_files_nor_to_commands(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(SecurityError):
+        TarWriter(url)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,151 @@
+"""Pending files: complete under their name, or not there at all."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpwds.storage.writing.publish import PendingFile
+
+
+def test_the_file_appears_when_it_is_published(tmp_path):
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"data")
+    assert not (tmp_path / "x").exists()
+    pending.publish()
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_publishing_replaces_a_file_of_that_name(tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"new")
+    assert (tmp_path / "x").read_bytes() == b"old"
+    pending.publish()
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+def test_a_name_without_directory_is_in_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PendingFile("x").publish()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_relative_name_counts_from_where_the_file_was_begun(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    kept, dropped = PendingFile("x"), PendingFile("y")
+    monkeypatch.chdir("elsewhere")
+    kept.publish()
+    dropped.discard()
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "x"]
+
+
+def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("x")
+    pending = PendingFile(str(tmp_path / "link"))
+    pending.stream.write(b"data")
+    pending.publish()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("name", ["pipe", "directory", "new/", ""])
+def test_what_is_no_file_is_refused_and_left_alone(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkdir("directory")
+    with pytest.raises(FileExistsError, match="a directory, a pipe or a device"):
+        PendingFile(name)
+    assert sorted(os.listdir()) == ["directory", "pipe"]
+
+
+def test_the_published_file_has_the_permissions_that_umask_leaves(tmp_path):
+    before = os.umask(0o027)
+    try:
+        PendingFile(str(tmp_path / "x")).publish()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_that_is_discarded_is_removed(tmp_path):
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"data")
+    pending.discard()
+    pending.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_forgotten_is_removed_with_a_warning(tmp_path):
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"data")
+    with pytest.warns(
+        RuntimeWarning, match=r"x was not written: its writer was dropped before it was closed"
+    ):
+        del pending
+        gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_published_is_removed_at_exit(tmp_path):
+    program = (
+        "import sys; from mpwds.storage.writing.publish import PendingFile; "
+        "pending = PendingFile(sys.argv[1] + '/x'); pending.stream.write(b'data')"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_removes_nothing(tmp_path):
+    pending = PendingFile(str(tmp_path / "x"))
+    child = os.fork()
+    if child == 0:
+        pending.discard()
+        os._exit(0)
+    os.waitpid(child, 0)
+    pending.stream.write(b"data")
+    pending.publish()
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_a_fork_that_exits_writes_nothing(tmp_path):
+    program = (
+        "import os, sys; from mpwds.storage.writing.publish import PendingFile; "
+        "pending = PendingFile(sys.argv[1] + '/x'); pending.stream.write(b'data'); "
+        "os.fork() or sys.exit(); os.wait(); pending.publish()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_a_failure_to_publish_leaves_nothing(tmp_path):
+    pending = PendingFile(str(tmp_path / "x"))
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError):
+        pending.publish()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("name", ["x" * 237, "x" * 255, "é" * 127, "é" * 118 + "x"])
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
+    pending = PendingFile(str(tmp_path / name))
+    (temporary,) = os.listdir(tmp_path)
+    assert temporary.startswith(f".{name[:100]}")
+    assert temporary.endswith(".partial")
+    pending.publish()
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        PendingFile(str(tmp_path / ("x" * 256)))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"directory does not exist.*nowhere'"):
+        PendingFile(str(tmp_path / "nowhere" / "x"))

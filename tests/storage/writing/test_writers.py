@@ -1,0 +1,417 @@
+"""Writing shards: in agreement with webdataset in both directions, and whole or not there at all."""
+
+import gc
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+from mpwds.storage.tar.members import read_members
+from mpwds.storage.writing.writers import ShardWriter, TarWriter
+
+SAMPLES = [
+    {"__key__": f"train/{index:06d}", "cls": index, "json": {"n": index}, "txt": "été", "png": np.eye(4)}
+    for index in range(5)
+]
+
+keys = st.lists(
+    st.from_regex(r"([a-zé]{1,60}/){0,4}[a-zé0-9_-]{1,120}", fullmatch=True),
+    min_size=1,
+    max_size=5,
+    unique=True,
+)
+fields = st.dictionaries(
+    st.from_regex(r"[a-z0-9]{1,8}(\.[a-z]{1,4})?", fullmatch=True).filter(
+        lambda name: not name.endswith(".gz")  # compressed when written, here and there
+    ),
+    st.binary(max_size=700),
+    min_size=1,
+)
+
+
+def write_all(writer, samples):
+    with writer as sink:
+        for sample in samples:
+            sink.write(sample)
+
+
+def webdataset_samples(path):
+    with open(path, "rb") as stream:
+        files = [{**file, "__url__": str(path)} for file in tar_file_iterator(stream)]
+    return [{name: sample[name] for name in sample if name != "__url__"} for sample in group_by_keys(files)]
+
+
+def files_of(path):
+    return [(member.name, member.data) for member in read_members(str(path))]
+
+
+# ------------------------------------------------------------------------- agreement with webdataset
+
+
+def test_the_bytes_are_those_of_webdataset(tmp_path):
+    write_all(TarWriter(tmp_path / "ours.tar", mtime=1), SAMPLES)
+    write_all(webdataset.TarWriter(str(tmp_path / "theirs.tar"), mtime=1), SAMPLES)
+    assert (tmp_path / "ours.tar").read_bytes() == (tmp_path / "theirs.tar").read_bytes()
+
+
+def test_webdatasets_shards_are_read_here(tmp_path):
+    write_all(webdataset.TarWriter(str(tmp_path / "theirs.tar")), SAMPLES)
+    write_all(TarWriter(tmp_path / "ours.tar"), SAMPLES)
+    assert files_of(tmp_path / "theirs.tar") == files_of(tmp_path / "ours.tar")
+
+
+@settings(max_examples=30, deadline=None)
+@given(keys=keys, fields=fields)
+def test_webdataset_reads_every_sample_as_it_was_written(tmp_path_factory, keys, fields):
+    path = tmp_path_factory.getbasetemp() / "round-trip.tar"
+    samples = [{"__key__": key, **fields} for key in keys]
+    write_all(TarWriter(path), samples)
+    assert webdataset_samples(path) == samples
+
+
+# ------------------------------------------------------------------------------------------ archives
+
+
+def test_write_returns_the_bytes_of_data():
+    with TarWriter(io.BytesIO()) as sink:
+        assert sink.write({"__key__": "a", "txt": "1234", "cls": 10}) == 6
+        assert sink.dwrite(__key__="b", txt="123") == 3
+
+
+def test_metadata_is_written_only_on_request(tmp_path):
+    sample = {"__key__": "a", "__url__": "x.tar", "txt": "1"}
+    write_all(TarWriter(tmp_path / "without.tar"), [sample])
+    write_all(TarWriter(tmp_path / "with.tar", keep_meta=True), [sample])
+    assert files_of(tmp_path / "without.tar") == [("a.txt", b"1")]
+    assert files_of(tmp_path / "with.tar") == [("a.__url__", b"x.tar"), ("a.txt", b"1")]
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 120, "d" * 200 + "/n", "/" + "n" * 99, "été", "d" * 120 + "/" + "n" * 90]
+)
+def test_names_that_ustar_cannot_hold_are_written_as_pax(tmp_path, name):
+    write_all(TarWriter(tmp_path / "x.tar"), [{"__key__": name, "txt": "1"}])
+    assert files_of(tmp_path / "x.tar") == [(name + ".txt", b"1")]
+
+
+def test_other_names_need_no_extension_header(tmp_path):
+    write_all(TarWriter(tmp_path / "x.tar"), [{"__key__": "d" * 90 + "/" + "n" * 90, "txt": "1"}])
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        assert [(info.offset_data, info.pax_headers) for info in archive] == [(512, {})]
+
+
+def test_owner_mode_and_time_are_in_the_archive(tmp_path):
+    write_all(TarWriter(tmp_path / "x.tar", user="u", group="g", mode=0o600, mtime=5.7), SAMPLES[:1])
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        info = archive.next()
+    assert (info.uname, info.gname, info.mode, info.mtime) == ("u", "g", 0o600, 5)
+
+
+@pytest.mark.parametrize("archive_format", ["USTAR_FORMAT", "GNU_FORMAT", tarfile.PAX_FORMAT])
+def test_a_format_may_be_asked_for(tmp_path, archive_format):
+    write_all(TarWriter(tmp_path / "x.tar", format=archive_format), SAMPLES)
+    assert len(files_of(tmp_path / "x.tar")) == 20
+
+
+def test_a_stream_is_written_to_and_stays_open():
+    stream = io.BytesIO()
+    write_all(TarWriter(stream), SAMPLES)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as archive:
+        assert archive.getnames()[:2] == ["train/000000.cls", "train/000000.json"]
+
+
+def test_without_encoder_bytes_are_expected(tmp_path):
+    with TarWriter(tmp_path / "x.tar", encoder=False) as sink:
+        sink.write({"__key__": "a", "foo": b"1"})
+        with pytest.raises(ValueError, match="field 'cls' of sample 'b' is int"):
+            sink.write({"__key__": "b", "cls": 7})
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"txt": "1"}, "has no __key__"),
+        ({"__key__": 7, "txt": "1"}, "expected a str"),
+        ({"__key__": "a.b", "txt": "1"}, "read back as 'a'"),
+        ({"__key__": "last", "txt": "1"}, "that of the sample before"),
+        ({"__key__": "b"}, "no fields to write"),
+        ({"__key__": "b", "__url__": "x"}, "no fields to write"),
+        ({"__key__": "b", "a/b": b"1"}, "field name 'a/b'"),
+        ({"__key__": "b", 7: b"1"}, "field name 7"),
+        ({"__key__": "b", "png": b"1", "PNG": b"2"}, "differ in case"),
+        ({"__key__": "b", "a": b"good", "cls": "good", "foo": 7}, "sample 'b': field 'foo'"),
+    ],
+)
+def test_a_bad_sample_is_an_error_and_leaves_the_archive_valid(tmp_path, sample, message):
+    with TarWriter(tmp_path / "x.tar") as sink:
+        sink.write({"__key__": "last", "txt": "1"})
+        with pytest.raises(ValueError, match=message):
+            sink.write(sample)
+        sink.write({"__key__": "next", "txt": "2"})
+    assert files_of(tmp_path / "x.tar") == [("last.txt", b"1"), ("next.txt", b"2")]
+
+
+def test_a_name_that_the_asked_format_cannot_hold_leaves_the_archive_valid(tmp_path):
+    with TarWriter(tmp_path / "x.tar", format="USTAR_FORMAT") as sink:
+        with pytest.raises(ValueError, match="sample 'a': no tar header for 'a.yyy.*too long"):
+            sink.write({"__key__": "a", "x": b"1", "y" * 200: b"2"})
+        sink.write({"__key__": "b", "x": b"1"})
+    assert files_of(tmp_path / "x.tar") == [("b.x", b"1")]
+
+
+@pytest.mark.parametrize("options", [{"compress": "lz4"}, {"format": "ZIP"}, {"encoder": "png"}])
+def test_unknown_options_are_refused_before_a_file_is_made(tmp_path, options):
+    with pytest.raises(ValueError, match=r"compress|format|encoder"):
+        TarWriter(tmp_path / "x.tar", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fields_may_be_given_by_name_with_underscores_for_dots(tmp_path):
+    with TarWriter(tmp_path / "x.tar", keep_meta=True) as sink:
+        sink.dwrite("a", cls=7, mask_txt="m", __url__="u")
+    assert files_of(tmp_path / "x.tar") == [("a.__url__", b"u"), ("a.cls", b"7"), ("a.mask.txt", b"m")]
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [np.float32(1.5)]])
+def test_pickles_are_written_as_webdataset_writes_them(tmp_path, value):
+    sample = {"__key__": "a", "pyd": value, "x.pickle": value, "pth": value}
+    write_all(TarWriter(tmp_path / "ours.tar", mtime=1), [sample])
+    write_all(webdataset.TarWriter(str(tmp_path / "theirs.tar"), mtime=1), [sample])
+    assert (tmp_path / "ours.tar").read_bytes() == (tmp_path / "theirs.tar").read_bytes()
+
+
+# ----------------------------------------------------------------------------------- whole or absent
+
+
+def test_the_file_appears_at_close(tmp_path):
+    sink = TarWriter(tmp_path / "x.tar")
+    sink.write(SAMPLES[0])
+    assert not (tmp_path / "x.tar").exists()
+    sink.close()
+    sink.close()
+    assert os.listdir(tmp_path) == ["x.tar"]
+    with pytest.raises(ValueError, match="closed"):
+        sink.write(SAMPLES[1])
+
+
+def interrupted():
+    yield from SAMPLES[:3]
+    raise KeyboardInterrupt
+
+
+def test_an_exception_inside_with_leaves_no_file(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write_all(TarWriter(tmp_path / "x.tar"), interrupted())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_is_never_closed_leaves_no_file(tmp_path):
+    sink = TarWriter(tmp_path / "x.tar")
+    sink.write(SAMPLES[0])
+    with pytest.warns(RuntimeWarning, match=r"x\.tar was not written"):
+        del sink
+        gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_is_killed_leaves_no_file_that_looks_whole(tmp_path):
+    program = (
+        "import sys; from mpwds.storage.writing.writers import ShardWriter\n"
+        "sink = ShardWriter(sys.argv[1] + '/x-%d.tar', maxcount=2, verbose=0)\n"
+        "for index in range(3): sink.write({'__key__': str(index), 'bin': bytes(100_000)})\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"ready\n"
+        writer.kill()
+    complete, torn = sorted(os.listdir(tmp_path), reverse=True)
+    assert (complete, len(files_of(tmp_path / complete))) == ("x-0.tar", 2)
+    assert re.fullmatch(r"\.x-1\.tar\.[0-9a-f]{8}\.partial", torn)
+
+
+def test_a_full_disk_leaves_no_torn_archive(tmp_path, monkeypatch):
+    sink = TarWriter(tmp_path / "x.tar")
+    sink.write(SAMPLES[0])
+
+    class Full(io.RawIOBase):
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sink, "_stream", Full())
+    with pytest.raises(OSError, match="No space left"):
+        sink.write(SAMPLES[1])
+    sink.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_raw_stream_may_take_less_than_it_is_given():
+    class Reluctant(io.RawIOBase):
+        taken = b""
+
+        def write(self, data):
+            self.taken += bytes(data[:300])
+            return min(len(data), 300)
+
+    reluctant, willing = Reluctant(), io.BytesIO()
+    write_all(TarWriter(reluctant, mtime=0), SAMPLES)
+    write_all(TarWriter(willing, mtime=0), SAMPLES)
+    assert reluctant.taken == willing.getvalue()
+
+
+# --------------------------------------------------------------------------------------------- shards
+
+
+def test_shards_hold_at_most_maxcount_samples(tmp_path):
+    complete = []
+    pattern = str(tmp_path / "x-%03d.tar")
+    write_all(ShardWriter(pattern, maxcount=2, verbose=0, post=complete.append, start_shard=7), SAMPLES)
+    assert complete == [pattern % 7, pattern % 8, pattern % 9]
+    assert [len(files_of(path)) // 4 for path in complete] == [2, 2, 1]
+    assert [name for path in complete for name, _ in files_of(path)][::4] == [
+        f"train/{i:06d}.cls" for i in range(5)
+    ]
+
+
+def test_a_shard_ends_with_the_sample_that_reaches_maxsize(tmp_path):
+    samples = [{"__key__": f"{index}", "bin": bytes(40)} for index in range(5)]
+    write_all(ShardWriter(tmp_path / "x-%d.tar", maxsize=80, verbose=0), samples)
+    assert [len(files_of(tmp_path / f"x-{shard}.tar")) for shard in range(3)] == [2, 2, 1]
+
+
+def test_shards_and_figures_are_those_of_webdataset(tmp_path):
+    figures = []
+    for name, writer in (("ours", ShardWriter), ("theirs", webdataset.ShardWriter)):
+        with writer(str(tmp_path / f"{name}-%d.tar"), maxcount=2, verbose=0, mtime=1) as sink:
+            for sample in SAMPLES:
+                sink.write(sample)
+                figures.append(
+                    (sink.shard, sink.count, sink.size, sink.total, os.path.basename(sink.fname)[-5:])
+                )
+    assert figures[:5] == figures[5:]
+    for shard in range(3):
+        assert (tmp_path / f"ours-{shard}.tar").read_bytes() == (
+            tmp_path / f"theirs-{shard}.tar"
+        ).read_bytes()
+
+
+def test_post_is_called_when_the_file_is_there(tmp_path):
+    seen = []
+    write_all(
+        ShardWriter(
+            tmp_path / "x-%d.tar", maxcount=2, verbose=0, post=lambda name: seen.append(os.path.exists(name))
+        ),
+        SAMPLES,
+    )
+    assert seen == [True, True, True]
+
+
+@pytest.mark.parametrize("samples", [0, 2, 4])
+def test_no_empty_shard_is_left(tmp_path, samples):
+    write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0), SAMPLES[:samples])
+    assert sorted(os.listdir(tmp_path)) == [f"x-{shard}.tar" for shard in range(samples // 2)]
+
+
+def test_an_exception_inside_with_leaves_the_complete_shards(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0), interrupted())
+    assert os.listdir(tmp_path) == ["x-0.tar"]
+
+
+def test_a_shard_that_could_not_be_written_is_not_reported_as_complete(tmp_path, monkeypatch):
+    complete = []
+    sink = ShardWriter(tmp_path / "x-%d.tar", verbose=0, post=complete.append)
+    sink.write(SAMPLES[0])
+    sink._writer.discard()
+    sink.close()
+    assert (complete, os.listdir(tmp_path)) == ([], [])
+
+
+def test_an_opener_gives_the_streams_and_they_are_closed(tmp_path):
+    opened = []
+
+    def opener(name):
+        opened.append(open(name, "wb"))  # noqa: SIM115 - the writer closes it
+        return opened[-1]
+
+    write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0, opener=opener), SAMPLES)
+    assert [stream.closed for stream in opened] == [True, True, True]
+    assert [len(files_of(stream.name)) // 4 for stream in opened] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("end", ["close", "discard"])
+def test_an_openers_stream_is_closed_when_its_shard_cannot_be_completed(end):
+    class Full(io.RawIOBase):
+        def write(self, data):
+            if len(data) >= 1024 and not any(data):
+                raise OSError(28, "No space left on device")
+            return len(data)
+
+    stream = Full()
+    sink = ShardWriter("x-%d.tar", verbose=0, opener=lambda name: stream)
+    sink.write({"__key__": "a", "txt": "text"})
+    if end == "close":
+        with pytest.raises(OSError, match="No space left"):
+            sink.close()
+    else:
+        sink.discard()
+    assert stream.closed
+
+
+def test_an_openers_stream_is_closed_when_the_writers_options_are_refused():
+    stream = io.BytesIO()
+    with pytest.raises(ValueError, match="compress"):
+        ShardWriter("x-%d.tar", opener=lambda name: stream, compress="lz4")
+    assert stream.closed
+
+
+def test_one_line_is_printed_for_each_shard(tmp_path, capsys):
+    write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=3), SAMPLES)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [line.split(": ")[1] for line in output.err.splitlines()] == [
+        "3 samples, 264 bytes; 3 samples in all",
+        "2 samples, 176 bytes; 5 samples in all",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [(999, "999 bytes"), (1000, "1 kB"), (1_234_000, "1.23 MB"), (2_999_999_999, "3 GB")]
+)
+def test_the_size_of_a_shard_is_shown_in_units_that_suit_it(tmp_path, capsys, size, shown):
+    sink = ShardWriter(tmp_path / "x-%d.tar")
+    sink.write(SAMPLES[0])
+    sink.size = size
+    sink.close()
+    assert f"1 samples, {shown}; 1 samples in all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["x.tar", "x-%d-%d.tar", "x-%z.tar", "x-100%%.tar"])
+def test_a_pattern_without_a_number_is_refused(pattern):
+    with pytest.raises(ValueError, match="needs one % directive"):
+        ShardWriter(pattern)
+
+
+@pytest.mark.parametrize("limits", [{"maxcount": 0}, {"maxsize": 0}])
+def test_limits_must_be_positive(tmp_path, limits):
+    with pytest.raises(ValueError, match="must be positive"):
+        ShardWriter(tmp_path / "x-%d.tar", **limits)
+
+
+def test_a_closed_shard_writer_writes_no_more(tmp_path):
+    sink = ShardWriter(tmp_path / "x-%d.tar", verbose=0)
+    sink.dwrite(__key__="a", txt="1")
+    sink.close()
+    sink.close()
+    with pytest.raises(ValueError, match="closed"):
+        sink.write(SAMPLES[0])
