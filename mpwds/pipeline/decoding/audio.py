@@ -1,0 +1,221 @@
+"""Decode audio into waveforms."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpwds.pipeline.decoding.ffmpeg import Media, SeekFailed, Sound
+from mpwds.pipeline.decoding.media_size import Data, check_complete, mp3_length
+
+AUDIO_EXTENSIONS = frozenset(["flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"])
+"""The extensions of the fields that ``torch_audio`` decodes."""
+
+# Samples of all channels that are read at once, so that no memory is given for what a file merely states. Of
+# a damaged file a block is what may get lost before the damage.
+_BLOCK = 1 << 20
+_SMALL_BLOCK = 1 << 12
+# Where libsndfile does not land exactly where it is told to, and soundfile seeks after each reading: such
+# files are read at once, if they state no more samples than so many for each byte.
+_INEXACT = ("MP3", "OGG")
+_DENSEST = 256
+_UNKNOWN = 1 << 62  # no less is what soundfile says of FLAC files that leave their length open
+_DTYPES = ("float32", "float64", "int16", "int32")
+
+
+@dataclass(frozen=True)
+class AudioDecoder:
+    """Handler for ``Decoder`` that decodes audio to a waveform and its sampling rate.
+
+    The result is ``(waveform, sample_rate)``: the waveform of shape (channels, samples), as stored, not
+    resampled; the rate an ``int`` in Hz.
+
+    What decodes a file is found by its content, not its name: libsndfile (``soundfile``) for WAV, FLAC, Ogg
+    (Vorbis, Opus), AIFF and others, and for MP3 files that state their length; FFmpeg (``av``) for all else:
+    M4A, WMA, SoX, and MP3 that does not state its length, of which libsndfile gives as much as it guesses.
+    Both come as wheels that hold all they need. (torchaudio now hands its work on to torchcodec, which wants
+    FFmpeg's libraries on the system, a release that goes with torch's, and torch itself.)
+
+    A file that is damaged or ends too early is an error, as far as it shows: MP3 that does not state its
+    length cannot show that something is missing at the end.
+
+    Args:
+        output: ``"torch"`` for a tensor, ``"numpy"`` for an array, for which torch is not imported.
+        dtype: ``"float32"`` or ``"float64"``, in [-1, 1]; ``"int16"`` or ``"int32"``, in the type's
+            full range.
+        mono: Average the channels into one, which stays as a dimension of 1.
+        start: Seconds from the start at which to begin.
+        duration: Seconds to decode; ``None`` for all that follows. Like slices, what lies behind the end is
+            empty.
+        allow_partial: Of a damaged file, give what can be decoded instead of an error.
+        extensions: Extensions of the fields to decode; case is ignored.
+
+    Raises:
+        ValueError: An option is out of range or unknown.
+
+    Source:
+        ``webdataset.autodecode.torch_audio`` and ``torchaudio.load``.
+
+    Example:
+        >>> import io, soundfile
+        >>> soundfile.write(file := io.BytesIO(), np.zeros((800, 2)), 8000, format="WAV")
+        >>> waveform, sample_rate = AudioDecoder("numpy", start=0.05)(".wav", file.getvalue())
+        >>> waveform.shape, waveform.dtype, sample_rate
+        ((2, 400), dtype('float32'), 8000)
+    """
+
+    takes_views = True  # Decoder may hand it memoryviews
+
+    output: str = "torch"
+    dtype: str = "float32"
+    mono: bool = False
+    start: float = 0.0
+    duration: float | None = None
+    allow_partial: bool = False
+    extensions: Iterable[str] = field(default=AUDIO_EXTENSIONS, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.output not in ("torch", "numpy"):
+            raise ValueError(f'AudioDecoder: output must be "torch" or "numpy", got {self.output!r}')
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"AudioDecoder: dtype must be one of {' '.join(_DTYPES)}, got {self.dtype!r}")
+        if not self.start >= 0:
+            raise ValueError(f"AudioDecoder: start must be at least 0 seconds, got {self.start}")
+        if self.duration is not None and not self.duration > 0:
+            raise ValueError(f"AudioDecoder: duration must be more than 0 seconds, got {self.duration}")
+        object.__setattr__(self, "extensions", extension_set(self.extensions))
+
+    def __call__(self, key: str, data: Data) -> tuple[Any, int] | None:
+        """Decode a field if its extension is one of audio; else return ``None``.
+
+        Raises:
+            ValueError: The data is no audio, damaged, or cut off.
+            ImportError: soundfile, PyAV or torch is needed and missing.
+        """
+        if key.rpartition(".")[2].lower() not in self.extensions:
+            return None
+        waveform, rate = self._samples(data)
+        if self.mono:
+            waveform = waveform.mean(axis=0, keepdims=True)
+        waveform = _as_dtype(waveform, np.dtype(self.dtype))
+        return (as_tensor(waveform) if self.output == "torch" else waveform), rate
+
+    def _samples(self, data: Data) -> tuple[np.ndarray[Any, Any], int]:
+        try:
+            import soundfile
+        except ImportError as error:
+            raise ImportError("audio is decoded with soundfile: pip install 'mpwds[audio]'") from error
+        if not self.allow_partial:
+            check_complete(data)
+        try:
+            file = soundfile.SoundFile(io.BytesIO(data))
+        except soundfile.LibsndfileError:
+            return self._with_ffmpeg(data)
+        with file:
+            if self._is_for_soundfile(file, data):
+                return self._with_soundfile(file, soundfile.LibsndfileError)
+        return self._with_ffmpeg(data)
+
+    def _is_for_soundfile(self, file: Any, data: Data) -> bool:
+        """Whether libsndfile is right about the length, behind which it gives nothing."""
+        if file.format in _INEXACT:
+            stated = file.format == "OGG" or mp3_length(data)[0] is not None
+            return stated and file.frames <= _DENSEST * len(data) and not self.allow_partial
+        return bool(file.frames < _UNKNOWN)
+
+    @property
+    def _float(self) -> str:
+        return "float32" if self.dtype in ("float32", "int16") else "float64"
+
+    def _with_soundfile(self, file: Any, damaged: type[Exception]) -> tuple[np.ndarray[Any, Any], int]:
+        rate: int = file.samplerate
+        first = round(self.start * rate)
+        last = file.frames if self.duration is None else first + round(self.duration * rate)
+        last = min(last, file.frames)
+        is_exact = file.format not in _INEXACT
+        room = max(1, (_SMALL_BLOCK if self.allow_partial else _BLOCK) // file.channels)
+        pieces = [np.empty((file.channels, 0), self._float)]
+        position = 0
+        try:
+            if is_exact and first > 0:
+                position = file.seek(min(first, last))
+            while position < last:
+                size = min(room, last - position) if is_exact else last
+                block = file.read(size, dtype=self._float, always_2d=True)
+                pieces.append(block[max(0, first - position) :].T)
+                position += len(block)
+                if len(block) < size:
+                    break
+        except damaged as error:
+            if not self.allow_partial:
+                raise ValueError(_damaged(file, position)) from error
+        if position < last and not self.allow_partial:
+            raise ValueError(_damaged(file, position))
+        return np.concatenate(pieces, axis=1), rate
+
+    def _with_ffmpeg(self, data: Data) -> tuple[np.ndarray[Any, Any], int]:
+        try:
+            return self._demuxed(data, seek=True)
+        except SeekFailed:
+            return self._demuxed(data, seek=False)
+
+    def _demuxed(self, data: Data, seek: bool) -> tuple[np.ndarray[Any, Any], int]:
+        end = None if self.duration is None else self.start + self.duration
+        sound = Sound(self.start, end, self._float)
+        with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
+            if media.audio is None:
+                raise ValueError("there is no audio in it")
+            for frame in media.frames({"audio"}, self.start if seek else 0.0):
+                if not sound.add(frame.time, frame.frame):
+                    break
+            return sound.joined(), media.audio.rate
+
+
+def extension_set(extensions: Iterable[str]) -> frozenset[str]:
+    """Extensions in lower case, from an iterable or one string with spaces.
+
+    Example:
+        >>> sorted(extension_set("WAV mp3"))
+        ['mp3', 'wav']
+    """
+    names = extensions.split() if isinstance(extensions, str) else extensions
+    return frozenset(name.lower() for name in names)
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor that shares an array's memory.
+
+    Example:
+        >>> as_tensor(np.zeros((2, 3))).shape
+        torch.Size([2, 3])
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError('tensors need torch: pip install torch; output="numpy" does without') from error
+    return torch.from_numpy(array)
+
+
+def _as_dtype(waveform: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.kind == "f":
+        return waveform
+    limits = np.iinfo(dtype)
+    scaled = np.rint(waveform * waveform.dtype.type(-float(limits.min)))
+    result: np.ndarray[Any, Any] = np.clip(scaled, limits.min, limits.max).astype(dtype)
+    return result
+
+
+def _damaged(file: Any, position: int) -> str:
+    return (
+        f"the {file.format} audio is damaged or cut off at {position / file.samplerate:.3f} s; "
+        "allow_partial=True gives what can be decoded"
+    )
+
+
+torch_audio = AudioDecoder()
+"""Handler that decodes audio to ``(waveform, sample_rate)``: a float32 tensor of (channels, samples) and
+an ``int``. It is an ``AudioDecoder`` without options."""

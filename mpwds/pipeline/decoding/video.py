@@ -1,0 +1,248 @@
+"""Decode video into frames and sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpwds.pipeline.decoding.audio import as_tensor, extension_set
+from mpwds.pipeline.decoding.ffmpeg import ROUNDING, Media, SeekFailed, Sound, check_timed
+from mpwds.pipeline.decoding.media_size import Data
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+VIDEO_EXTENSIONS = frozenset(["mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg", "webm", "wmv"])
+"""The extensions of the fields that ``torch_video`` decodes."""
+
+
+@dataclass(frozen=True)
+class VideoDecoder:
+    """Handler for ``Decoder`` that decodes video to frames, sound and their rates.
+
+    The result is ``(frames, sound, info)``:
+
+    - ``frames``: uint8, shape (T, H, W, 3), RGB by FFmpeg's libswscale; (0, 1, 1, 3) without video;
+    - ``sound``: float32, shape (channels, samples), in [-1, 1]; (1, 0) without sound;
+    - ``info``: ``"video_fps"``, a float, and ``"audio_fps"``, an int in Hz; each only with such a stream.
+
+    Every stored frame is given once, in order of display. Where frames are unequally long (a variable frame
+    rate) none is repeated or left out, and ``video_fps`` is the average. Sound comes as stored: nothing is
+    inserted where it begins later than the video or has gaps. Of several streams of a kind the first is
+    decoded.
+
+    FFmpeg does the work, through PyAV (``av``), whose wheels bring it along. (torchvision gave up reading
+    video; torchcodec wants FFmpeg's libraries on the system, a release that goes with torch's, and torch
+    itself.) A file decodes from memory, in one thread.
+
+    A file that is damaged or ends too early is an error as far as it shows: raw streams (``h264``, ``mjpeg``)
+    and MPEG programme streams (``mpg``) do not state their length, and not all damage is one to a decoder:
+    some merely looks bad.
+
+    Args:
+        output: ``"torch"`` for tensors, ``"numpy"`` for arrays, for which torch is not imported.
+        start: Seconds from the file's start: frames and sound before it are left out, mostly by seeking to a
+            key frame.
+        end: Seconds; frames and sound from there on are left out. ``None`` for all. What follows it is not
+            looked at for damage.
+        every: Of the frames, take the first and each ``every``-th after it. ``video_fps`` is that of the
+            frames that are taken.
+        max_frames: Stop after that many frames. The sound goes on to ``end``.
+        audio: Decode the sound; else it is treated as missing.
+        rotate: Turn frames upright where the file says by how much (telephones write such). Off, they are as
+            stored, as they are for torchvision.
+        threads: Threads for decoding. In a loader the workers are the threads.
+        allow_partial: Of a damaged file, give what can be decoded, as torchvision does, instead of an error.
+        extensions: Extensions of the fields to decode; case is ignored.
+
+    Raises:
+        ValueError: An option is out of range or unknown.
+
+    Source:
+        ``webdataset.autodecode.torch_video`` and ``torchvision.io.read_video``.
+
+    Example:
+        >>> import av, io
+        >>> with av.open(file := io.BytesIO(), "w", format="avi") as container:
+        ...     stream = container.add_stream("mjpeg", rate=5, width=32, height=16, pix_fmt="yuvj420p")
+        ...     for grey in range(0, 250, 50):
+        ...         pixels = np.full((16, 32, 3), grey, np.uint8)
+        ...         container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        >>> frames, sound, info = VideoDecoder("numpy", every=2)(".avi", file.getvalue())
+        >>> frames.shape, sound.shape, info
+        ((3, 16, 32, 3), (1, 0), {'video_fps': 2.5})
+    """
+
+    takes_views = True  # Decoder may hand it memoryviews
+
+    output: str = "torch"
+    start: float = 0.0
+    end: float | None = None
+    every: int = 1
+    max_frames: int | None = None
+    audio: bool = True
+    rotate: bool = False
+    threads: int = 1
+    allow_partial: bool = False
+    extensions: Iterable[str] = field(default=VIDEO_EXTENSIONS, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.output not in ("torch", "numpy"):
+            raise ValueError(f'VideoDecoder: output must be "torch" or "numpy", got {self.output!r}')
+        if not self.start >= 0:
+            raise ValueError(f"VideoDecoder: start must be at least 0 seconds, got {self.start}")
+        if self.end is not None and not self.end > self.start:
+            raise ValueError(f"VideoDecoder: end must be after start ({self.start} s), got {self.end}")
+        for name in ("every", "max_frames", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"VideoDecoder: {name} must be at least 1, got {value}")
+        object.__setattr__(self, "extensions", extension_set(self.extensions))
+
+    def __call__(self, key: str, data: Data) -> tuple[Any, Any, dict[str, Any]] | None:
+        """Decode a field if its extension is one of video; else return ``None``.
+
+        Raises:
+            ValueError: The data is no video, damaged, or cut off; its frames change their size.
+            ImportError: PyAV or torch is missing.
+        """
+        if key.rpartition(".")[2].lower() not in self.extensions:
+            return None
+        try:
+            frames, sound, info = self._decoded(data, seek=True)
+        except SeekFailed:
+            frames, sound, info = self._decoded(data, seek=False)
+        if self.output == "torch":
+            return as_tensor(frames), as_tensor(sound), info
+        return frames, sound, info
+
+    def _decoded(
+        self, data: Data, seek: bool
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
+        with Media(data, threads=self.threads, allow_partial=self.allow_partial) as media:
+            if media.video is None and media.audio is None:
+                raise ValueError("there is neither video nor audio in it")
+            sound = Sound(self.start, self.end)
+            pixels = _Pixels(self._expected(media), self.rotate)
+            wanted = {"video", "audio"} if self.audio else {"video"}
+            shown = 0
+            for kind, time, frame in media.frames(wanted, self.start if seek else 0.0):
+                if kind == "audio":
+                    if not sound.add(time, frame):
+                        wanted.discard("audio")
+                elif self._is_before(time):
+                    continue
+                elif self._is_behind(time):
+                    wanted.discard("video")
+                else:
+                    if shown % self.every == 0:
+                        pixels.add(frame)
+                    shown += 1
+                    if len(pixels) == self.max_frames:
+                        wanted.discard("video")
+            return pixels.stacked(), sound.joined(), self._info(media)
+
+    def _is_before(self, time: float | None) -> bool:
+        if self.start == 0:
+            return False
+        return check_timed("video", time) < self.start - ROUNDING
+
+    def _is_behind(self, time: float | None) -> bool:
+        return self.end is not None and check_timed("video", time) >= self.end - ROUNDING
+
+    def _expected(self, media: Media) -> int:
+        """About the number of frames that there will be."""
+        if media.video is None:
+            return 0
+        seconds = media.seconds if self.end is None else min(self.end, media.seconds)
+        by_time = max(0.0, seconds - self.start) * float(media.video.average_rate or 0)
+        stored = media.video.frames if self.start == 0 and self.end is None else 0
+        expected = -(-(stored or int(by_time) + 1) // self.every)
+        return expected if self.max_frames is None else min(expected, self.max_frames)
+
+    def _info(self, media: Media) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        if media.video is not None and media.video.average_rate is not None:
+            info["video_fps"] = float(media.video.average_rate / self.every)
+        if media.audio is not None and self.audio:
+            info["audio_fps"] = media.audio.rate
+        return info
+
+
+class _Pixels:
+    """Collects frames as RGB in one array, which is as long as is expected and grows if there are more."""
+
+    _LIMIT = 1 << 30  # bytes for what is merely expected: a file may state any number
+
+    def __init__(self, expected: int, rotate: bool) -> None:
+        import av
+        from av.video.reformatter import VideoReformatter
+
+        self._expected = expected
+        self._rotate = rotate
+        self._reformatter = VideoReformatter()
+        # Since release 17 it takes all processors if not told otherwise; before, it takes one.
+        self._options: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+        self._array: np.ndarray[Any, Any] | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, frame: VideoFrame) -> None:
+        rgb = self._reformatter.reformat(frame, format="rgb24", **self._options)
+        plane: Any = rgb.planes[0]
+        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+        pixels = lines[: rgb.height, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
+        if self._rotate:
+            pixels = np.rot90(pixels, _quarters(frame))
+        if self._array is None:
+            room = max(1, min(self._expected, self._LIMIT // pixels.nbytes))
+            self._array = np.empty((room, *pixels.shape), np.uint8)
+        array = self._array
+        if pixels.shape != array.shape[1:]:
+            raise ValueError(
+                f"the frames change their size from {_size(array.shape[1:])} to {_size(pixels.shape)}, so "
+                "they make no one array"
+            )
+        if self._count == len(array):
+            self._resize(2 * self._count)
+        array[self._count] = pixels
+        self._count += 1
+
+    def stacked(self) -> np.ndarray[Any, Any]:
+        if self._array is None:
+            return np.empty((0, 1, 1, 3), np.uint8)
+        if self._count < len(self._array):
+            self._resize(self._count)
+        return self._array
+
+    def _resize(self, count: int) -> None:
+        """Makes the array shorter or longer where it is, which moves pages instead of bytes."""
+        if self._array is not None:
+            # No view of it exists here, but debuggers and the like may hold the array.
+            self._array.resize((count, *self._array.shape[1:]), refcheck=False)
+
+
+def _quarters(frame: VideoFrame) -> int:
+    """Quarters of a turn, counterclockwise, by which the file wants a frame turned."""
+    angle = getattr(frame, "rotation", None)
+    if angle is None:
+        raise ImportError("turning frames upright needs PyAV 14 or later: pip install -U av")
+    if angle % 90:
+        raise ValueError(
+            f"the file wants its frames turned by {angle} degrees: only multiples of 90 are known"
+        )
+    return int(angle) // 90
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]}x{shape[0]}"
+
+
+torch_video = VideoDecoder()
+"""Handler that decodes video to ``(frames, sound, info)``: two tensors and a dictionary, laid out as
+``VideoDecoder`` says. It is a ``VideoDecoder`` without options."""

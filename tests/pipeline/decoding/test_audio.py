@@ -1,0 +1,315 @@
+"""Decoding audio: torchaudio's layout and values, whole files and parts, and errors for damage."""
+
+import io
+import pickle
+import subprocess
+import sys
+
+import av
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpwds
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder, torch_audio
+
+RATE = 16000
+SECONDS = 3
+TIMES = np.arange(RATE * SECONDS) / RATE
+WAVE = np.stack([0.5 * np.sin(880 * np.pi * TIMES), 0.25 * np.sin(1760 * np.pi * TIMES)])
+
+
+def stored(kind, subtype=None, wave=WAVE, rate=RATE, **options):
+    file = io.BytesIO()
+    soundfile.write(file, wave.T, rate, format=kind, subtype=subtype, **options)
+    return file.getvalue()
+
+
+def encoded(kind, codec, wave=WAVE, rate=RATE, options=None, codec_options=None):
+    file = io.BytesIO()
+    layout = "stereo" if len(wave) == 2 else "mono"
+    with av.open(file, "w", format=kind, options=options or {}) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout, options=codec_options or {})
+        if codec == "wmav2":
+            stream.bit_rate = 64_000
+        frame = av.AudioFrame.from_ndarray(wave.astype(np.float32), format="fltp", layout=layout)
+        frame.sample_rate, frame.pts = rate, 0
+        stream.codec_context.open(strict=False)
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(stream.codec_context.format, layout, rate, frame_size=size)
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            container.mux(stream.encode(part))
+    return file.getvalue()
+
+
+NO_LENGTH = {"options": {"write_xing": "0"}}
+LOSSLESS = {
+    "wav": stored("WAV", "PCM_16"),
+    "24-bit wav": stored("WAV", "PCM_24"),
+    "float wav": stored("WAV", "FLOAT"),
+    "8-bit wav": stored("WAV", "PCM_U8"),
+    "flac": stored("FLAC", "PCM_16"),
+    "aiff": stored("AIFF", "PCM_16"),
+    "sox": encoded("sox", "pcm_s32le"),
+}
+LOSSY = {
+    "vorbis": stored("OGG", "VORBIS"),
+    "mp3": stored("MP3"),
+    "mp3 of variable rate": stored("MP3", bitrate_mode="VARIABLE"),
+    "m4a": encoded("ipod", "aac"),
+}
+# Their encoders' delay is not stated, or they know other rates only.
+DELAYED = {
+    "mp3 without length": encoded("mp3", "libmp3lame", **NO_LENGTH),
+    "wma": encoded("asf", "wmav2"),
+    "aac": encoded("adts", "aac"),
+}
+FILES = {**LOSSLESS, **LOSSY, **DELAYED}
+
+
+def decode(data, **options):
+    return AudioDecoder("numpy", **options)(".wav", data)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_waveforms_are_what_was_stored(name):
+    waveform, rate = decode(LOSSLESS[name])
+    assert (waveform.shape, waveform.dtype, rate) == (WAVE.shape, np.float32, RATE)
+    assert np.abs(waveform - WAVE).max() < (2**-6 if name == "8-bit wav" else 2**-15)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_compressed_waveforms_are_close_and_in_place(name):
+    waveform, rate = decode(LOSSY[name])
+    assert (waveform.dtype, rate) == (np.float32, RATE)
+    assert WAVE.shape[1] <= waveform.shape[1] < WAVE.shape[1] + 1024
+    assert np.abs(waveform[:, 2000:40000] - WAVE[:, 2000:40000]).mean() < 0.02
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_compressed_waveforms_hold_the_tones(name):
+    waveform, rate = decode(DELAYED[name])
+    assert (waveform.dtype, len(waveform), rate) == (np.float32, 2, RATE)
+    assert abs(waveform.shape[1] - WAVE.shape[1]) < 6000
+    spectra = np.abs(np.fft.rfft(waveform[:, RATE : 2 * RATE])) * 2 / RATE
+    assert spectra.argmax(axis=1).tolist() == [440, 880]
+    assert np.allclose(spectra.max(axis=1), [0.5, 0.25], atol=0.03)
+
+
+def test_opus_comes_at_its_own_rate():
+    waveform, rate = torch_audio(".ogg", encoded("ogg", "libopus", rate=48000))
+    assert (len(waveform), rate) == (2, 48000)
+
+
+def test_results_are_laid_out_as_by_torchaudio():
+    waveform, rate = torch_audio(".wav", FILES["wav"])
+    assert (waveform.dtype, waveform.shape) == (torch.float32, (2, RATE * SECONDS))
+    assert waveform.is_contiguous()
+    assert type(rate) is int
+    assert torch_audio(".wav", stored("WAV", "PCM_16", WAVE[:1]))[0].shape == (1, RATE * SECONDS)
+
+
+def test_the_extensions_are_webdatasets():
+    assert {"flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"} == AUDIO_EXTENSIONS
+    assert torch_audio(".aiff", FILES["aiff"]) is None
+    assert torch_audio(".left.WAV", FILES["wav"])[1] == RATE
+    assert AudioDecoder(extensions="opus AAC").extensions == {"opus", "aac"}
+
+
+def test_the_content_counts_not_the_name():
+    assert np.array_equal(torch_audio(".mp3", FILES["flac"])[0], torch_audio(".flac", FILES["flac"])[0])
+
+
+@pytest.mark.parametrize("name", ["wav", "m4a"])
+def test_memoryviews_decode_like_bytes(name):
+    view = memoryview(b"__" + FILES[name])[2:]
+    assert np.array_equal(decode(view)[0], decode(FILES[name])[0])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_results_are_writable(name):
+    assert decode(FILES[name])[0].flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32"])
+@pytest.mark.parametrize("name", ["wav", "float wav", "flac", "sox", "m4a"])
+def test_all_types_hold_the_same_wave(name, dtype):
+    waveform, _ = decode(FILES[name], dtype=dtype)
+    whole = 1 if dtype.startswith("float") else -float(np.iinfo(dtype).min)
+    assert waveform.dtype == dtype
+    assert np.allclose(waveform / whole, decode(FILES[name])[0], atol=2**-15)
+
+
+def test_integers_are_the_stored_ones():
+    samples = np.array([[-32768, -1, 0, 1, 32767]], np.int16)
+    data = stored("WAV", "PCM_16", samples)
+    assert decode(data, dtype="int16")[0].tolist() == samples.tolist()
+    assert decode(data, dtype="int32")[0].tolist() == (samples.astype(np.int32) << 16).tolist()
+
+
+def test_what_is_louder_than_full_scale_is_limited_as_integers():
+    data = stored("WAV", "FLOAT", np.array([[-2.0, 2.0]]))
+    assert decode(data)[0].tolist() == [[-2, 2]]
+    assert decode(data, dtype="int16")[0].tolist() == [[-32768, 32767]]
+    assert decode(data, dtype="int32")[0].tolist() == [[-(2**31), 2**31 - 1]]
+
+
+@pytest.mark.parametrize("name", ["wav", "m4a"])
+def test_mono_is_the_average_of_the_channels(name):
+    waveform, _ = decode(FILES[name], mono=True)
+    assert np.allclose(waveform, decode(FILES[name])[0].mean(axis=0, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@given(start=st.integers(0, 35), duration=st.none() | st.integers(1, 35))
+@settings(max_examples=10, deadline=None)
+def test_a_span_of_time_is_that_part_of_the_whole(name, start, duration):
+    whole, _ = decode(FILES[name])
+    waveform, _ = decode(FILES[name], start=start / 10, duration=duration and duration / 10)
+    first = start * RATE // 10
+    expected = whole[:, first : None if duration is None else first + duration * RATE // 10]
+    if name == "wma":  # times count from the frame that the decoder keeps back, and in milliseconds
+        assert abs(waveform.shape[1] - expected.shape[1]) < 1100
+    else:
+        assert waveform.shape == expected.shape
+        assert np.allclose(waveform, expected, atol=1e-3)
+
+
+def test_mp3_that_does_not_state_its_length_is_given_whole():
+    quiet_then_loud = np.concatenate([WAVE[:, :1], np.zeros((2, RATE * 5)), 0.9 * WAVE, WAVE], axis=1)
+    options = {"q": "4", "global_quality": "500", "flags": "+qscale"}
+    with_length, without = (
+        encoded("mp3", "libmp3lame", quiet_then_loud, options={"write_xing": xing}, codec_options=options)
+        for xing in ("1", "0")
+    )
+    assert abs(decode(without)[0].shape[1] - decode(with_length)[0].shape[1]) < 4000
+
+
+def test_flac_that_does_not_state_its_length_is_given_whole():
+    data = bytearray(FILES["flac"])
+    length = slice(4 + 4 + 13, 4 + 4 + 18)  # the last 36 bits of these 40
+    data[length] = (int.from_bytes(data[length], "big") & ~((1 << 36) - 1)).to_bytes(5, "big")
+    waveform, _ = decode(bytes(data))
+    assert np.array_equal(waveform, decode(FILES["flac"])[0])
+
+
+@pytest.mark.parametrize("kind", ["MP3", "OGG"])
+def test_long_compressed_files_are_read_exactly(kind):
+    data = stored(kind, wave=np.tile(WAVE[:1], 25), bitrate_mode="VARIABLE" if kind == "MP3" else None)
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    assert len(expected) > 1 << 20
+    assert np.allclose(decode(data)[0], expected.T, rtol=0, atol=1e-6)
+    assert np.allclose(decode(data, start=70)[0], expected[70 * RATE :].T, rtol=0, atol=1e-6)
+
+
+def test_long_files_are_read_whole():
+    ramp = np.arange(3_000_000, dtype=np.int32).astype(np.int16)[None]
+    assert np.array_equal(decode(stored("WAV", "PCM_16", ramp), dtype="int16")[0], ramp)
+
+
+@pytest.mark.parametrize("name", sorted(set(FILES) - {"mp3 without length", "aac"}))
+@given(share=st.floats(0.01, 0.95))
+@settings(max_examples=10, deadline=None)
+def test_a_file_that_is_cut_off_is_an_error(name, share):
+    with pytest.raises(ValueError, match="cut off|damaged"):
+        decode(FILES[name][: int(len(FILES[name]) * share)])
+
+
+@pytest.mark.parametrize("name", ["wav", "flac", "vorbis", "mp3", "sox", "mp3 without length", "aac"])
+def test_of_a_file_that_is_cut_off_the_rest_is_given_on_request(name):
+    data = stored("OGG", "VORBIS", np.tile(WAVE, 9)) if name == "vorbis" else FILES[name]
+    waveform, _ = decode(data[: len(data) * 2 // 3], allow_partial=True)
+    whole, _ = decode(data)
+    assert RATE < waveform.shape[1] < whole.shape[1]
+    assert np.allclose(waveform[:, :RATE], whole[:, :RATE], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["flac", "vorbis", "m4a", "aac"])
+def test_damage_in_the_midst_is_an_error(name):
+    data = bytearray(FILES[name])
+    middle = len(data) // 2
+    data[middle : middle + 300] = bytes(300)
+    with pytest.raises(ValueError, match=r"is damaged"):
+        decode(bytes(data))
+
+
+@given(name=st.sampled_from(sorted(FILES)), allow_partial=st.booleans(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_damage_gives_a_result_or_a_value_error(name, allow_partial, data):
+    file = bytearray(FILES[name])
+    for _ in range(data.draw(st.integers(1, 20))):
+        file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        waveform, rate = decode(bytes(file), allow_partial=allow_partial)
+    except ValueError:
+        return
+    assert (waveform.ndim, type(rate)) == (2, int)
+
+
+@pytest.mark.parametrize("data", [b"", b"no sound", bytes(100)])
+def test_what_is_no_audio_is_an_error(data):
+    with pytest.raises(ValueError, match=rf"damaged, or no audio or video file \({len(data)} bytes\)"):
+        torch_audio(".wav", data)
+
+
+def test_a_file_without_sound_is_an_error():
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=5, width=32, height=32, pix_fmt="yuv420p")
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
+        container.mux(stream.encode(None))
+    with pytest.raises(ValueError, match="there is no audio in it"):
+        torch_audio(".m4a", file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "list"}, "output must be"),
+        ({"dtype": "uint8"}, "dtype must be one of float32 float64 int16 int32, got 'uint8'"),
+        ({"start": -1}, "start must be at least 0"),
+        ({"duration": 0}, "duration must be more than 0"),
+    ],
+)
+def test_options_out_of_range_are_errors(options, message):
+    with pytest.raises(ValueError, match=f"AudioDecoder: {message}"):
+        AudioDecoder(**options)
+
+
+def test_decoders_survive_pickling():
+    decoder = AudioDecoder("numpy", "int16", start=1.5, extensions=["aiff"])
+    again = pickle.loads(pickle.dumps(decoder))
+    assert again == decoder
+    assert np.array_equal(again(".aiff", FILES["aiff"])[0], decoder(".aiff", FILES["aiff"])[0])
+
+
+def test_arrays_do_without_torch():
+    code = (
+        "import sys; from mpwds.pipeline.decoding.audio import AudioDecoder; data = sys.stdin.buffer.read()\n"
+        "print(len(AudioDecoder('numpy')('.wav', data)[0]), 'torch' in sys.modules, 'av' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=FILES["wav"], capture_output=True, check=True)
+    assert done.stdout.split() == [b"2", b"False", b"False"]
+
+
+def test_missing_packages_name_their_extras(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportError, match=r"audio of this kind is decoded with PyAV: .*'mpwds\[video\]'"):
+        torch_audio(".m4a", FILES["m4a"])
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ImportError, match=r"audio is decoded with soundfile: pip install 'mpwds\[audio\]'"):
+        torch_audio(".wav", FILES["wav"])
+
+
+def test_sounds_in_a_shard_are_decoded_by_a_pipeline(tmp_path):
+    with mpwds.ShardWriter(str(tmp_path / "%03d.tar"), verbose=0) as writer:
+        for number, name in enumerate(("wav", "flac", "mp3", "m4a")):
+            writer.write({"__key__": f"{number}", name: FILES[name], "cls": number})
+    samples = list(mpwds.WebDataset(str(tmp_path / "000.tar"), shardshuffle=False).decode(torch_audio))
+    assert [sample["cls"] for sample in samples] == [0, 1, 2, 3]
+    for sample, name in zip(samples, ("wav", "flac", "mp3", "m4a"), strict=True):
+        waveform, rate = sample[name]
+        assert (rate, np.array_equal(waveform.numpy(), decode(FILES[name])[0])) == (RATE, True)

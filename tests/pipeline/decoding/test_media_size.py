@@ -1,0 +1,129 @@
+"""Whether files are all there: what is whole passes, what is cut off anywhere does not."""
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpwds.pipeline.decoding.media_size import check_complete, mp3_length
+
+
+def box(name, body, wide=False):
+    if wide:
+        return struct.pack(">I4sQ", 1, name, 16 + len(body)) + body
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+def chunk(name, body, order="<"):
+    return struct.pack(order + "4sI", name, len(body)) + body + bytes(len(body) % 2)
+
+
+def element(identifier, body, size=None):
+    length = size if size is not None else (1 << 28 | len(body)).to_bytes(4, "big")
+    return identifier + length + body
+
+
+def page(body, last):
+    lacing = bytes([255] * (len(body) // 255) + [len(body) % 255])
+    head = b"OggS\0" + bytes([4 * last]) + bytes(16)
+    tail = bytes([len(lacing)]) + lacing + body
+    return head + checksum(head + bytes(4) + tail).to_bytes(4, "little") + tail
+
+
+def checksum(data):
+    register = 0
+    for byte in data:
+        register ^= byte << 24
+        for _ in range(8):
+            register = (register << 1 ^ (0x04C11DB7 if register >> 31 else 0)) & 0xFFFFFFFF
+    return register
+
+
+def mp3():
+    head = b"\xff\xfb\x90\0" + bytes(32) + b"Info" + struct.pack(">II", 3, 7)
+    return head + struct.pack(">I", len(head) + 4 + len(BODY)) + BODY
+
+
+HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+OBJECT = bytes.fromhex("3626b2758e66cf11a6d900aa0062ce6c")
+EBML, SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
+BODY = bytes(range(251))
+
+WHOLE = {
+    "mp4": box(b"ftyp", b"isom") + box(b"moov", BODY) + box(b"mdat", BODY),
+    "mp4 with a wide size": box(b"ftyp", b"isom") + box(b"mdat", BODY, wide=True),
+    "mov": box(b"wide", b"") + box(b"mdat", BODY),
+    "fragments": box(b"ftyp", b"isom") + box(b"moov", b"") + box(b"moof", BODY) + box(b"mdat", BODY),
+    "wav": b"RIFF\0\0\0\0WAVE" + chunk(b"fmt ", bytes(16)) + chunk(b"data", BODY + b"."),
+    "wav with a text": b"RIFF\0\0\0\0WAVE" + chunk(b"data", BODY) + chunk(b"LIST", BODY + b"."),
+    "avi": b"RIFF\0\0\0\0AVI " + chunk(b"LIST", b"hdrl") + chunk(b"LIST", b"movi" + BODY + b"."),
+    "aiff": b"FORM\0\0\0\0AIFF" + chunk(b"COMM", bytes(18), ">") + chunk(b"SSND", BODY + b".", ">"),
+    "matroska": element(EBML, b"webm") + element(SEGMENT, BODY),
+    "ogg": page(BODY, False) + page(BODY * 4, True),
+    "ogg with an empty last page": page(BODY, False) + page(b"", True),
+    "asf": HEADER + struct.pack("<Q", 28) + b"head" + OBJECT + struct.pack("<Q", 24 + len(BODY)) + BODY,
+    "mp3": mp3(),
+    "sox": b".SoX" + struct.pack("<IQ", 28, 100) + bytes(16) + bytes(400),
+}
+TAG = b"ID3\4\0\0\0\0\1\2" + bytes(130)
+UNSIZED = {
+    "mp4 up to the end": box(b"ftyp", b"isom") + struct.pack(">I4s", 0, b"mdat") + BODY,
+    "wav from a pipe": b"RIFF\xff\xff\xff\xffWAVE" + struct.pack("<4sI", b"data", 0xFFFFFFFF) + BODY,
+    "wav from another pipe": b"RIFF\0\0\0\0WAVE" + struct.pack("<4sI", b"data", 0) + b"data" * 99,
+    "live webm": element(EBML, b"webm") + element(SEGMENT, BODY, b"\x01" + b"\xff" * 7),
+    "padded mp4": WHOLE["mp4"] + bytes(100),
+    "padded avi": WHOLE["avi"] + bytes(100),
+    "padded webm": WHOLE["matroska"] + bytes(100),
+    "padded ogg": WHOLE["ogg"] + bytes(100),
+    "tagged mp3": TAG + mp3(),
+    "mp3 without length": b"\xff\xfb\x90\0" + bytes(500),
+    "text": b"no media",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", [*WHOLE.values(), *UNSIZED.values()], ids=[*WHOLE, *UNSIZED])
+def test_whole_files_and_files_without_sizes_pass(data):
+    check_complete(data)
+    check_complete(memoryview(data))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@given(missing=st.integers(1, len(BODY) - 1))
+def test_a_file_without_its_end_is_an_error(name, missing):
+    with pytest.raises(ValueError, match="the file is cut off"):
+        check_complete(WHOLE[name][:-missing])
+
+
+@pytest.mark.parametrize("data", [mp3(), TAG + mp3()])
+def test_the_length_of_mp3_is_found_behind_a_tag(data):
+    assert mp3_length(data) == (7, len(mp3()))
+    assert mp3_length(data[: -len(BODY) - 1]) == (None, None)
+
+
+def test_the_error_says_what_is_missing():
+    with pytest.raises(
+        ValueError, match='its part "mdat" at offset 12 ends at byte 271, the data at byte 100'
+    ):
+        check_complete((box(b"ftyp", b"isom") + box(b"mdat", BODY))[:100])
+
+
+@given(offset=st.integers(4, len(WHOLE["ogg"]) - 1), damage=st.integers(1, 255))
+def test_a_damaged_byte_of_an_ogg_stream_is_an_error(offset, damage):
+    data = bytearray(WHOLE["ogg"])
+    data[offset] ^= damage
+    with pytest.raises(ValueError, match="the file is damaged|the file is cut off"):
+        check_complete(bytes(data))
+
+
+def test_an_ogg_stream_that_does_not_end_is_cut_off():
+    with pytest.raises(ValueError, match="its last Ogg page does not end the stream"):
+        check_complete(page(BODY, False) * 2)
+
+
+@given(st.sampled_from([*WHOLE.values()]), st.binary(max_size=40), st.integers(0, 60))
+def test_damage_gives_no_other_error(data, damage, offset):
+    with contextlib.suppress(ValueError):
+        check_complete(data[:offset] + damage + data[offset + len(damage) :])
