@@ -1,0 +1,198 @@
+"""MultiDataset: workers read, decode and batch; the stages behind it run in the trainer."""
+
+import collections
+import os
+import signal
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mpwds import WebDataset
+from mpwds.errors import WorkerDied
+from mpwds.loader.multi_dataset import MultiDataset, MultiDatasetIterator, pinned
+from mpwds.pipeline.dataset import DataPipeline
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_delivers_undecoded_samples(shards):
+    samples = list(MultiDataset(WebDataset(shards), workers=2))
+    assert sorted(sample["cls"] for sample in samples) == sorted(str(n).encode() for n in range(40))
+    assert all(isinstance(sample["npy"], bytes) for sample in samples)
+
+
+def test_delivers_tuples(shards):
+    dataset = MultiDataset(WebDataset(shards).decode().to_tuple("npy", "cls"), workers=2)
+    assert {(label, int(array[0, 0])) for array, label in dataset} == {(n, n) for n in range(40)}
+
+
+def test_batches_are_taken_apart_mixed_and_batched_anew_in_the_trainer(shards):
+    batches = WebDataset(shards).decode().to_tuple("npy", "cls").batched(5)
+    dataset = MultiDataset(batches, workers=2).unbatched().shuffle(1000).batched(16)
+    sizes, labels = [], []
+    for arrays, numbers in dataset:
+        assert arrays[:, 0, 0].tolist() == numbers.tolist()
+        sizes.append(len(numbers))
+        labels.extend(numbers.tolist())
+    assert sizes == [16, 16, 8]
+    assert sorted(labels) == list(range(40)) != labels
+
+
+def test_its_own_stages_run_in_the_trainer_and_the_datasets_in_workers():
+    dataset = DataPipeline(range(4)).map(lambda _: os.getpid())
+    mapped = MultiDataset(dataset, workers=2).map(lambda pid: (int(pid), os.getpid()))
+    makers, takers = zip(*mapped, strict=True)
+    assert len(set(makers)) == 2
+    assert set(takers) == {os.getpid()}
+    assert os.getpid() not in makers
+
+
+def test_each_iteration_is_an_epoch_with_an_order_of_its_own():
+    dataset = MultiDataset(DataPipeline(range(40)), workers=2, seed=3).shuffle(40)
+    first, second = [list(map(int, dataset)) for _ in range(2)]
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+
+
+def test_workers_stay_between_epochs_and_end_with_close():
+    dataset = MultiDataset(range(4), workers=2)
+    list(dataset)
+    pids = dataset.loader.worker_pids
+    list(dataset)
+    assert dataset.loader.worker_pids == pids
+    dataset.close()
+    assert not any(map(is_running, pids))
+    assert len(list(dataset)) == 4
+
+
+def test_a_copy_with_more_stages_has_workers_of_its_own():
+    dataset = MultiDataset(range(6), workers=1)
+    pairs = dataset.batched(2)
+    together = list(zip(dataset, pairs, strict=False))
+    assert [(int(n), pair.tolist()) for n, pair in together] == [(0, [0, 1]), (1, [2, 3]), (2, [4, 5])]
+
+
+def test_terminate_ends_the_workers_and_the_epoch():
+    dataset = MultiDataset(range(1000), workers=2)
+    elements = iter(dataset)
+    assert isinstance(elements, MultiDatasetIterator)
+    next(elements)
+    pids = dataset.loader.worker_pids
+    elements.terminate()
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
+    assert list(elements) == []
+    assert len(list(dataset)) == 1000
+
+
+def test_the_iterator_of_a_dataset_with_stages_can_be_terminated_too():
+    elements = iter(MultiDataset(range(1000), workers=1).map(int).batched(10))
+    assert next(elements).tolist() == list(range(10))
+    elements.terminate()
+    assert next(elements, None) is None
+
+
+def test_an_epoch_that_is_left_early_leaves_nothing_behind():
+    for element in MultiDataset(range(1000), workers=2):
+        assert element == 0
+        break
+
+
+def test_len_is_nominal_also_of_copies():
+    dataset = MultiDataset(range(6), workers=1, nominal=17)
+    assert len(dataset) == len(dataset.batched(2)) == 17
+    assert len(list(dataset)) == 6
+
+
+def test_without_nominal_there_is_no_length():
+    with pytest.raises(TypeError, match="has no len"):
+        len(MultiDataset(range(6)))
+
+
+@pytest.mark.parametrize(("output_size", "ahead"), [(10000, 4), (12, 3), (4, 1), (1, 1)])
+def test_output_size_bounds_what_is_in_flight(output_size, ahead):
+    assert MultiDataset(range(6), workers=4, output_size=output_size).loader.prefetch == ahead
+
+
+def test_an_output_size_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="output_size must be at least 1, got 0"):
+        MultiDataset(range(6), output_size=0)
+
+
+def test_options_go_to_the_loader():
+    dataset = MultiDataset(range(6), workers=1, output="numpy", prefetch=7, timeout=20).batched(3)
+    assert (dataset.loader.prefetch, dataset.loader.timeout) == (7, 20)
+    assert [type(batch).__name__ for batch in dataset] == ["ndarray", "ndarray"]
+    with pytest.raises(TypeError, match="colour"):
+        MultiDataset(range(6), colour="red")
+
+
+def test_an_exception_in_a_worker_arrives_with_its_type():
+    dataset = MultiDataset(DataPipeline(range(6)).map(lambda number: 1 // (number - 3)), workers=2)
+    with pytest.raises(ZeroDivisionError, match="integer division"):
+        list(dataset)
+    assert dataset.loader.worker_pids == []
+
+
+def test_a_killed_worker_is_an_error():
+    dataset = MultiDataset(DataPipeline(lambda: iter(int, 1)), workers=1)
+    elements = iter(dataset)
+    next(elements)
+    os.kill(dataset.loader.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        collections.deque(elements, maxlen=0)
+
+
+def test_a_stream_continues_by_delivering_again():
+    dataset = MultiDataset(range(6), workers=2)
+    stream = dataset.stream()
+    seen = [int(next(stream)[1]) for _ in range(4)]
+    state = stream.state_dict()
+    again = dataset.stream()
+    with pytest.warns(UserWarning, match="running the first 4 elements of the epoch again"):
+        again.load_state_dict(state)
+    assert seen + [int(element) for _, element in again] == list(range(6))
+
+
+def test_torchs_dataloader_takes_it(shards):
+    dataset = MultiDataset(WebDataset(shards).decode().to_tuple("cls").batched(10), workers=2)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None)
+    assert sorted(int(label) for (labels,) in loader for label in labels) == list(range(40))
+
+
+def test_without_cuda_pin_memory_changes_nothing_and_is_silent(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (element,) = MultiDataset([np.ones(3)], workers=1, pin_memory=True)
+    assert element.tolist() == [1, 1, 1]
+    assert not element.is_pinned()
+
+
+Pair = collections.namedtuple("Pair", "image label")
+
+
+def test_with_cuda_the_tensors_of_the_delivered_elements_are_pinned(monkeypatch):
+    class Pinned(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.as_subclass(Pinned))
+    dataset = MultiDataset([{"__key__": "a", "x": [np.ones(2), 7]}], workers=1)
+    (sample,) = dataset
+    assert isinstance(sample["x"][0], Pinned)
+    assert (sample["__key__"], sample["x"][1]) == ("a", 7)
+    assert type(pinned(Pair(torch.ones(2), None))) is Pair
+    (sample,) = MultiDataset([{"x": np.ones(2)}], workers=1, pin_memory=False)
+    assert type(sample["x"]) is torch.Tensor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_pinned_memory_is_pinned():
+    (batch,) = MultiDataset(DataPipeline(range(4)).batched(4), workers=1)
+    assert batch.is_pinned()
