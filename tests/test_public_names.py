@@ -37,5 +37,5 @@ def test_the_version_is_the_installed_packages():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'mpwds' has no attribute 'MultiDataset'"):
-        mpwds.MultiDataset  # looking the name up is what is tested
+    with pytest.raises(AttributeError, match="module 'mpwds' has no attribute 'EndlessDataset'"):
+        mpwds.EndlessDataset  # looking the name up is what is tested

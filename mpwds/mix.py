@@ -1,0 +1,7 @@
+"""Mixing datasets, by webdataset's module name."""
+
+from __future__ import annotations
+
+from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
+
+__all__ = ["RandomMix", "RoundRobin"]

@@ -1,0 +1,35 @@
+"""Writing shards, by webdataset's module name."""
+
+from __future__ import annotations
+
+from mpwds.storage.writing.writers import (
+    ShardWriter,
+    TarWriter,
+    cbor_dumps,
+    default_handlers,
+    encode_based_on_extension,
+    imageencoder,
+    make_encoder,
+    make_handlers,
+    mp_dumps,
+    numpy_dumps,
+    numpy_npz_dumps,
+    tenbin_dumps,
+    torch_dumps,
+)
+
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "cbor_dumps",
+    "default_handlers",
+    "encode_based_on_extension",
+    "imageencoder",
+    "make_encoder",
+    "make_handlers",
+    "mp_dumps",
+    "numpy_dumps",
+    "numpy_npz_dumps",
+    "tenbin_dumps",
+    "torch_dumps",
+]
