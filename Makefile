@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 ARGS ?=
+# `make bench BENCH=pipeline ARGS=--quick` runs one of them.
+BENCH ?= transport pipeline
 
 .PHONY: demo test lint bench clean
 
@@ -19,7 +21,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python tools/bench/transport.py $(ARGS)
+	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

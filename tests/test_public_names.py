@@ -1,6 +1,9 @@
+import ast
+import importlib
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +42,14 @@ def test_the_version_is_the_installed_packages():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'mpwds' has no attribute 'EndlessDataset'"):
         mpwds.EndlessDataset  # looking the name up is what is tested
+
+
+def test_type_checkers_are_told_the_same_names():
+    stub = ast.parse(Path(mpwds.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {"__version__", *(alias.asname for node in imports for alias in node.names)} == set(mpwds.__all__)
+    for node in imports:
+        for alias in node.names:
+            if node.module != "mpwds":
+                home = importlib.import_module(node.module)
+                assert getattr(home, alias.name) is getattr(mpwds, alias.name)
