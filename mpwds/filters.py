@@ -33,6 +33,7 @@ from mpwds.pipeline.stages.to_tuple import to_tuple
 from mpwds.pipeline.stages.unbatched import unbatched
 from mpwds.pipeline.stages.unlisted import unlisted
 from mpwds.pipeline.stages.xdecode import decode_bin, decode_pickle, decode_text, default_decoders, xdecode
+from mpwds.utils import identity
 
 __all__ = [
     "Cached",
@@ -48,6 +49,7 @@ __all__ = [
     "detshuffle",
     "extract_keys",
     "getfirst",
+    "identity",
     "info",
     "listed",
     "log_keys",

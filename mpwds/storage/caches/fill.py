@@ -193,7 +193,10 @@ class Fill:
         """Gives the shard, whose bytes are all there, its name."""
         try:
             if validator is not None and not validator(self.files.partial):
-                self._warn("validator", "it does not look like a shard: an error page of a server, perhaps")
+                self._warn(
+                    "validator",
+                    "it is not a whole shard: an error page of a server, or a download that broke off",
+                )
                 return
             os.fsync(self._descriptor)
             self.files.publish(self.position)

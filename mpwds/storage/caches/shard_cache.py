@@ -15,7 +15,7 @@ from mpwds.storage.caches.locks import same_file, try_shared
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.caches.reader import CacheReader, Found
 from mpwds.storage.caches.room import CacheRoom
-from mpwds.storage.caches.tar_check import check_tar_format
+from mpwds.storage.caches.tar_check import is_whole_shard
 from mpwds.storage.streams.urls import is_local, local_path
 
 _BUFFER_BYTES = 256 * 1024
@@ -54,8 +54,8 @@ class ShardCache:
         verbose: Tell on standard error what is fetched and removed.
         prefetch_shards: Shards that are fetched ahead at a time, by each process (:meth:`prefetch`).
         validator: Says of the path of a file that was fetched whether it is worth keeping, so that a
-            server's error page is not kept for ever. Tells tar files and compressed ones, by default;
-            ``None`` for no check.
+            server's error page, or half of a shard, is not kept for ever. By default it reads it as a tar
+            archive (:func:`mpwds.storage.caches.tar_check.is_whole_shard`); ``None`` for no check.
         opener: ``opener(url, offset)`` gives a URL's bytes; ``open_at`` of
             ``mpwds.storage.streams.gopen`` by default.
 
@@ -85,7 +85,7 @@ class ShardCache:
         url_to_name: Callable[[str], str] = url_to_cache_name,
         verbose: bool = False,
         prefetch_shards: int = 1,
-        validator: Validator | None = check_tar_format,
+        validator: Validator | None = is_whole_shard,
         opener: Opener | None = None,
     ) -> None:
         if prefetch_shards < 0:

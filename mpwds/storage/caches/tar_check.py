@@ -1,8 +1,12 @@
-"""Whether a file looks like a shard, by its first bytes."""
+"""Whether a file looks like a shard, by its first bytes or by all of them."""
 
 from __future__ import annotations
 
 import os
+from typing import BinaryIO
+
+from mpwds.errors import ShardError
+from mpwds.storage.tar.entries import read_entries
 
 _BLOCK = 512
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\0")
@@ -35,6 +39,48 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     if len(header) < _BLOCK:
         return False
     return not any(header) or _checksum(header) == _stored_checksum(header)
+
+
+def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
+    """Whether a file is a tar archive, compressed or not, that can be read to its end.
+
+    Headers are read, and what is compressed is decompressed: that tells a download that broke off without
+    an error, as that of ``pipe:curl ... || true`` does. An archive without end mark counts as whole, and so
+    does one whose compression cannot be undone here because a package is missing.
+
+    Args:
+        fname: Its path.
+
+    Raises:
+        OSError: It cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as empty_archive:
+        ...     written = empty_archive.write(bytes(10_240))
+        ...     empty_archive.flush()
+        ...     is_whole_shard(empty_archive.name)
+        True
+    """
+    if not check_tar_format(fname):
+        return False
+    path = os.fspath(fname)
+
+    def open_at(_: str, offset: int) -> BinaryIO:
+        return open(path, "rb")
+
+    try:
+        for _ in read_entries(path, 0, open_at, _skip, warn_of_no_end=False):
+            pass
+    except ShardError:
+        return False
+    except ImportError:
+        pass
+    return True
+
+
+def _skip(name: str) -> None:
+    return None
 
 
 def _checksum(header: bytes) -> int:

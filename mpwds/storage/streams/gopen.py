@@ -168,12 +168,21 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
 
 def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
     refuse_in_secure_mode(f"local files may not be opened ({without_credentials(url)})")
-    buffering = int(os.environ.get("GOPEN_BUFFER", "-1"))
-    stream = open(local_path(url), mode, buffering=buffering)  # noqa: SIM115 - the caller closes it
+    stream = open(local_path(url), mode, buffering=_buffer_bytes())  # noqa: SIM115 - the caller closes it
     if offset and stream.seekable():
         stream.seek(offset)
         return stream  # type: ignore[return-value]  # binary, by its mode
     return _skip(stream, url, offset)  # type: ignore[arg-type]  # the same
+
+
+def _buffer_bytes() -> int:
+    given = os.environ.get("GOPEN_BUFFER", "-1")
+    try:
+        return int(given)
+    except ValueError:
+        raise ValueError(
+            f"GOPEN_BUFFER in the environment is {given!r}, expected a number of bytes"
+        ) from None
 
 
 def _goes_through_aistore(scheme: str) -> bool:

@@ -134,6 +134,11 @@ class _ResumingReader(io.RawIOBase):
         self._error: StreamError | None = None
         self._connect()
 
+    @property
+    def size(self) -> int | None:
+        """The resource's bytes, those before the stream's beginning included; ``None`` if unknown."""
+        return None if self._version is None else self._version.size
+
     def readable(self) -> bool:
         return True
 

@@ -16,9 +16,8 @@ def rewrite_url(url: str) -> str:
     """A URL as the user's environment wants it.
 
     The environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold rules ``prefix=replacement``,
-    separated by
-    semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy aws s3 cp - "``. The first that
-        changes the URL counts, those of ``WDS_REWRITE`` coming first.
+    separated by semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy cat-s3 "``. The first
+    that changes the URL counts, those of ``WDS_REWRITE`` coming first.
 
     A rule is divided at its first ``=``, and what stands before it is a regular expression that is looked
     for at the URL's beginning: webdataset's rule. So that a prefix may hold ``=``: where a URL begins,
@@ -45,8 +44,8 @@ def rewrite_url(url: str) -> str:
         >>> del os.environ["WDS_REWRITE"]
     """
     for variable in _VARIABLES:
-        rules = os.environ.get(variable)
-        if rules is None:
+        rules = os.environ.get(variable, "")
+        if not rules.strip():
             continue
         refuse_in_secure_mode(f"URLs are not rewritten by {variable}")
         for rule in filter(str.strip, rules.split(";")):

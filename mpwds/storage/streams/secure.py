@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import ModuleType
 
 from mpwds.errors import SecurityError
@@ -10,6 +11,7 @@ from mpwds.storage.streams.urls import expand_urls, url_scheme, without_credenti
 
 _VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
+_ONE_WORD = re.compile(r"(?!.*//-)[\w@%+=:,./?-]*", re.ASCII)  # to the shell, and no option
 
 
 def security_enforced() -> bool:
@@ -88,7 +90,8 @@ def check_url(url: str, trusted: bool, where: str) -> None:
     """Refuses a URL that runs a command, unless it comes from the user's own code.
 
     Call it for every URL that was read from a file or fetched. What the user's environment makes of a
-    URL later (``WDS_REWRITE``) is not affected: that may yield ``pipe:``.
+    URL later (``WDS_REWRITE``) may be a command. But the URL must then be a plain word: what the shell would
+    take for more than that, such as ``;`` and ``$(...)``, is refused.
 
     Args:
         url: A URL, or a pattern for :func:`mpwds.expand_urls`: what it expands to is looked at
@@ -97,7 +100,8 @@ def check_url(url: str, trusted: bool, where: str) -> None:
         where: That place, for the message: ``"train.yaml, line 7"``.
 
     Raises:
-        SecurityError: The URL is ``pipe:``, and the place is not trusted.
+        SecurityError: The place is not trusted, and the URL is ``pipe:``, or adds more than a word to the
+            command that the environment makes of it.
 
     Example:
         >>> check_url("pipe:cat x.tar", trusted=True, where="train.yaml")
@@ -109,6 +113,8 @@ def check_url(url: str, trusted: bool, where: str) -> None:
     """
     if trusted:
         return
+    from mpwds.storage.streams.rewrite import rewrite_url  # which needs the secure mode
+
     for candidate in _readings(url):
         if url_scheme(candidate) == "pipe":
             raise SecurityError(
@@ -116,6 +122,12 @@ def check_url(url: str, trusted: bool, where: str) -> None:
                 "only for URLs "
                 "that stand in your code or that WDS_REWRITE in your environment yields; if you wrote that "
                 "file yourself, load it with trusted=True"
+            )
+        if _ONE_WORD.fullmatch(candidate) is None and url_scheme(rewrite_url(candidate)) == "pipe":
+            raise SecurityError(
+                f"{where}: the URL {without_credentials(candidate)!r} has characters with a meaning for the "
+                "shell, and WDS_REWRITE (or GOPEN_REWRITE) in your environment makes a command of it; if you "
+                "wrote that file yourself, load it with trusted=True"
             )
 
 

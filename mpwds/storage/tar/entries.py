@@ -40,7 +40,11 @@ OpenAt = Callable[[str, int], BinaryIO]
 
 
 def read_entries(
-    url: str, offset: int, open: OpenAt, choose: Callable[[str], str | None] | None = None
+    url: str,
+    offset: int,
+    open: OpenAt,
+    choose: Callable[[str], str | None] | None = None,
+    warn_of_no_end: bool = True,
 ) -> Generator[tuple[str, int, bytes], None, None]:
     """What ``mpwds.storage.tar.members.read_members`` yields, as plain tuples: name, offset and data.
 
@@ -52,6 +56,7 @@ def read_entries(
         offset: Where to start.
         open: Opens ``url`` at a byte offset.
         choose: Takes a member's name, returns the one to yield it under, or ``None`` to skip it unread.
+        warn_of_no_end: Warn of an archive without the zero blocks that should end it.
     """
     shown = without_credentials(url)
     if offset < 0:
@@ -198,7 +203,7 @@ def read_entries(
             )
         if first >= 0:
             raise truncated(source, first, "it ends after an extension header, before its member")
-        if position > after_zeros:
+        if position > after_zeros and warn_of_no_end:
             warnings.warn(
                 f"{shown} ends at offset {position} without the end-of-archive blocks: it may be truncated",
                 RuntimeWarning,

@@ -28,7 +28,8 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
     """Opens what an archive is to be written to.
 
     Args:
-        target: A path or a ``file:`` URL, for a ``PendingFile``; ``pipe:`` or another URL, for what ``gopen``
+        target: A path or a ``file:`` URL, for a ``PendingFile``, or, where there is a named pipe or a device,
+            for what it is; ``pipe:`` or another URL, for what ``gopen``
             opens for writing, which is closed at the end; or a binary stream or ``"-"``, standard output,
             which stay open.
 
@@ -52,7 +53,10 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
     if url_scheme(place) in gopen_schemes or not is_local(place):
         return _Opened(gopen(url, "wb"))
     refuse_in_secure_mode(f"local files may not be written ({without_credentials(place)})")
-    return PendingFile(local_path(place))
+    path = local_path(place)
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return _Opened(open(path, "wb", buffering=0))
+    return PendingFile(path)
 
 
 class _Given:

@@ -132,7 +132,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, FieldEncoder] = default_handlers
 ) -> dict[str, Any]:
-    """A sample with its fields encoded by a table of functions; those whose names start with ``__`` are kept.
+    """A sample with its fields encoded by a table of functions; those whose names start with ``_`` are kept.
 
     Source:
         ``webdataset.writer.encode_based_on_extension``.
@@ -142,7 +142,7 @@ def encode_based_on_extension(
         {'__key__': 'a', 'cls': b'7'}
     """
     return {
-        field: value if field.startswith("__") else encode_field(field, value, handlers)
+        field: value if field.startswith("_") else encode_field(field, value, handlers)
         for field, value in sample.items()
     }
 
@@ -153,7 +153,7 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     Args:
         spec: ``True``: ``encode_field`` for each field. A dictionary: the same, by its functions; one of
             yours gets strings too. A function from samples to samples: itself. ``False`` or ``None``: the
-            sample as it is. Fields whose names start with ``__`` are left alone by the first two.
+            sample as it is. Fields whose names start with ``_`` are left alone by the first two.
 
     Raises:
         ValueError: ``spec`` is none of these; when called, a field cannot be encoded.

@@ -11,6 +11,7 @@ import weakref
 from typing import BinaryIO
 
 _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
 class PendingFile:
@@ -114,8 +115,13 @@ def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
 
 
 def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Makes a new name durable, where the file system can do that and we may."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 import time
@@ -38,7 +39,8 @@ class TarWriter:
 
     Args:
         fileobj: Path, URL that ``gopen`` writes to (``file:``, ``pipe:``, ``"-"`` for standard output, ...)
-            or writable binary stream.
+            or writable binary stream. A named
+            pipe or a device is written to as it is.
         user: Owner's name in the archive.
         group: Owner's group in the archive.
         mode: Permissions in the archive.
@@ -47,7 +49,7 @@ class TarWriter:
         encoder: ``True`` encodes each field by its extension (``encode_field``); a dictionary gives functions
             ``value -> bytes`` by extension; a function maps whole samples to samples of bytes; ``False`` or
             ``None`` expects bytes.
-        keep_meta: Write the fields whose names start with ``__`` as well, which must hold ``str`` or bytes.
+        keep_meta: Write the fields whose names start with ``_`` as well, which must hold ``str`` or bytes.
         mtime: Modification time in the archive, in seconds; a fixed one makes the bytes reproducible.
             ``None`` takes the current time.
         format: ``"USTAR_FORMAT"``, ``"GNU_FORMAT"``, ``"PAX_FORMAT"`` or tarfile's constant of that name.
@@ -59,8 +61,9 @@ class TarWriter:
 
     Raises:
         ValueError: ``compress``, ``encoder`` or ``format`` is none of these, or the URL's scheme is unknown.
-        OSError: The path's directory does not exist, or a directory, a pipe or a device has that name; or the
-            URL cannot be written to.
+        OSError: The path's directory does not exist, or a directory has that name; or the URL cannot be
+            written to.
+        BlockingIOError: While writing, a raw stream does not block.
         ImportError: A package is missing: zstandard for ``"zst"``, say.
 
     Source:
@@ -200,7 +203,9 @@ class TarWriter:
     def _write_all(self, data: bytes) -> None:
         while data:
             written = self._stream.write(data)
-            if written is None:
+            if written is None and isinstance(self._stream, io.RawIOBase):
+                raise BlockingIOError(f"{self._stream!r} does not block: archives go to blocking streams")
+            if written is None:  # a stream of the user's own, which takes everything and says nothing
                 return
             data = data[written:]  # raw streams may take less than they are given
 
@@ -221,9 +226,7 @@ class TarWriter:
         except ValueError as error:
             raise ValueError(f"sample {key!r}: {error}") from error
         fields = [
-            field
-            for field in encoded
-            if field != "__key__" and (self.keep_meta or not field.startswith("__"))
+            field for field in encoded if field != "__key__" and (self.keep_meta or not field.startswith("_"))
         ]
         if not fields:
             raise ValueError(f"sample {key!r} has no fields to write")
@@ -275,7 +278,7 @@ def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_bytes(key: str, field: str, data: Any) -> bytes:
-    if isinstance(data, str) and field.startswith("__"):
+    if isinstance(data, str) and field.startswith("_"):
         return data.encode("utf-8")
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise ValueError(

@@ -114,10 +114,9 @@ class ShardWriter:
         Raises:
             ValueError: As ``TarWriter.write``.
         """
-        if self._closed:
-            raise ValueError("the shard writer is closed: no more samples can be written to it")
+        self._check_open()
         if self._writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
-            self._finish()
+            self.finish()
             self._writer = self._open_next()
         size = self._writer.write(sample)
         self.count += 1
@@ -128,11 +127,41 @@ class ShardWriter:
         """Write a sample given as keyword arguments, as ``TarWriter.dwrite`` does."""
         self.write(named_sample(key, fields))
 
+    def next_stream(self) -> None:
+        """End the current shard, if there is a sample in it, and begin the next.
+
+        Raises:
+            ValueError: The writer is closed.
+        """
+        self._check_open()
+        if self._writer is None or self.count or self._writer.discarded:
+            self.finish()
+            self._writer = self._open_next()
+
+    def finish(self) -> None:
+        """Complete the current shard; the next sample begins another."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if not self.count or writer.discarded:
+            self._drop(writer)
+            return
+        try:
+            writer.close()
+        finally:
+            if self._opened is not None:
+                self._opened.close()
+        if self.verbose:
+            figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
+            print(f"wrote {self.fname}: {figures}", file=sys.stderr)
+        if self.post is not None:
+            self.post(self.fname)
+
     def close(self) -> None:
         """Complete the last shard. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
-            self._finish()
+            self.finish()
 
     def discard(self) -> None:
         """Close and drop the shard that is being written; complete shards stay."""
@@ -166,23 +195,9 @@ class ShardWriter:
         self.size = 0
         return writer
 
-    def _finish(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        if not self.count or writer.discarded:
-            self._drop(writer)
-            return
-        try:
-            writer.close()
-        finally:
-            if self._opened is not None:
-                self._opened.close()
-        if self.verbose:
-            figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
-            print(f"wrote {self.fname}: {figures}", file=sys.stderr)
-        if self.post is not None:
-            self.post(self.fname)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the shard writer is closed: no more samples can be written to it")
 
     def _drop(self, writer: TarWriter) -> None:
         writer.discard()

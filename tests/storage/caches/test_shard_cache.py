@@ -13,6 +13,8 @@ import pytest
 
 from mpwds.storage.caches import fill as cache_fill
 from mpwds.storage.caches import shard_cache
+from mpwds.storage.caches.files import CacheFiles
+from mpwds.storage.caches.room import CacheRoom
 from mpwds.storage.caches.shard_cache import ShardCache
 
 
@@ -128,6 +130,38 @@ def test_a_shard_is_fetched_once_and_then_read_from_its_file(make, remote):
     assert kept(cache) == ["a.tar"]
     with open(cache.path(url("a")), "rb") as file:
         assert file.read() == remote.shards["a"]
+
+
+def test_a_shard_and_its_mark_are_on_disk_before_it_gets_its_name(make, remote, monkeypatch):
+    synced, fsync, rename = [], os.fsync, os.rename
+    on_disk = {}
+
+    def record(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+        fsync(descriptor)
+
+    def name(source, target):
+        on_disk[target.rpartition("/")[2]] = list(synced)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "rename", name)
+    cache = make()
+    read(cache, "a")
+    settle(cache)
+    shard, mark = on_disk["a.tar"]
+    assert (shard.endswith(".partial"), mark) == (True, "a.tar.mark.new")
+
+
+def test_a_shard_that_another_process_has_just_completed_is_not_fetched_again(make, tmp_path):
+    files = CacheFiles.of(str(tmp_path), url("a"), by_last_part)
+    room = CacheRoom(str(tmp_path), -1)
+
+    def never(url, offset):
+        raise AssertionError("fetched")
+
+    assert cache_fill.begin(url("a"), files, room, never, is_there=lambda: True) == (None, None)
+    assert not os.path.exists(files.partial)
 
 
 def test_another_object_with_the_directory_finds_it(make, remote):
@@ -300,10 +334,20 @@ def test_what_killed_processes_left_of_other_shards_is_removed(make, remote):
 def test_what_is_no_shard_is_streamed_and_not_kept(make, remote):
     remote.shards["a"] = b"<html>Please log in</html>"
     cache = make()
-    with pytest.warns(RuntimeWarning, match="it does not look like a shard"), cache.open(url("a")) as stream:
+    with pytest.warns(RuntimeWarning, match="it is not a whole shard"), cache.open(url("a")) as stream:
         assert stream.read() == remote.shards["a"]
         settle(cache)
     assert kept(cache) == partials(cache) == []
+
+
+def test_a_shard_that_broke_off_without_an_error_is_streamed_and_not_kept(make, remote):
+    remote.shards["a"], whole = remote.shards["a"][:5000], remote.shards["a"]
+    cache = make()
+    with pytest.warns(RuntimeWarning, match="not kept .* whole shard"), cache.open(url("a")) as stream:
+        assert stream.read() == whole[:5000]
+        settle(cache)
+    remote.shards["a"] = whole
+    assert read(cache, "a") == whole
 
 
 def test_without_validator_anything_is_kept(make, remote):

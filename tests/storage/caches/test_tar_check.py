@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from mpwds.storage.caches.tar_check import check_tar_format
+from mpwds.storage.caches.tar_check import check_tar_format, is_whole_shard
 
 
 def archive(format):
@@ -46,3 +46,41 @@ def test_an_empty_archive_is_a_shard(tmp_path):
 def test_other_bytes_are_none(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
     assert not check_tar_format(tmp_path / "x")
+
+
+def members(count):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for number in range(count):
+            info = tarfile.TarInfo(f"{number}.bin")
+            info.size = 1000
+            tar.addfile(info, io.BytesIO(bytes([number]) * 1000))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_a_shard_is_whole_if_it_can_be_read_to_its_end(tmp_path, compress):
+    whole = compress(members(9))
+    (tmp_path / "x").write_bytes(whole)
+    assert is_whole_shard(tmp_path / "x")
+    (tmp_path / "x").write_bytes(whole[: len(whole) // 2])
+    assert check_tar_format(tmp_path / "x")
+    assert not is_whole_shard(tmp_path / "x")
+
+
+def test_a_shard_with_a_damaged_header_is_not_whole(tmp_path):
+    data = bytearray(members(3))
+    data[3 * 1536 - 1200] ^= 1  # in the third member's header
+    (tmp_path / "x").write_bytes(data)
+    assert not is_whole_shard(str(tmp_path / "x"))
+
+
+def test_a_shard_without_end_mark_is_whole_and_nobody_is_warned(tmp_path, recwarn):
+    (tmp_path / "x").write_bytes(members(3)[: 3 * 1536])
+    assert is_whole_shard(tmp_path / "x")
+    assert not recwarn.list
+
+
+def test_an_error_page_is_no_whole_shard(tmp_path):
+    (tmp_path / "x").write_bytes(b"<html>" + bytes(600))
+    assert not is_whole_shard(tmp_path / "x")

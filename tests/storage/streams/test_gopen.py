@@ -163,3 +163,10 @@ def test_what_is_opened_is_said_on_request(path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="no opener"):
         gopen("odd://me:secret@x/")
     assert capsys.readouterr().err == f"GOPEN {path}\nGOPEN odd://***@x/\n"
+
+
+def test_a_buffer_size_that_is_no_number_is_told_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "x.tar").touch()
+    monkeypatch.setenv("GOPEN_BUFFER", "1M")
+    with pytest.raises(ValueError, match="GOPEN_BUFFER.*'1M'"):
+        gopen(tmp_path / "x.tar")

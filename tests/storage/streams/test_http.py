@@ -257,3 +257,10 @@ def test_nothing_of_it_is_imported_with_the_package():
     code = f"import sys, mpwds.storage.streams.gopen; print({unwanted}.intersection(sys.modules))"
     child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert child.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_stream_knows_how_many_bytes_there_are_if_the_server_says_so(web, chunked):
+    web.files["/x.tar"], web.chunked = bytes(1000), chunked
+    with open_http(web.url()) as stream:
+        assert stream.raw.size == (None if chunked else 1000)

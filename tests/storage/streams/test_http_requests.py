@@ -102,6 +102,18 @@ def test_a_kept_connection_that_the_server_closed_is_replaced_without_a_failure(
     assert read(web, retries=Retries(tries=1)) == CONTENT
 
 
+def test_a_kept_connection_on_which_something_came_unasked_is_not_used(web):
+    read(web)
+    ((route, [(_, idle)]),) = http_connections.pool._idle.items()
+    ours, theirs = socket.socketpair()
+    idle.sock.close()
+    idle.sock = ours
+    theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
+    with theirs:
+        assert http_connections.pool.take(route) is None
+    assert read(web) == CONTENT
+
+
 def test_a_kept_connection_that_the_server_closes_just_then_is_replaced_as_well(web):
     read(web)
     web.plan = [{"silent": True}]

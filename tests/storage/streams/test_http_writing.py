@@ -1,5 +1,6 @@
 """Writing to web servers: all at once, when all is there."""
 
+import multiprocessing
 import random
 
 import pytest
@@ -57,3 +58,14 @@ def test_what_was_never_closed_is_not_sent(web):
     with pytest.warns(ResourceWarning, match="never closed"):
         del stream
     assert web.requests == []
+
+
+def test_a_fork_sends_nothing(web):
+    stream = open_http(web.url("/new.tar"), "wb")
+    stream.write(b"half")
+    fork = multiprocessing.get_context("fork").Process(target=stream.close)
+    fork.start()
+    fork.join()
+    assert (fork.exitcode, web.requests) == (0, [])
+    stream.close()
+    assert web.files["/new.tar"] == b"half"

@@ -105,3 +105,9 @@ def test_gopen_reads_what_a_rule_yields(tmp_path, monkeypatch, capfd):
     said = capfd.readouterr().err
     assert f"GOPEN REWRITE gs://bucket/x.tar -> pipe:cat {tmp_path}/x.tar\n" in said
     assert f"GOPEN exit 0 pipe:cat {tmp_path}/x.tar\n" in said
+
+
+def test_no_rules_are_no_reason_for_the_secure_mode_to_refuse(monkeypatch):
+    monkeypatch.setenv("WDS_REWRITE", "")
+    monkeypatch.setenv("WDS_SECURE", "1")
+    assert rewrite_url("https://host/x.tar") == "https://host/x.tar"

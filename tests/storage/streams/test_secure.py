@@ -116,3 +116,22 @@ def test_the_users_environment_may_turn_a_checked_url_into_a_command(monkeypatch
     check_url("gs://bucket", trusted=False, where="train.yaml")
     with gopen("gs://bucket") as stream:
         assert stream.read() == b"bucket\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gs://b/x.tar;touch done",
+        "gs://b/$(touch done)",
+        "gs://b/`id`",
+        "gs://b/x|sh",
+        "gs://b/a b",
+        "gs://-oX=y",
+    ],
+)
+def test_a_url_in_a_file_adds_no_words_to_the_command_that_the_environment_makes_of_it(monkeypatch, url):
+    check_url(url, trusted=False, where="train.yaml")
+    monkeypatch.setenv("WDS_REWRITE", "gs://=pipe:echo ")
+    check_url(url, trusted=True, where="train.yaml")
+    with pytest.raises(SecurityError, match="^train.yaml: the URL .* for the shell.*WDS_REWRITE"):
+        check_url(url, trusted=False, where="train.yaml")

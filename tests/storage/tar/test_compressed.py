@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
+import zlib
 
 import pytest
 import zstandard
@@ -193,3 +194,14 @@ def test_leaving_closes_the_file(tmp_path, nothing_left):
     members = read_members(str(tmp_path / "x.tar"))
     next(members)
     members.close()
+
+
+def test_an_xz_archive_that_wants_too_much_memory_is_an_error(tmp_path):
+    data = bytearray(lzma.compress(archive_of(MEMBERS[:1])))
+    assert data[14:16] == b"\x21\x01"  # LZMA2, one byte of properties: the dictionary's size
+    data[16] = 37  # 1.5 GiB
+    end = 12 + 4 * (data[12] + 1) - 4
+    data[end : end + 4] = zlib.crc32(data[12:end]).to_bytes(4, "little")
+    (tmp_path / "x.tar.xz").write_bytes(data)
+    with pytest.raises(ShardError, match="(?i)memory"):
+        list(read_members(str(tmp_path / "x.tar.xz")))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import subprocess
 import sys
 import tarfile
@@ -100,3 +101,14 @@ def test_the_secure_mode_writes_neither_files_nor_to_commands(tmp_path, monkeypa
     with pytest.raises(SecurityError):
         TarWriter(url)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_written_to_as_it_is(tmp_path):
+    with TarWriter("/dev/null") as sink:
+        sink.write({"__key__": "a", "cls": 1})
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
+        with TarWriter(tmp_path / "fifo") as sink:
+            sink.write({"__key__": "a", "cls": 1})
+        assert len(reader.stdout.read()) == 10_240

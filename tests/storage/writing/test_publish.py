@@ -1,7 +1,9 @@
 """Pending files: complete under their name, or not there at all."""
 
+import errno
 import gc
 import os
+import stat
 import subprocess
 import sys
 
@@ -149,3 +151,25 @@ def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path)
 def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"directory does not exist.*nowhere'"):
         PendingFile(str(tmp_path / "nowhere" / "x"))
+
+
+@pytest.mark.parametrize(
+    ("number", "fails"), [(errno.EINVAL, False), (errno.EACCES, False), (errno.EIO, True)]
+)
+def test_a_file_system_that_cannot_sync_directories_is_no_failure(tmp_path, monkeypatch, number, fails):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        if synced[-1]:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    pending = PendingFile(str(tmp_path / "x"))
+    if fails:
+        with pytest.raises(OSError, match="Input/output"):
+            pending.publish()
+    else:
+        pending.publish()
+    assert synced == [False, True]
+    assert os.listdir(tmp_path) == ["x"]

@@ -88,11 +88,15 @@ def test_write_returns_the_bytes_of_data():
 
 
 def test_metadata_is_written_only_on_request(tmp_path):
-    sample = {"__key__": "a", "__url__": "x.tar", "txt": "1"}
+    sample = {"__key__": "a", "__url__": "x.tar", "_note": "n", "txt": "1"}
     write_all(TarWriter(tmp_path / "without.tar"), [sample])
     write_all(TarWriter(tmp_path / "with.tar", keep_meta=True), [sample])
     assert files_of(tmp_path / "without.tar") == [("a.txt", b"1")]
-    assert files_of(tmp_path / "with.tar") == [("a.__url__", b"x.tar"), ("a.txt", b"1")]
+    assert files_of(tmp_path / "with.tar") == [
+        ("a.__url__", b"x.tar"),
+        ("a._note", b"n"),
+        ("a.txt", b"1"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -415,3 +419,29 @@ def test_a_closed_shard_writer_writes_no_more(tmp_path):
     sink.close()
     with pytest.raises(ValueError, match="closed"):
         sink.write(SAMPLES[0])
+
+
+def test_a_shard_may_be_ended_before_it_is_full(tmp_path):
+    finished = []
+    with ShardWriter(f"{tmp_path}/%d.tar", verbose=0, post=finished.append) as sink:
+        sink.next_stream()  # there is nothing to end
+        sink.write({"__key__": "a", "cls": 1})
+        sink.next_stream()
+        assert finished == [f"{tmp_path}/0.tar"]
+        sink.write({"__key__": "b", "cls": 2})
+        sink.finish()
+        assert finished == [f"{tmp_path}/0.tar", f"{tmp_path}/1.tar"]
+        sink.write({"__key__": "c", "cls": 3})
+    assert sorted(os.listdir(tmp_path)) == ["0.tar", "1.tar", "2.tar"]
+    with pytest.raises(ValueError, match="closed"):
+        sink.next_stream()
+
+
+def test_a_stream_that_does_not_block_is_refused_before_anything_is_lost():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb"), open(writing, "wb", buffering=0) as stream:
+        sink = TarWriter(stream)
+        with pytest.raises(BlockingIOError, match="blocking"):
+            sink.write({"__key__": "a", "bin": bytes(1_000_000)})
+        assert sink.discarded
