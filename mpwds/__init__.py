@@ -13,8 +13,10 @@ _NAMES = {
         "SharedMemoryError SpecError StreamError StreamNotFound TenbinError WorkerDied "
         "WorkerTimeout WorkerTraceback"
     ),
+    "mpwds.loader.data_loader": "DataLoader",
     "mpwds.loader.multi_dataset": "MultiDataset MultiDatasetIterator",
     "mpwds.loader.multi_loader": "MultiLoader",
+    "mpwds.loader.web_loader": "WebLoader",
     "mpwds.pipeline.caching.db_cache": "DBCache",
     "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",

@@ -30,9 +30,11 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.loader.data_loader import DataLoader as DataLoader
 from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
 from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
+from mpwds.loader.web_loader import WebLoader as WebLoader
 from mpwds.pipeline.caching.db_cache import DBCache as DBCache
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.lmdb_cached import lmdb_cached as lmdb_cached

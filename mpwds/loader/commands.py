@@ -1,8 +1,9 @@
-"""What the trainer tells a worker: to start an epoch, to leave it, and, by closing the channel, to end."""
+"""What the trainer tells a worker: to start an epoch, to leave it, what to fetch, and, by closing, to end."""
 
 from __future__ import annotations
 
 import select
+from collections import deque
 from typing import Any
 
 from mpwds.loader import protocol
@@ -10,7 +11,10 @@ from mpwds.loader.channel import Channel
 
 
 class Commands:
-    """A worker's ear for its trainer. Only the newest command counts: a trainer may have changed its mind.
+    """A worker's ear for its trainer.
+
+    Of ``start`` and ``stop`` only the newest counts: a trainer may have changed its mind. Tasks are taken in
+    order, and only those of the epoch that runs.
 
     Args:
         channel: From the trainer.
@@ -20,6 +24,7 @@ class Commands:
         self._channel = channel
         self._start: dict[str, Any] | None = None
         self._stopped = 0
+        self._tasks: deque[dict[str, Any]] = deque()
         self._arrival = select.poll()
         self._arrival.register(channel, select.POLLIN)
 
@@ -40,6 +45,21 @@ class Commands:
         start, self._start = self._start, None
         return start
 
+    def wait_for_task(self, generation: int) -> bytes | None:
+        """The next task of a running epoch, pickled; ``None`` when the epoch shall be left.
+
+        Raises:
+            ChannelClosed: The worker shall end.
+        """
+        while not self.stopped(generation):
+            while self._tasks:
+                task = self._tasks.popleft()
+                if task["generation"] == generation:
+                    index: bytes = task["index"]
+                    return index
+            self._arrival.poll()
+        return None
+
     def stopped(self, generation: int) -> bool:
         """Whether a running epoch shall be left; never waits.
 
@@ -52,7 +72,9 @@ class Commands:
     def _read_all(self) -> None:
         while (message := self._channel.receive()) is not None:
             fields = message.fields
-            if fields["kind"] == protocol.START:
+            if fields["kind"] == protocol.TASK:
+                self._tasks.append(fields)
+            elif fields["kind"] == protocol.START:
                 self._start = fields
             else:
                 self._start = None

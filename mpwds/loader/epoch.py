@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +12,7 @@ from mpwds.errors import MpwdsError
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
 from mpwds.loader.remote import RemoteWorker
-
-_LONGEST_POLL_S = 86_400.0
+from mpwds.loader.waiting import next_message
 
 
 class EpochIterator(Iterator[Any]):
@@ -79,7 +76,8 @@ class EpochIterator(Iterator[Any]):
         try:
             if self._running:
                 while self._turns:
-                    worker, message = self._next_message()
+                    candidates = [self._turns[0]] if self._in_order else list(self._turns)
+                    worker, message = next_message(candidates, self._generation, self._timeout)
                     kind = message.fields["kind"]
                     if kind == protocol.BATCH:
                         return self._batch(worker, message)
@@ -118,26 +116,6 @@ class EpochIterator(Iterator[Any]):
     def _leave(self) -> None:
         self._running = False
         self._on_leave()
-
-    def _next_message(self) -> tuple[RemoteWorker, Message]:
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while True:
-            candidates = [self._turns[0]] if self._in_order else list(self._turns)
-            for worker in candidates:
-                message = worker.receive(self._generation)
-                if message is not None:
-                    return worker, message
-            self._wait(candidates, deadline)
-
-    def _wait(self, workers: list[RemoteWorker], deadline: float | None) -> None:
-        poller = select.poll()
-        for worker in workers:
-            poller.register(worker, select.POLLIN | (select.POLLOUT if worker.unheard else 0))
-            poller.register(worker.process, select.POLLIN)
-        remaining_s = _LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise workers[0].timed_out(self._timeout or 0.0)
-        poller.poll(min(remaining_s, _LONGEST_POLL_S) * 1000)
 
     def _batch(self, worker: RemoteWorker, message: Message) -> Any:
         sequence, expected = message.fields["sequence"], self._received[worker.index]

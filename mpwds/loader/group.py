@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpwds.loader import processes, protocol
-from mpwds.loader.launchers import LAUNCHERS, Launcher
+from mpwds.loader.launchers import Launcher
 from mpwds.loader.receiving import BatchReceiver, Output
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.setup import WorkerSetup
@@ -22,9 +22,9 @@ BLOCKS_OF_CONSUMER = 2
 class GroupOptions:
     """How workers are started and their batches received; see ``MultiLoader``."""
 
-    start_method: str
+    launcher: Callable[[WorkerSetup], Launcher]
     output: Output
-    prefetch: int
+    warn_of_copies: bool = True
 
 
 class WorkerGroup:
@@ -88,9 +88,13 @@ class WorkerGroup:
         setup = self._make_setup()
         keep = setup.blocks - 1
         make_receiver = functools.partial(
-            BatchReceiver, output=self._options.output, keep=keep, copies=self._copies
+            BatchReceiver,
+            output=self._options.output,
+            keep=keep,
+            copies=self._copies,
+            warn=self._options.warn_of_copies,
         )
-        launcher = LAUNCHERS[self._options.start_method](setup)
+        launcher = self._options.launcher(setup)
         try:
             with processes.interrupts_deferred():
                 _fill_standard_descriptors()

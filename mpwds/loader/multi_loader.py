@@ -106,7 +106,7 @@ class MultiLoader:
         self.persistent = persistent
         self._epoch = 0
         self._current = _Current()
-        self._group = WorkerGroup(self._setup_maker(), GroupOptions(start_method, output, prefetch))
+        self._group = WorkerGroup(self._setup_maker(), GroupOptions(LAUNCHERS[start_method], output))
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
 
     def __iter__(self) -> Iterator[Any]:

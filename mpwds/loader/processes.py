@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -114,7 +114,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
             [sys.executable, *flags, "-c", program],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
-            env={**dict.fromkeys(_THREAD_VARIABLES, "1"), **os.environ},
+            env={**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ},
         )
     # From here the process is ours to reap: without this, Popen warns when it is collected.
     process.returncode = 0

@@ -19,6 +19,14 @@ iterates its dataset and sends a ``batch`` for each element: small ones whole, i
 the number of a block that holds them. Before the first block of a memory segment comes a
 ``segment``, whose descriptor is handed over. Sequence numbers count from 0 in each generation.
 
+*Tasks.* The workers of a ``DataLoader`` (``loader.task_worker``) do not iterate by themselves: each ``task``
+names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching fails, by
+``failed``, which carries the exception and ends nothing. The trainer keeps up to ``prefetch_factor`` tasks
+unanswered in each worker (``loader.task_epoch``). Tasks are queued in the trainer while they do not fit into
+the channel, and all of them are sent, behind the ``start`` they belong to; the next ``start`` or ``stop``
+drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
+can be, sends ``end`` in place of an answer, and none to what it was given after that.
+
 *Drain.* ``end`` carries the number of batches sent; the trainer compares it with what it received.
 The worker waits for the next command, its arena kept.
 
@@ -30,6 +38,11 @@ to read, is replaced by the next, and sent when it fits.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
 closes all workers, then raises it. One that belongs to an epoch left early is only warned of.
+
+*Nursery.* The workers of a process' ``DataLoader`` objects are forks of one fresh interpreter
+(``loader.nursery``), which imports what their datasets need, once; they unpickle the dataset themselves. It
+forks and reaps on request, over a socket pair, and has a lifeline of its own. It ends with the last loader
+and the last worker that need it; its workers end if it does.
 
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
@@ -56,8 +69,10 @@ BEFORE_ANY = 0
 
 START = "start"
 STOP = "stop"
+TASK = "task"
 
 SEGMENT = "segment"
 BATCH = "batch"
+FAILED = "failed"
 END = "end"
 ERROR = "error"

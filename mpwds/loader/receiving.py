@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from mpwds import nest, tenbin
 from mpwds.errors import MpwdsError
+from mpwds.loader.arrays_as_sent import view
 from mpwds.loader.channel import Message
+from mpwds.loader.objects_apart import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
@@ -26,13 +28,17 @@ class BatchReceiver:
         keep: Blocks that the consumer may hold at once; further batches are copied, so that the worker
             always has a block to write to.
         copies: Where those copies go.
+        warn: Warn of the first of them.
     """
 
-    def __init__(self, bell: Bell, output: Output, keep: int, copies: PrivateCopies) -> None:
+    def __init__(
+        self, bell: Bell, output: Output, keep: int, copies: PrivateCopies, *, warn: bool = True
+    ) -> None:
         self._bell = bell
         self._output = output
         self._keep = keep
         self._copies = copies
+        self._warn = warn
         self._arena: LeasedArena | None = None
 
     def map_segment(self, message: Message, descriptor: int) -> None:
@@ -47,6 +53,12 @@ class BatchReceiver:
         """The batch of a message."""
         fields = message.fields
         buffer = self._buffer(message)
+        kinds = fields.get("kinds")
+        if kinds is not None:
+            places = zip(fields["offsets"], kinds, strict=True)
+            arrays = [view(buffer, offset, kind) for offset, kind in places]
+            batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+            return put_together(batch) if fields["apart"] else batch
         output = self._output
         arrays = [
             tenbin.view_array(buffer, tenbin.parse_array(buffer, offset), output)
@@ -79,7 +91,7 @@ class BatchReceiver:
             raise MpwdsError(f"a batch came in block {block} of a segment that is not mapped")
         if arena.leased < self._keep:
             return arena.lease(block)
-        if self._copies.made == 0:
+        if self._warn and self._copies.made == 0:
             _warn_of_copies(self._keep)
         copy = self._copies.copy(arena.peek(block)[: message.fields["nbytes"]])
         arena.discard(block)

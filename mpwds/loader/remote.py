@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,8 @@ class RemoteWorker:
             ours.callback(self._handover.close)
             self._connected = True
             self._command: dict[str, Any] | None = None
+            self._tasks: deque[dict[str, Any]] = deque()
+            self._listens = True
             forks.guard(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
@@ -86,17 +89,40 @@ class RemoteWorker:
 
     def start(self, epoch: int, generation: int) -> None:
         """Tells the worker to begin an epoch. A worker that is gone is noticed when it is waited for."""
-        self._tell({"kind": protocol.START, "epoch": epoch, "generation": generation})
+        self._replace_command({"kind": protocol.START, "epoch": epoch, "generation": generation})
 
     def stop(self, generation: int) -> None:
         """Tells the worker to leave an epoch, unless it is closed already."""
         if self._connected:
-            self._tell({"kind": protocol.STOP, "generation": generation})
+            self._replace_command({"kind": protocol.STOP, "generation": generation})
+
+    def give(self, index: bytes, generation: int) -> None:
+        """Gives the worker a task of the epoch that it was started on last.
+
+        Args:
+            index: What to fetch, pickled.
+            generation: The epoch's generation.
+        """
+        self._tasks.append({"kind": protocol.TASK, "generation": generation, "index": index})
+        self.tell()
 
     @property
     def unheard(self) -> bool:
-        """Whether a command did not fit into the channel yet; :meth:`receive` sends it when there is room."""
-        return self._command is not None or self._channel.unsent
+        """Whether a command or a task did not fit into the channel yet: :meth:`tell` is to be called."""
+        return self._listens and (self._command is not None or bool(self._tasks) or self._channel.unsent)
+
+    def tell(self) -> None:
+        """Sends what the worker has not heard yet, as far as there is room: this must not wait for it."""
+        try:
+            self._channel.flush()
+            if self._command is not None:
+                if not self._channel.try_send(self._command):
+                    return
+                self._command = None
+            while self._tasks and self._channel.try_send(self._tasks[0]):
+                self._tasks.popleft()
+        except ChannelClosed:
+            self._listens = False  # what it still sent comes first; that it is gone shows at receive
 
     def receive(self, generation: int) -> Message | None:
         """The next message of a generation, or ``None`` if none has arrived; never waits.
@@ -108,7 +134,7 @@ class RemoteWorker:
         """
         interrupts.raise_kept()
         if self.unheard:
-            self._tell(self._command)
+            self.tell()
         while True:
             try:
                 message = self._channel.receive()
@@ -159,14 +185,11 @@ class RemoteWorker:
         """Closes all of the trainer's ends, which kills a process that still runs (``loader.lifeline``)."""
         self._ours.close()
 
-    def _tell(self, command: dict[str, Any] | None) -> None:
-        """Sends the newest command, or keeps it until there is room: this must not wait for the worker."""
+    def _replace_command(self, command: dict[str, Any]) -> None:
+        """Puts a command in the place of all that the worker has not heard yet."""
+        self._tasks.clear()
         self._command = command
-        with contextlib.suppress(ChannelClosed):
-            if command is None:
-                self._channel.flush()
-            elif self._channel.try_send(command):
-                self._command = None
+        self.tell()
 
     def _last_words(self) -> Message:
         try:

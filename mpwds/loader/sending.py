@@ -8,8 +8,10 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader import handover, protocol
+from mpwds.loader.arrays_as_sent import kinds
 from mpwds.loader.channel import Channel
 from mpwds.loader.commands import Commands
+from mpwds.loader.objects_apart import take_apart
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
@@ -31,6 +33,10 @@ class BatchSender:
         commands: From the trainer.
         bell: Rung by the trainer when a block is free again.
         blocks: Number of blocks of the arena.
+
+    Attributes:
+        arrays_as_they_are: Tell the trainer which arrays are tensors, and send objects of any class with
+            their arrays apart. Otherwise the trainer makes of all arrays what its ``output`` says.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class BatchSender:
         self._commands = commands
         self._bell = bell
         self._arena = Arena(blocks, self._announce)
+        self.arrays_as_they_are = False
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
         self._wake.register(commands, select.POLLIN)
@@ -53,19 +60,20 @@ class BatchSender:
             ChannelClosed: The trainer is gone.
             SharedMemoryError: There is no memory for the batch.
         """
-        structure, arrays = nest.flatten(batch, allow_pickle=True)
+        fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
+        if self.arrays_as_they_are:
+            apart = take_apart(batch)
+            fields["apart"] = apart is not batch
+            fields["structure"], arrays = nest.flatten(apart, allow_pickle=True)
+            fields["kinds"] = kinds(arrays)
+        else:
+            fields["structure"], arrays = nest.flatten(batch, allow_pickle=True)
         offsets = []
         end = 0
         for array in arrays:
             offsets.append(end + GAP)
             end += GAP + tenbin.array_nbytes(array)
-        fields = {
-            "kind": protocol.BATCH,
-            "generation": generation,
-            "sequence": sequence,
-            "structure": structure,
-            "offsets": offsets,
-        }
+        fields["offsets"] = offsets
         if end <= protocol.INLINE_NBYTES:
             payload = bytearray(end)
             for offset, array in zip(offsets, arrays, strict=True):

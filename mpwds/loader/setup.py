@@ -6,11 +6,14 @@ import mmap
 import os
 import pickle
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from mpwds.errors import MpwdsError
+from mpwds.loader import surroundings, unpicklable
+from mpwds.loader.dataset_pickler import pickled_apart
+from mpwds.loader.surroundings import Surroundings
 from mpwds.sharedmem import segment
 
 _ALIGNMENT = 64
@@ -39,27 +42,55 @@ class WorkerSetup:
     argv: list[str] = field(default_factory=list)
 
 
-def pickled(setup: WorkerSetup) -> list[memoryview]:
-    """``setup`` pickled by cloudpickle, for :func:`store`; large arrays are left where they are.
+class CannotPickle(TypeError):
+    """What the workers need holds something that cannot be pickled.
+
+    Attributes:
+        what: The path to it and what it is: ``dataset.files[3] is a TextIOWrapper``.
+    """
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+class Pickled(NamedTuple):
+    """A setup that is ready to be stored.
+
+    Args:
+        parts: The pickle, and behind it the large arrays where they are.
+        modules: Modules that unpickling it will import.
+    """
+
+    parts: list[memoryview]
+    modules: list[str]
+
+
+def pickled(setup: WorkerSetup) -> Pickled:
+    """``setup`` pickled by cloudpickle, for :func:`store`; large arrays and tensors are left where they are.
 
     Raises:
-        TypeError: The dataset holds something that cannot be pickled.
+        CannotPickle: It holds something that cannot be pickled.
     """
-    import cloudpickle
-
     buffers: list[pickle.PickleBuffer] = []
     try:
-        data = cloudpickle.dumps(setup, protocol=5, buffer_callback=buffers.append)
+        data, modules = pickled_apart(setup, buffers.append)
     except Exception as error:
-        raise TypeError(
-            f"the dataset cannot be sent to worker processes ({type(error).__name__}: {error}): open files, "
-            "locks and connections where the dataset is iterated, or use start_method='fork'"
+        what = unpicklable.find(setup)
+        raise CannotPickle(
+            f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): open "
+            "files, locks and connections where the dataset is iterated, or use start_method='fork'",
+            what,
         ) from error
-    return [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    return Pickled([memoryview(data), *(buffer.raw() for buffer in buffers)], sorted(modules))
 
 
-def store(parts: list[memoryview]) -> int:
+def store(pickled: Pickled, around: Surroundings | None = None) -> int:
     """A segment that holds a pickled setup, arrays and all.
+
+    Args:
+        pickled: What :func:`pickled` returned.
+        around: What the worker takes on before it reads the setup, where it does not inherit it.
 
     Returns:
         A file descriptor; the caller closes it.
@@ -74,7 +105,8 @@ def store(parts: list[memoryview]) -> int:
         ['a', 'b']
         >>> os.close(descriptor)
     """
-    head = msgpack.packb([part.nbytes for part in parts])
+    parts = pickled.parts
+    head = msgpack.packb([[part.nbytes for part in parts], around], unicode_errors="surrogateescape")
     size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in parts)
     descriptor = segment.create(size)
     try:
@@ -103,7 +135,10 @@ def read(descriptor: int) -> WorkerSetup:
     head_nbytes = int.from_bytes(memory[:4], "little")
     offset = _aligned(4 + head_nbytes)
     parts = []
-    for nbytes in msgpack.unpackb(memory[4 : 4 + head_nbytes]):
+    sizes, around = msgpack.unpackb(memory[4 : 4 + head_nbytes], unicode_errors="surrogateescape")
+    if around is not None:
+        surroundings.take_on(Surroundings(*around))
+    for nbytes in sizes:
         parts.append(memory[offset : offset + nbytes])
         offset += _aligned(nbytes)
     setup = pickle.loads(parts[0], buffers=parts[1:])

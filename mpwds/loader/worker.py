@@ -16,10 +16,12 @@ from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
 from mpwds.loader.elements import elements, process_seed
+from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.processes import WorkerEnds
 from mpwds.loader.sending import BatchSender, EpochStopped
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
+from mpwds.loader.task_worker import TaskWorker
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.sharedmem.bell import Bell
@@ -58,7 +60,12 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         commands = Commands(channel)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks)
-        _Worker(index, setup, channel, commands, sender, status).run()
+        _announce_place(index, setup)
+        if isinstance(setup, FetchingSetup):
+            sender.arrays_as_they_are = True
+            TaskWorker(index, setup, channel, commands, sender, status).run()
+        else:
+            _Worker(index, setup, channel, commands, sender, status).run()
 
 
 class _Worker:
@@ -77,13 +84,6 @@ class _Worker:
         self._commands = commands
         self._sender = sender
         self._status = status
-        sys.argv = list(setup.argv)
-        os.environ.update(
-            RANK=str(setup.rank),
-            WORLD_SIZE=str(setup.world_size),
-            WORKER=str(index),
-            NUM_WORKERS=str(setup.workers),
-        )
 
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
@@ -138,6 +138,16 @@ class _Worker:
             if hasattr(source, "close"):
                 source.close()
         return sent
+
+
+def _announce_place(index: int, setup: WorkerSetup) -> None:
+    sys.argv = list(setup.argv)
+    os.environ.update(
+        RANK=str(setup.rank),
+        WORLD_SIZE=str(setup.world_size),
+        WORKER=str(index),
+        NUM_WORKERS=str(setup.workers),
+    )
 
 
 def _leave_the_trainers_signals() -> None:

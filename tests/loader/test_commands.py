@@ -78,3 +78,37 @@ def test_the_end_of_the_channel_ends_everything(ends):
         commands.stopped(1)
     with pytest.raises(ChannelClosed):
         commands.wait_for_start()
+
+
+def task(generation, index=b""):
+    return {"kind": protocol.TASK, "generation": generation, "index": index}
+
+
+def test_tasks_come_in_order_and_each_once(ends):
+    trainer, commands = ends
+    trainer.send(start(1))
+    for number in range(10):
+        trainer.send(task(1, bytes([number])))
+    assert commands.wait_for_start()["generation"] == 1
+    assert [commands.wait_for_task(1) for _ in range(10)] == [bytes([number]) for number in range(10)]
+
+
+@pytest.mark.parametrize("command", [start(2), stop(1)], ids=["start", "stop"])
+def test_tasks_that_are_not_begun_end_with_their_epoch(ends, command):
+    trainer, commands = ends
+    trainer.send(start(1))
+    trainer.send(task(1, b"old"))
+    assert commands.wait_for_start()["generation"] == 1
+    trainer.send(command)
+    assert commands.wait_for_task(1) is None
+    trainer.send(start(3))
+    trainer.send(task(3, b"new"))
+    assert commands.wait_for_start()["generation"] == 3
+    assert commands.wait_for_task(3) == b"new"
+
+
+def test_waiting_for_a_task_ends_when_the_trainer_is_gone(ends):
+    trainer, commands = ends
+    trainer.close()
+    with pytest.raises(ChannelClosed):
+        commands.wait_for_task(1)

@@ -206,7 +206,7 @@ def test_sigkill_of_the_trainer_ends_stopped_workers_too(script):
 
 def test_sigkill_of_the_trainer_ends_workers_though_a_fork_of_it_lives_on(script):
     started = script(
-        program(then="    child = os.fork()\n    print(child, flush=True)\n    time.sleep(60)\n")
+        program(then="    child = os.fork()\n    os.write(1, b'%d\\n' % child)\n    time.sleep(60)\n")
     )
     assert started.line() == "running"
     numbers = [int(started.line()) for _ in range(2)]

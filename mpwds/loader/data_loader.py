@@ -1,0 +1,161 @@
+"""DataLoader: torch's DataLoader, with this package's workers.
+
+This is the one module that imports torch when it is imported: its class derives from torch's, so that
+whatever asks whether something is a DataLoader gets the answer it expects. ``mpwds`` imports it when the
+name is used.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch.utils.data
+
+from mpwds.loader.data_loader_iterator import DataLoaderIterator
+from mpwds.loader.nursery import Nursery
+from mpwds.loader.start_methods import Forks
+
+T_co = TypeVar("T_co", covariant=True)
+
+_DATAPIPES: tuple[type, ...] = tuple(
+    kind
+    for name in ("IterDataPipe", "MapDataPipe")
+    if (kind := getattr(torch.utils.data, name, None)) is not None
+)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """Takes the place of ``torch.utils.data.DataLoader``: change the import, and nothing else.
+
+    Arguments, attributes, order of the samples, random numbers, seeds of the workers, errors and warnings
+    are torch's (it is a subclass of it). What differs is what happens between the workers and here:
+    batches are collated straight into shared memory that is used again and again, and arrive as views of it;
+    workers need no ``if __name__ == "__main__"`` guard, may run lambdas, end when this process does, and are
+    no copies of this process, unless ``multiprocessing_context="fork"`` asks for that or what they need
+    cannot be pickled. ``docs/coming-from-dataloader.md`` goes through every option.
+
+    Tensors arrive as tensors, NumPy arrays (from a ``collate_fn`` of one's own) as such, writable, and
+    private to whoever holds them.
+
+    Args:
+        dataset: A map-style dataset or list, or an ``IterableDataset``. A pipeline of this package is one,
+            and counts its epochs by itself here.
+        batch_size: Samples in a batch; ``None`` delivers single samples.
+        shuffle: Draw the samples in random order.
+        sampler: Gives the indices of the samples in order, in place of ``shuffle``.
+        batch_sampler: Gives lists of indices, in place of ``batch_size``, ``shuffle``, ``sampler`` and
+            ``drop_last``.
+        num_workers: Worker processes; 0 does the work here, by torch's own code.
+        collate_fn: Makes a batch of a list of samples; torch's ``default_collate`` by default.
+        pin_memory: Deliver tensors in pinned memory.
+        drop_last: Leave out an incomplete last batch.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+        worker_init_fn: Called in each worker with its index, after seeding.
+        multiprocessing_context: How workers start: ``"fork"``, ``"forkserver"``, ``"spawn"`` or a context.
+        generator: Gives the order of ``shuffle`` and the seeds of the workers.
+        prefetch_factor: Batches that each worker prepares ahead; 2 by default.
+        persistent_workers: Keep the workers, and their copies of the dataset, between epochs.
+        pin_memory_device: Deprecated by torch, without effect.
+        in_order: Deliver batches in the order of their indices; otherwise as they come.
+
+    Raises:
+        ValueError, TypeError: As torch's DataLoader, for arguments that do not fit together.
+
+    While iterating:
+        The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type, attributes and,
+        as its cause, the worker's traceback; iteration may go on, as in torch.
+        ``RuntimeError``: nothing came for ``timeout`` seconds (it says where the worker stands), or a
+        worker died (:class:`~mpwds.errors.WorkerDied`).
+        ``TypeError``: The workers need something that cannot be pickled, and cannot be forks of this process.
+
+    Source:
+        ``torch.utils.data.DataLoader``.
+
+    Example:
+        >>> loader = DataLoader([(i, i * i) for i in range(4)], batch_size=2, num_workers=2)
+        >>> for numbers, squares in loader:
+        ...     print(numbers.tolist(), squares.tolist())
+        [0, 1] [0, 1]
+        [2, 3] [4, 9]
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: torch.utils.data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: torch.utils.data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+        self.in_order = in_order  # an argument of torch's since 2.6
+        self._nursery: Nursery | None = None
+        self._forks = Forks()
+        self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
+        """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""
+        if self.num_workers == 0 or isinstance(self.dataset, _DATAPIPES):
+            return super().__iter__()
+        kept: Any = self._iterator
+        if self.persistent_workers and isinstance(kept, DataLoaderIterator):
+            kept.reset(self)
+            return kept
+        self.check_worker_number_rationality()
+        iterator = DataLoaderIterator(self)
+        self._iterators.add(iterator)
+        if self.persistent_workers:
+            self._iterator = iterator  # type: ignore[assignment]  # frameworks drop what they find there
+        return iterator
+
+    def close(self) -> None:
+        """Ends all workers of this loader now. Iterating again starts new ones."""
+        self._iterator = None
+        for iterator in list(self._iterators):
+            iterator.close()
+
+    def __enter__(self) -> DataLoader[T_co]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle has: the same options, no workers."""
+        return {**self.__dict__, "_iterator": None, "_iterators": None, "_nursery": None, "_forks": Forks()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__dict__["_iterators"] = weakref.WeakSet()

@@ -1,0 +1,231 @@
+"""Iterating a DataLoader that has workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds.loader import start_methods, torch_collate
+from mpwds.loader.fetching import FetchingSetup
+from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.task_epoch import TaskEpoch
+from mpwds.pipeline.beginnings import Beginning
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.sharedmem.arena import MOST_BLOCKS
+
+if TYPE_CHECKING:
+    from mpwds.loader.data_loader import DataLoader
+
+
+class DataLoaderIterator(Iterator[Any]):
+    """The batches of one epoch of a DataLoader, or of one after the other where its workers persist.
+
+    It has workers of its own, which end with the epoch (unless they persist), when it is dropped, by
+    :meth:`close`, or with the process.
+
+    Args:
+        loader: The loader; it is not kept.
+
+    Raises:
+        TypeError: What the workers need cannot be pickled, and they may not be forks of this process.
+        ValueError: ``prefetch_factor`` is 0.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        import torch
+
+        if not loader.prefetch_factor:
+            raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
+        self._process = os.getpid()
+        self._entrance = threading.Lock()
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._record = torch.autograd.profiler.record_function
+        self._indices: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._pin = _pinning(loader)
+        # Once here and once when the epoch begins, as in torch: a sampler may draw numbers when it is asked.
+        iter(self._indices)
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        options = GroupOptions(start_methods.launcher_of(loader), "torch", warn_of_copies=False)
+        self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
+        self._finalizer = weakref.finalize(self, self._group.close)
+        self._epoch: TaskEpoch | None
+        self._begin(loader)
+
+    def reset(self, loader: DataLoader[Any]) -> None:
+        """Leaves the epoch, if it is not over, and begins another, with the workers that are there."""
+        self._begin(loader)
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
+                "fork: iterate the loader anew here"
+            )
+        if not self._entrance.acquire(blocking=False):
+            raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
+        try:
+            with self._record(self._profile_name):
+                return self._next()
+        finally:
+            self._entrance.release()
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError(f"a {type(self).__name__} cannot be pickled: pickle its loader")
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the running workers."""
+        return self._group.pids
+
+    def close(self) -> None:
+        """Ends the workers. A later ``next()`` ends the iteration."""
+        self._epoch = None
+        self._group.close()
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        self._yielded = 0
+        self._length = _announced_length(loader)
+        self._dataset = loader.dataset
+        self._persists = loader.persistent_workers
+        self._timeout = loader.timeout
+        self._epoch = None
+        workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
+        self._epoch = TaskEpoch(
+            workers,
+            generation,
+            iter(self._indices),
+            in_order=loader.in_order,
+            prefetch=loader.prefetch_factor or 1,
+            timeout=loader.timeout or None,
+        )
+
+    def _next(self) -> Any:
+        epoch = self._epoch
+        if epoch is None:
+            raise StopIteration
+        try:
+            answer = epoch.next_answer()
+        except StopIteration:
+            self._epoch = None
+            if not self._persists:
+                self._group.close()
+            raise
+        except WorkerDied as error:
+            self.close()
+            raise _told_as_torch_does(error) from None
+        except WorkerTimeout as error:
+            self.close()
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
+        except (KeyboardInterrupt, MpwdsError):
+            self.close()
+            raise
+        batch = answer()
+        self._yielded += 1
+        if self._length is not None and self._yielded > self._length:
+            self._warn_of_length()
+        return batch if self._pin is None else self._pin(batch)
+
+    def _warn_of_length(self) -> None:
+        warnings.warn(
+            f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
+            f"len(dataloader)), but {self._yielded} samples have been fetched. For multiprocessing "
+            "data-loading, this could be caused by not properly configuring the IterableDataset replica at "
+            "each worker: it iterates the whole dataset, unless that divides itself by "
+            "torch.utils.data.get_worker_info()",
+            stacklevel=4,
+        )
+
+
+def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], FetchingSetup]:
+    from torch.utils.data import default_collate, default_convert
+
+    batches = loader.batch_sampler is not None
+    is_default = loader.collate_fn is (default_collate if batches else default_convert)
+    facts: dict[str, Any] = {
+        "dataset": loader.dataset,
+        "workers": loader.num_workers,
+        "blocks": min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
+        "base_seed": base_seed,
+        "iterable": _is_iterable(loader.dataset),
+        "batches": batches,
+        "collate_fn": None if is_default else loader.collate_fn,
+        "drop_last": loader.drop_last,
+        "worker_init_fn": loader.worker_init_fn,
+    }
+
+    def make() -> FetchingSetup:
+        here = Context.current()
+        return FetchingSetup(
+            **facts,
+            rank=here.rank,
+            world_size=here.world_size,
+            argv=list(sys.argv),
+            collate_functions=torch_collate.users_functions(),
+        )
+
+    return make
+
+
+def _is_iterable(dataset: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(dataset, IterableDataset)
+
+
+def _announced_length(loader: DataLoader[Any]) -> int | None:
+    """The length of an iterable dataset, if ``len(loader)`` has told it: more elements are warned of."""
+    length: int | None = getattr(loader, "_IterableDataset_len_called", None)
+    return length if _is_iterable(loader.dataset) else None
+
+
+def _count_epoch(dataset: Any) -> int:
+    """The number of the epoch that begins, of a dataset of ours: its copies in the workers cannot count."""
+    if not isinstance(dataset, (DataPipeline, Beginning)):
+        return 0
+    epoch = dataset._epoch
+    dataset.set_epoch(epoch + 1)
+    return epoch
+
+
+def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
+    """What copies a batch to pinned memory, where that is asked for and of use."""
+    if not loader.pin_memory:
+        return None
+    import torch
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    if loader.pin_memory_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device, ignore "
+            f"pin_memory_device='{loader.pin_memory_device}'.",
+            stacklevel=4,
+        )
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # since torch 2.6
+    if not accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
+            "won't be used.",
+            stacklevel=4,
+        )
+        return None
+    return pin_memory
+
+
+def _told_as_torch_does(error: WorkerDied) -> WorkerDied:
+    code = error.exitcode
+    if code is not None and code < 0:
+        how = f"is killed by signal: {signal.strsignal(-code)}. "
+    else:
+        how = f"exited unexpectedly{'' if code is None else f' with exit code {code}'}. "
+    return WorkerDied(f"DataLoader worker (pid {error.pid}) {how}{error}", error.worker, error.pid, code)

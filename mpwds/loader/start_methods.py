@@ -1,0 +1,105 @@
+"""How a DataLoader's workers start: from a context that the user names, or in the way that works."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mpwds.loader.launchers import Fork, Launcher, Spawn
+from mpwds.loader.nursery import FromNursery, Nursery
+from mpwds.loader.setup import CannotPickle, WorkerSetup
+
+if TYPE_CHECKING:
+    from mpwds.loader.data_loader import DataLoader
+
+MakeLauncher = Callable[[WorkerSetup], Launcher]
+
+
+def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
+    """What starts the workers of a loader.
+
+    ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' nursery. ``"fork"``: forks of
+    this process. Without a context: forks of the nursery, or, where what they need cannot be pickled, of
+    this process.
+
+    Args:
+        loader: The loader; it keeps the nursery.
+
+    Raises:
+        ValueError: The context has another start method.
+    """
+    context = loader.multiprocessing_context
+    method = None if context is None else context.get_start_method()
+    if method == "fork":
+        return Fork
+    if method == "spawn":
+        return functools.partial(_strictly, Spawn)
+    if method not in (None, "forkserver"):
+        raise ValueError(
+            f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
+            "'fork', 'forkserver' and 'spawn'"
+        )
+    loader._nursery = nursery = Nursery.shared()
+    from_nursery = functools.partial(FromNursery, nursery)
+    if method is not None:
+        return functools.partial(_strictly, from_nursery)
+    return functools.partial(_as_it_goes, from_nursery, loader._forks)
+
+
+class Forks:
+    """Whether a loader's workers must be forks of this process: known after the first try.
+
+    Attributes:
+        because: What cannot be pickled; ``None`` while everything could.
+    """
+
+    because: str | None = None
+
+
+def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) -> Launcher:
+    if forks.because is None:
+        try:
+            return from_nursery(setup)
+        except CannotPickle as error:
+            forks.because = error.what
+            if not _cuda_is_initialized():
+                _warn_of_fork(error.what)
+    if _cuda_is_initialized():
+        because, forks.because = forks.because, None
+        raise TypeError(
+            f"{because}, which cannot be pickled for the workers, and CUDA is in use here, which forks of "
+            "this process cannot use: open files, locks and connections where samples are fetched, iterate "
+            "the loader before CUDA is used, or, if the workers leave CUDA alone, pass "
+            "multiprocessing_context='fork'"
+        )
+    return Fork(setup)
+
+
+def _strictly(make: MakeLauncher, setup: WorkerSetup) -> Launcher:
+    try:
+        return make(setup)
+    except CannotPickle as error:
+        raise TypeError(
+            f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): open files, locks "
+            "and connections where samples are fetched, or pass multiprocessing_context='fork'"
+        ) from error.__cause__
+
+
+def _warn_of_fork(what: str) -> None:
+    # The user's ``for`` statement, above: this function, _as_it_goes, _start, begin_epoch, _begin, __init__
+    # and __iter__.
+    warnings.warn(
+        f"{what}, which cannot be pickled, so the workers are forks of this process, with all it has in "
+        "memory: open files, locks and connections where samples are fetched, or pass "
+        "multiprocessing_context='fork' to say that this is meant",
+        RuntimeWarning,
+        stacklevel=8,
+    )
+
+
+def _cuda_is_initialized() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())

@@ -1,0 +1,131 @@
+"""One epoch of tasks: given to the workers in turn, a few at a time, answered in order or as they come."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpwds import pickling
+from mpwds.errors import MpwdsError
+from mpwds.loader import failures, protocol
+from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.waiting import next_message
+from mpwds.pipeline.notes import add_note
+
+_END = object()
+
+
+class TaskEpoch:
+    """Gives tasks to workers and takes their answers.
+
+    As in torch's DataLoader, and so that a worker gets the same tasks as there, the workers get tasks in
+    turn, first ``prefetch`` each, then one for each answer; a worker whose dataset is exhausted is left
+    out. The indices are asked for at these moments and no earlier.
+
+    Args:
+        workers: The workers, started on this epoch.
+        generation: The generation of this epoch's messages.
+        indices: What to fetch: for each task an index or a batch of them.
+        in_order: Answers come in the order of the tasks; otherwise as the workers send them.
+        prefetch: Tasks without an answer in each worker.
+        timeout: Seconds to wait for an answer; ``None`` waits for ever.
+    """
+
+    def __init__(
+        self,
+        workers: list[RemoteWorker],
+        generation: int,
+        indices: Iterator[Any],
+        *,
+        in_order: bool,
+        prefetch: int,
+        timeout: float | None,
+    ) -> None:
+        self._workers = workers
+        self._generation = generation
+        self._indices = indices
+        self._in_order = in_order
+        self._most = prefetch * len(workers)
+        self._timeout = timeout
+        self._turns = itertools.cycle(workers)
+        self._active = {worker.index for worker in workers}
+        self._unanswered: deque[RemoteWorker] = deque()
+        self._given = dict.fromkeys(self._active, 0)
+        self._received = dict.fromkeys(self._active, 0)
+        for _ in range(self._most):
+            self._give_next()
+
+    def next_answer(self) -> Callable[[], Any]:
+        """Waits for the next answer.
+
+        Returns:
+            A function that returns its batch, or raises the exception with which the task failed.
+
+        Raises:
+            StopIteration: All tasks are answered, or all workers exhausted.
+            WorkerDied, WorkerTimeout: No answer will come.
+            Exception: What asking for the next index raised. The answer that came is lost, as in torch.
+        """
+        while self._unanswered:
+            candidates = [self._unanswered[0]] if self._in_order else list(dict.fromkeys(self._unanswered))
+            worker, message = next_message(candidates, self._generation, self._timeout, self._workers)
+            fields = message.fields
+            kind = fields["kind"]
+            if kind == protocol.END:
+                self._check("answers", worker, fields["sent"])
+                self._leave_out(worker)
+            elif kind == protocol.ERROR:
+                self._unanswered.clear()
+                return _raising(_revived(fields, worker))
+            else:
+                self._check("answer", worker, fields["sequence"])
+                self._received[worker.index] += 1
+                self._unanswered.remove(worker)
+                if kind == protocol.BATCH:
+                    batch = worker.batch(message)
+                    self._give_next()
+                    return lambda: batch
+                self._give_next()
+                return _raising(_revived(fields, worker))
+        raise StopIteration
+
+    def _give_next(self) -> None:
+        for worker in itertools.islice(self._turns, len(self._workers)):
+            if worker.index in self._active and (self._in_order or self._has_room(worker)):
+                index = next(self._indices, _END)
+                if index is not _END:
+                    worker.give(pickling.dumps(index), self._generation)
+                    self._given[worker.index] += 1
+                    self._unanswered.append(worker)
+                return
+
+    def _has_room(self, worker: RemoteWorker) -> bool:
+        unanswered = self._given[worker.index] - self._received[worker.index]
+        return unanswered < self._most // len(self._active)
+
+    def _leave_out(self, worker: RemoteWorker) -> None:
+        self._active.discard(worker.index)
+        self._unanswered = deque(other for other in self._unanswered if other is not worker)
+        self._give_next()
+
+    def _check(self, what: str, worker: RemoteWorker, number: int) -> None:
+        expected = self._received[worker.index]
+        if number != expected:
+            raise MpwdsError(
+                f"worker {worker.index} sent {what} {number}, expected {expected}: batches were lost"
+            )
+
+
+def _revived(fields: dict[str, Any], worker: RemoteWorker) -> BaseException:
+    error = failures.revive(fields, worker.index, worker.process.pid)
+    add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
+    return error
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer

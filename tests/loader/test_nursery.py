@@ -1,0 +1,88 @@
+"""The nursery: one process that forks the workers of all DataLoaders, as long as one of them is there."""
+
+import gc
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from mpwds.errors import WorkerDied
+from mpwds.loader.data_loader import DataLoader
+from mpwds.loader.nursery import Nursery
+from tests.loader.data_loader_datasets import Numbers
+
+
+class Parent(Numbers):
+    def __getitem__(self, index):
+        return os.getppid()
+
+
+def nursery_of(loader):
+    (pid,) = set(loader)
+    return pid
+
+
+def test_loaders_share_a_nursery_that_ends_with_the_last_of_them():
+    loaders = [DataLoader(Parent(4), None, num_workers=2) for _ in range(2)]
+    first, second = map(nursery_of, loaders)
+    assert first == second
+    del loaders[0]
+    gc.collect()
+    assert psutil.pid_exists(first)
+    loaders.clear()
+    gc.collect()
+    assert not psutil.pid_exists(first)
+
+
+def test_its_workers_outlive_the_loader():
+    iterator = iter(DataLoader(Numbers(6), None, num_workers=2))
+    gc.collect()
+    assert list(iterator) == list(range(6))
+
+
+def test_loaders_in_several_threads_may_start_workers_at_once():
+    held = Nursery.shared()
+    got = []
+
+    def iterate():
+        for _ in range(2):
+            got.append(list(DataLoader(Numbers(10), None, num_workers=2)))
+
+    threads = [threading.Thread(target=iterate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [list(range(10))] * 4
+    assert not held.is_gone
+
+
+def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
+    loader = DataLoader(Parent(10**6), None, num_workers=1)
+    iterator = iter(loader)
+    first = next(iterator)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        list(iterator)
+    assert psutil.Process(next(iter(loader))).ppid() == os.getpid()
+
+
+def test_a_fork_of_the_process_makes_its_own():
+    held = Nursery.shared()
+    held.open()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if Nursery.shared() is not held else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert Nursery.shared() is held
+
+
+def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkeypatch):
+    (tmp_path / "imported_by_nobody_else.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nursery = Nursery.shared()
+    nursery.open()
+    nursery.prepare(["imported_by_nobody_else", "there_is_no_such_module"])
+    assert not nursery.is_gone
