@@ -70,6 +70,41 @@ ALONE: Final = Context()
 """Epoch 0 of a single process."""
 
 
+def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
+    """Rank, number of ranks, worker, number of workers, for splitters of one's own.
+
+    Args:
+        group: The ``torch.distributed`` process group whose ranks count; by default what the environment
+            variables ``RANK`` and ``WORLD_SIZE`` or the default group say. Workers as in ``Context.current``.
+
+    Source:
+        ``webdataset.utils.pytorch_worker_info``.
+
+    Example:
+        >>> pytorch_worker_info()
+        (0, 1, 0, 1)
+    """
+    rank, world_size = _rank() if group is None else _rank_in(group)
+    return rank, world_size, *_worker()
+
+
+def pytorch_worker_seed(group: Any = None) -> int:
+    """A number that no other worker of any rank has, as long as a rank has at most 1000.
+
+    Args:
+        group: As for :func:`pytorch_worker_info`.
+
+    Source:
+        ``webdataset.utils.pytorch_worker_seed``.
+
+    Example:
+        >>> pytorch_worker_seed()
+        0
+    """
+    rank, _, worker, _ = pytorch_worker_info(group)
+    return rank * 1000 + worker
+
+
 def _rank() -> tuple[int, int]:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _integer("RANK"), _integer("WORLD_SIZE")
@@ -77,6 +112,11 @@ def _rank() -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+def _rank_in(group: Any) -> tuple[int, int]:
+    distributed = sys.modules["torch.distributed"]  # where the group comes from
+    return distributed.get_rank(group=group), distributed.get_world_size(group=group)
 
 
 def _worker() -> tuple[int, int]:

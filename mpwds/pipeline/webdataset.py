@@ -161,22 +161,24 @@ class WebDataset(DataPipeline):
 
     def _begin(self, *parts: Any) -> None:
         for part in parts:
-            self.append(part)
+            if part is not None:
+                self.append(part)
         self._made = len(self.pipeline)
 
     def _begin_at_spec(
         self, spec: DatasetSpec, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
     ) -> None:
+        samples: list[Any]
         if spec.mixes_samples:
             parts = [_of_source(source, reader, nodesplitter, workersplitter) for source in spec.sources]
             weights = [1.0 if source.weight is None else source.weight for source in spec.sources]
             stop: Any = spec.stop or ("never" if spec.epoch else "all_exhausted_without_replacement")
-            self._begin(RandomMix(parts, weights, stop=stop))
+            samples = [RandomMix(parts, weights, stop=stop)]
         else:
-            splitters = [each for each in (nodesplitter, workersplitter) if each is not None]
-            self._begin(MultiShardSample(spec), *splitters, reader)
-        if spec.epoch:
-            self.with_epoch(spec.epoch)
+            samples = [MultiShardSample(spec), nodesplitter, workersplitter, reader]
+        if spec.epoch:  # of samples, so it is counted before what the user puts behind them
+            samples = [DataPipeline(*samples).with_epoch(spec.epoch)]
+        self._begin(*samples)
 
 
 def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:

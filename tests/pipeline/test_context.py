@@ -1,7 +1,9 @@
 import pytest
+import torch.distributed
 import torch.utils.data
+import webdataset.utils
 
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import Context, pytorch_worker_info, pytorch_worker_seed
 
 
 def test_a_process_alone_is_rank_and_worker_zero_of_one():
@@ -29,3 +31,24 @@ class Where(torch.utils.data.IterableDataset):
 def test_a_dataloader_worker_is_known_and_its_process_is_the_pipelines_own():
     loader = torch.utils.data.DataLoader(Where(), batch_size=None, num_workers=2)
     assert list(loader) == [Context(worker=worker, workers=2, owns_process=True) for worker in (0, 1)]
+
+
+def test_splitters_of_ones_own_learn_their_place_as_from_webdataset(monkeypatch):
+    assert pytorch_worker_info() == webdataset.utils.pytorch_worker_info() == (0, 1, 0, 1)
+    for name, value in {"RANK": "2", "WORLD_SIZE": "3", "WORKER": "5", "NUM_WORKERS": "7"}.items():
+        monkeypatch.setenv(name, value)
+    assert pytorch_worker_info() == webdataset.utils.pytorch_worker_info() == (2, 3, 5, 7)
+    assert pytorch_worker_seed() == webdataset.utils.pytorch_worker_seed() == 2005
+
+
+def test_a_process_group_tells_the_rank_and_the_environment_the_worker(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKER", "1")
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        monkeypatch.setenv("RANK", "2")
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        assert pytorch_worker_info(distributed.group.WORLD) == (0, 1, 1, 2)
+    finally:
+        distributed.destroy_process_group()

@@ -45,8 +45,8 @@ class RandomMix(DataPipeline):
         longest: Whether to stop by ``"all_exhausted_without_replacement"``, if ``stop`` is not given.
         stop: When to stop, as above.
         exact: Whether elements come in a fixed order that is as close to the weights as can be, instead of at
-            random: of the first n elements, a dataset of share p gives more than n*p - 1 and fewer than n*p +
-                1.
+            random: of the first n elements, a dataset of share p gives more than n*p - 1 and fewer than
+            n*p + 1.
         seed: With epoch, rank and worker, determines the draws; the pipeline's by default.
 
     Raises:
@@ -57,7 +57,7 @@ class RandomMix(DataPipeline):
     Source:
         ``webdataset.RandomMix``; names of the rules as in ``datasets.interleave_datasets``. Exact
         proportions: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980), by
-            earliest deadline.
+        earliest deadline.
 
     Example:
         >>> mix = RandomMix(["aaaa", "bb"], probs=[2, 1], stop=6, exact=True)

@@ -10,7 +10,7 @@ from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.caches.tar_check import check_tar_format
+from mpwds.storage.caches.tar_check import is_whole_shard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path
 
@@ -69,7 +69,8 @@ class FileCache(StreamingOpen):
             ``./_cache``.
         url_to_name: Makes a shard's name in it from its URL.
         verbose: Whether to tell what is fetched and removed.
-        validator: Tells of a file whether to keep it; ``None`` keeps everything.
+        validator: Tells of a file whether to keep it: tar archives that are whole, by default; ``None`` keeps
+            everything.
         handler: What to do about a shard that cannot be opened; raises by default.
         cache_size: Bytes that it may hold; no limit below 1.
         cache_cleanup_interval: Makes no difference: the size is kept at all times.
@@ -88,7 +89,7 @@ class FileCache(StreamingOpen):
         *,
         url_to_name: Callable[[str], str] = url_to_cache_name,
         verbose: bool = False,
-        validator: Callable[[str], Any] | None = check_tar_format,
+        validator: Callable[[str], Any] | None = is_whole_shard,
         handler: Handler = reraise_exception,
         cache_size: float = -1,
         cache_cleanup_interval: float = 30,

@@ -132,9 +132,8 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
     ``choose``          Shards per epoch, drawn without replacement (``perepoch`` means the same)
     ``resample``        Shards per epoch, drawn with replacement
     ``weight``          Share of the *samples* (``probability`` means the same); see below
-    ``extensions``      Members to read: extensions in a list, or separated by spaces or semicolons; or a
-    mapping
-                        of new names to extensions. Others are skipped. All by default
+    ``extensions``      Members to read: extensions in a list, or separated by spaces or semicolons; or
+                        a mapping of new names to extensions. Others are skipped. All by default
     ``scale``           Passed on in each sample as ``__scale__``
     ``scaleprob``       Passed on in each sample as ``__scaleprob__``
     ``meta``            A mapping of fields that each sample gets

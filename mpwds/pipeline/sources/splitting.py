@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Address, Derived, Stream
 
@@ -61,7 +60,7 @@ class SplitByNode(_Split):
             group: The ``torch.distributed`` process group whose ranks count; by default what the
                 environment variables ``RANK`` and ``WORLD_SIZE`` or the default group say.
         """
-        rank, world_size = _place(group)
+        rank, world_size, *_ = pytorch_worker_info(group)
         return islice(source, rank, None, world_size)
 
 
@@ -112,7 +111,7 @@ class SingleNodeOnly(_Split):
             source: Any iterable.
             group: The ``torch.distributed`` process group that must have one member.
         """
-        rank, world_size = _place(group)
+        rank, world_size, *_ = pytorch_worker_info(group)
         self._share(Context(rank=rank, world_size=world_size))
         return iter(source)
 
@@ -186,14 +185,6 @@ class _NonEmpty(Derived[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._found = state["found"]
-
-
-def _place(group: Any) -> tuple[int, int]:
-    if group is not None:
-        distributed = sys.modules["torch.distributed"]  # where the group comes from
-        return distributed.get_rank(group=group), distributed.get_world_size(group=group)
-    context = Context.current()
-    return context.rank, context.world_size
 
 
 split_by_node: Final = SplitByNode()

@@ -169,6 +169,18 @@ def test_an_epoch_of_a_specification_repeats_the_sources(shards):
     assert len(list(shards_mixed)) == 33
 
 
+@pytest.mark.parametrize("mixed", [{}, {"weight": 1}])
+def test_the_epoch_of_a_specification_counts_samples_also_where_they_are_batched(shards, mixed):
+    dataset = WebDataset({"datasets": [{"shards": shards, **mixed}], "epoch": 33}).listed(10)
+    assert [len(samples) for samples in dataset] == [10, 10, 10, 3]
+    assert [len(samples) for samples in dataset.with_epoch(5)] == [10, 10, 10, 3, 10]
+
+
+def test_an_epoch_of_a_specification_continues_exactly(shards, continues):
+    dataset = WebDataset({"datasets": [{"shards": shards}], "epoch": 33}, seed=3).shuffle(4).listed(5)
+    continues(lambda: dataset.stream(Context(epoch=1)), 5)
+
+
 def test_a_source_may_have_an_epoch_of_its_own(shards):
     spec = {"datasets": [{"shards": shards, "epoch": 3}, {"shards": shards, "epoch": 25}]}
     assert len(list(WebDataset(spec))) == 28
