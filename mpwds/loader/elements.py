@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
 
 
 def as_dataset(dataset: Any) -> Any:
@@ -53,8 +55,8 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
     A pipeline is told the context. Any other dataset finds it in the environment and in torch's
     ``get_worker_info()``, and if it has a ``set_epoch`` that is called first.
     """
-    if isinstance(dataset, DataPipeline):
-        return (element for _, element in dataset.stream(context))
+    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        return plain(dataset.stream(context))
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpwds.loader import torch_collate
 from mpwds.loader.setup import WorkerSetup
-from mpwds.pipeline.beginnings import Beginning
+from mpwds.pipeline.beginnings import Beginning, iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
@@ -63,7 +63,7 @@ class FetchingSetup(WorkerSetup):
         dataset = self.dataset
         if not isinstance(dataset, (DataPipeline, Beginning)):
             return iter(dataset)
-        if type(dataset).__iter__ not in (DataPipeline.__iter__, Beginning.__iter__):
+        if iterates_itself(dataset):
             dataset.set_epoch(context.epoch)
             return iter(dataset)
         deferred = self.collate_fn is None and not self.batches

@@ -26,6 +26,7 @@ class Beginning(TorchIterable, ABC):
     """
 
     _epoch = 0
+    _epoch_is_given = False
 
     @abstractmethod
     def stream(self, context: Context = ALONE) -> Stream[Any]:
@@ -34,11 +35,13 @@ class Beginning(TorchIterable, ABC):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         self._epoch = epoch + 1
-        return plain(self.stream(Context.current(epoch)))
+        context = Context.current(epoch)
+        return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``."""
         self._epoch = epoch
+        self._epoch_is_given = True
 
 
 def as_origin(source: Any) -> Origin:
@@ -55,7 +58,7 @@ def as_origin(source: Any) -> Origin:
         >>> list(plain(as_origin(lambda: iter("ab")).stream()))
         ['a', 'b']
     """
-    if hasattr(source, "stream"):
+    if hasattr(source, "stream") and not iterates_itself(source):
         origin: Origin = source
         return origin
     if isinstance(source, Mapping):
@@ -68,6 +71,29 @@ def as_origin(source: Any) -> Origin:
     if not iterable and hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return Indexed(source)
     return Iterated(source)
+
+
+def iterates_itself(dataset: Any) -> bool:
+    """Whether the class of a dataset has an ``__iter__`` that was written after its method ``stream``.
+
+    Then it is iterated: what a subclass's author changed must not be passed by.
+
+    Example:
+        >>> class Doubled(Beginning):
+        ...     def stream(self, context=ALONE):
+        ...         return Indexed([1, 2]).stream(context)
+        >>> class Tripled(Doubled):
+        ...     def __iter__(self):
+        ...         return (3 * n for n in (1, 2))
+        >>> iterates_itself(Doubled()), iterates_itself(Tripled())
+        (False, True)
+    """
+    for kind in type(dataset).__mro__:
+        if "stream" in vars(kind):
+            return False
+        if "__iter__" in vars(kind):
+            return True
+    return False
 
 
 def as_stage(stage: Any) -> Stage:

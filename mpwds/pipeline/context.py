@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 
@@ -26,6 +26,8 @@ class Context:
             for the transport to write straight into their place.
         on_shard: Called with a shard's URL when its reading begins.
         stage: The stage's position in its pipeline; tells apart the random numbers of two stages.
+        run: Tells apart, within this rank, epochs whose number is not known: torch's DataLoader starts new
+            workers for each epoch and tells them only its ``base_seed``. 0 where ``epoch`` says it all.
     """
 
     epoch: int = 0
@@ -38,6 +40,26 @@ class Context:
     deferred: bool = False
     on_shard: Callable[[str], None] | None = None
     stage: int = 0
+    run: int = 0
+
+    @property
+    def moment(self) -> object:
+        """What random choices within a rank depend on in place of ``epoch``: also the run, if there is one.
+
+        Example:
+            >>> Context(epoch=3).moment, Context(epoch=3, run=17).moment
+            (3, (3, 17))
+        """
+        return (self.epoch, self.run) if self.run else self.epoch
+
+    def alike_on_workers(self) -> Context:
+        """The context of what must come out the same on all workers of a rank, to be divided among them."""
+        return replace(self, worker=0, workers=1)
+
+    def alike_on_ranks(self) -> Context:
+        """The context of what must come out the same everywhere, to be divided among ranks."""
+        run = self.run if self.world_size == 1 else 0  # it differs from rank to rank
+        return replace(self, rank=0, world_size=1, worker=0, workers=1, run=run)
 
     @staticmethod
     def current(epoch: int = 0) -> Context:
@@ -56,13 +78,15 @@ class Context:
         """
         rank, world_size = _rank()
         worker, workers = _worker()
+        info = _torch_worker()
         return Context(
             epoch=epoch,
             rank=rank,
             world_size=world_size,
             worker=worker,
             workers=workers,
-            owns_process=_torch_worker() is not None,
+            owns_process=info is not None,
+            run=info.seed - info.id if info is not None else 0,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, within
+from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, iterates_itself, within
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import plain
@@ -26,8 +26,9 @@ class DataPipeline(Fluent, TorchIterable):
 
     Iterating it runs it in this process and yields plain elements; each ``iter()`` is another
     epoch. ``mpwds.MultiLoader`` runs it in many processes; ``torch.utils.data.DataLoader`` takes it as an
-    ``IterableDataset`` (call ``set_epoch`` before each epoch then, or workers that are not persistent
-    repeat the first one). An iterator closes its files when it is dropped.
+    ``IterableDataset``, whose epochs then differ by torch's seed for them unless ``set_epoch`` is called
+    before each (on several nodes do that: otherwise each node keeps the same shards in all epochs). An
+    iterator closes its files when it is dropped.
 
     ``compose`` and the methods named after stages return a new pipeline and leave this one as it is.
     ``append``, ``with_epoch``, ``with_length`` and ``repeat`` change this one, as webdataset's do.
@@ -60,6 +61,7 @@ class DataPipeline(Fluent, TorchIterable):
         self._epochs = ONCE
         self._length: int | None = None
         self._epoch = 0
+        self._epoch_is_given = False
         for stage in stages:
             if isinstance(stage, list) and (self.pipeline or _are_stages(stage)):
                 for each in stage:
@@ -110,7 +112,8 @@ class DataPipeline(Fluent, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         self._epoch = epoch + 1
-        return plain(self.stream(Context.current(epoch)))
+        context = Context.current(epoch)
+        return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
 
     def __len__(self) -> int:
         """The length that ``with_length`` gave.
@@ -153,6 +156,7 @@ class DataPipeline(Fluent, TorchIterable):
             True
         """
         self._epoch = epoch
+        self._epoch_is_given = True
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch, with addresses and state; what loaders call.
@@ -205,7 +209,12 @@ class DataPipeline(Fluent, TorchIterable):
         """
         if self.pipeline:
             as_stage(f)
-        elif isinstance(f, DataPipeline) and type(f).stream is DataPipeline.stream and f._epochs == ONCE:
+        elif (
+            isinstance(f, DataPipeline)
+            and type(f).stream is DataPipeline.stream
+            and not iterates_itself(f)
+            and f._epochs == ONCE
+        ):
             self.pipeline.extend(f.pipeline)
             self._seed = f._seed if self._seed is None else self._seed
             return
@@ -319,14 +328,33 @@ def _chain(origin: Origin, stages: list[Stage], context: Context) -> Stream[Any]
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
     pinned = max(caches, default=0)
 
+    for_ranks, for_workers = _divided_behind(stages)
+
     def of_part(position: int) -> Context:
         part = replace(within(context, position), deferred=context.deferred and position == last)
-        return replace(part, epoch=0) if position < pinned else part
+        if getattr(stages[position - 1] if position else None, "alike_before_split", False):
+            if position < for_ranks:
+                part = part.alike_on_ranks()
+            elif position < for_workers:
+                part = part.alike_on_workers()
+        return replace(part, epoch=0, run=0) if position < pinned else part
 
     stream = origin.stream(of_part(0))
     for position, stage in enumerate(stages, start=1):
         stream = stage.stream(stream, of_part(position))
     return stream
+
+
+def _divided_behind(stages: list[Stage]) -> tuple[int, int]:
+    """Positions of the last stages that divide elements among ranks and among workers; 0 if none does.
+
+    All must see the same elements there in the same order: what is shuffled before is shuffled alike.
+    """
+    last = {"ranks": 0, "workers": 0}
+    for position, stage in enumerate(stages, 1):
+        for among in getattr(stage, "divides_among", ()):
+            last[among] = position
+    return last["ranks"], last["workers"]
 
 
 def _are_stages(parts: list[Any]) -> bool:

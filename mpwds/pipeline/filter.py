@@ -8,6 +8,7 @@ from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.place import Place
+from mpwds.pipeline.randomness import States, put_aside, put_back
 from mpwds.pipeline.stream import Address, Stream
 
 
@@ -29,8 +30,27 @@ class Filter(ABC):
 
 
 def plain(stream: Stream[Any]) -> Iterator[Any]:
-    """The elements of a stream without their addresses."""
-    for _, element in stream:
+    """The elements of a stream without their addresses.
+
+    The random generators are as the program left them when an element is handed out: see ``seeded`` in
+    ``mpwds.pipeline.randomness``.
+    """
+    advance = stream.__next__
+    mine: States = []
+    while True:
+        outermost = put_aside.states is None
+        if outermost:
+            put_aside.states = mine
+        try:
+            _, element = advance()
+        except StopIteration:
+            return
+        finally:
+            if outermost:
+                put_aside.states = None
+                if mine:
+                    put_back(mine)
+                    mine.clear()
         yield element
 
 

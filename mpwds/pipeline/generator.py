@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.randomness import generator_states, put_back
 from mpwds.pipeline.stream import Stream
 from mpwds.pipeline.unaddressed import Unaddressed
 
@@ -52,17 +51,4 @@ class Generator(Filter):
         return f"compose({arguments(self.function)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Unaddressed(lambda: self.function(_plain(source)), self, context)
-
-
-def _plain(source: Stream[Any]) -> Iterator[Any]:
-    """The elements of ``source``; the random numbers drawn for them are none of the function's business."""
-    while True:
-        before = generator_states()
-        try:
-            _, element = next(source)
-        except StopIteration:
-            return
-        finally:
-            put_back(before)
-        yield element
+        return Unaddressed(lambda: self.function(plain(source)), self, context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -29,8 +30,9 @@ def seeded(context: Context) -> Call:
 
     They are seeded from the context's seed, epoch and stage and the element's address: 7 us for all three.
     In a process that runs nothing but the pipeline (``context.owns_process``) that is all. Elsewhere
-    the generators' previous states are put back after the call, 60 us more, so that iterating a dataset never
-    changes the random numbers of the program around it.
+    the generators' previous states are put back, so that iterating a dataset never changes the random
+    numbers of the program around it: 60 us, once for each element that is handed out at the end of the
+    pipeline (``plain`` in ``mpwds.pipeline.filter``); after each call where nobody does that.
 
     Args:
         context: Gives the seed, the epoch, the stage's position and whose process this is.
@@ -41,13 +43,19 @@ def seeded(context: Context) -> Call:
         >>> call(draw, 17, None) == call(draw, 17, None) != call(draw, 18, None)
         True
     """
-    origin = hashlib.blake2b(repr((context.seed or 0, context.epoch, context.stage)).encode(), digest_size=8)
+    origin = hashlib.blake2b(repr((context.seed or 0, context.moment, context.stage)).encode(), digest_size=8)
 
     def call(function: Callable[[A], R], address: Address, argument: A) -> R:
         seed_generators(_seed(origin, address))
         return function(argument)
 
     def call_and_put_back(function: Callable[[A], R], address: Address, argument: A) -> R:
+        states = put_aside.states
+        if states is not None:
+            if not states:
+                states.extend(generator_states())
+            seed_generators(_seed(origin, address))
+            return function(argument)
         before = generator_states()
         seed_generators(_seed(origin, address))
         try:
@@ -112,6 +120,18 @@ def put_back(states: States) -> None:
     for set_state, state in states:
         set_state(state)
 
+
+class _PutAside(threading.local):
+    """What the program's generators held when the element under way was asked for.
+
+    Attributes:
+        states: ``None`` outside such a request; empty until a generator is first seeded for it.
+    """
+
+    states: States | None = None
+
+
+put_aside = _PutAside()
 
 _latest_seed = 0
 

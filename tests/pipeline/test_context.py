@@ -30,7 +30,10 @@ class Where(torch.utils.data.IterableDataset):
 
 def test_a_dataloader_worker_is_known_and_its_process_is_the_pipelines_own():
     loader = torch.utils.data.DataLoader(Where(), batch_size=None, num_workers=2)
-    assert list(loader) == [Context(worker=worker, workers=2, owns_process=True) for worker in (0, 1)]
+    found = list(loader)
+    [run] = {context.run for context in found}
+    assert found == [Context(worker=worker, workers=2, owns_process=True, run=run) for worker in (0, 1)]
+    assert {context.run for context in loader} != {run}
 
 
 def test_splitters_of_ones_own_learn_their_place_as_from_webdataset(monkeypatch):

@@ -88,6 +88,6 @@ class DBCache(Filter):
         if not self.shuffle or not store.is_complete():
             return None
         order = list(range(store.count()))
-        place = (context.seed or 0, context.epoch, context.rank, context.worker, context.stage)
+        place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
         random.Random("dbcache/" + "/".join(map(str, place))).shuffle(order)
         return order

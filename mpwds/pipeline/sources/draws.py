@@ -45,5 +45,5 @@ def worker_draws(purpose: str, context: Context, *facts: object) -> Draws:
         >>> [first.index(n, 100) for n in range(9)] == [second.index(n, 100) for n in range(9)]
         False
     """
-    place = (context.seed or 0, context.epoch, context.rank, context.worker, context.stage)
+    place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
     return Draws(purpose, *place, *facts)

@@ -14,6 +14,7 @@ from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.splitter import Splitter
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Stage, Stream
 from mpwds.storage.streams.urls import expand_urls
 
@@ -58,7 +59,8 @@ class ShardList(Beginning):
         self.shuffled = shuffled
         self.nodesplitter = nodesplitter
         self.workersplitter = workersplitter
-        self._splitters = [_as_splitter(each) for each in (nodesplitter, workersplitter) if each is not None]
+        self._nodesplitter = None if nodesplitter is None else _as_splitter(nodesplitter)
+        self._workersplitter = None if workersplitter is None else _as_splitter(workersplitter)
 
     @property
     def urls(self) -> list[str]:
@@ -79,8 +81,9 @@ class ShardList(Beginning):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         urls = self.urls
         order = list(range(len(urls)))
+        everywhere = context.alike_on_ranks()
         if self.shuffled:
-            random.Random(f"shards/{context.seed or 0}/{context.epoch}").shuffle(order)
+            random.Random(f"shards/{context.seed or 0}/{everywhere.moment}").shuffle(order)
         readers = context.world_size * context.workers
         split = self.nodesplitter is split_by_node and self.workersplitter is split_by_worker
         if split and readers > len(order) and context.rank == context.worker == 0:
@@ -90,9 +93,16 @@ class ShardList(Beginning):
                 stacklevel=2,
             )
         stream: Stream[Any] = Shards(urls, order)
-        for splitter in self._splitters:
-            stream = splitter.stream(stream, context)
-        return stream
+        if self._nodesplitter is not None:
+            stream = self._nodesplitter.stream(stream, context)
+        if self.shuffled and context.moment != everywhere.moment:
+            stream = self._reordered(stream, context)
+        return stream if self._workersplitter is None else self._workersplitter.stream(stream, context)
+
+    def _reordered(self, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """The node's shards in the order of this run, which other nodes do not know: they stay its own."""
+        seed = random.Random(f"shards/{context.seed or 0}/{context.moment}").getrandbits(32)
+        return Shuffle(len(self), len(self), seed).stream(stream, context)
 
 
 class SimpleShardList(Beginning):
@@ -136,7 +146,7 @@ class SimpleShardList(Beginning):
         urls = self.urls
         order = list(range(len(urls)))
         if self.seed is True:
-            random.Random(f"shards/{context.seed or 0}/{context.epoch}").shuffle(order)
+            random.Random(f"shards/{context.seed or 0}/{context.alike_on_ranks().moment}").shuffle(order)
         elif self.seed is not None:
             random.Random(self.seed).shuffle(order)
         return Shards(urls, order)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -38,6 +38,7 @@ class Splitter(Filter):
     """
 
     function: Callable[[Iterator[Any]], Iterator[Any]]
+    divides_among: ClassVar[tuple[str, ...]] = ("ranks", "workers")  # or neither: it is the user's
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -16,6 +16,7 @@ class _Split(Filter):
     """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``."""
 
     name: str
+    divides_among: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -48,6 +49,7 @@ class SplitByNode(_Split):
     """
 
     name = "split_by_node"
+    divides_among = ("ranks",)
 
     def _share(self, context: Context) -> tuple[int, int]:
         return context.rank, context.world_size
@@ -74,6 +76,7 @@ class SplitByWorker(_Split):
     """
 
     name = "split_by_worker"
+    divides_among = ("workers",)
 
     def _share(self, context: Context) -> tuple[int, int]:
         return context.worker, context.workers

@@ -66,7 +66,7 @@ class RSample(Filter):
 class _Sampled(Derived[Any]):
     def __init__(self, stage: RSample, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
-        place = ("rsample", context.seed or 0, context.epoch, context.stage)
+        place = ("rsample", context.seed or 0, context.moment, context.stage)
         self._origin = hashlib.blake2b(repr(place).encode(), digest_size=8)
         self._below = int(stage.p * 2**64)
 

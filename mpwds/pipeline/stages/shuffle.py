@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -25,7 +25,8 @@ def shuffle(
         bufsize: Elements held; below 2, the order stays as it is.
         initial: Elements to take in before the first is yielded; at most ``bufsize``.
         rng: Random generator that gives the seed.
-        seed: Determines the order, with epoch, worker and position in the pipeline; the dataset's by default.
+        seed: Determines the order, with the epoch, the same on all workers; by default the dataset's seed
+            does, with epoch, worker and position in the pipeline.
         handler: Without effect, since nothing can fail; webdataset's signature has it.
 
     Raises:
@@ -57,8 +58,8 @@ class Shuffle(Filter):
         initial: Elements to take in before the first is yielded (from then on two for each that is
             yielded, up to ``size``); fewer start sooner and mix less. 100 by default, or ``size``
             where that is less.
-        seed: With epoch, worker and position in the pipeline, determines the order; the dataset's by
-            default.
+        seed: With the epoch, determines the order, which is then the same on all workers; by default the
+            dataset's seed does, with epoch, worker and position in the pipeline.
 
     Raises:
         ValueError: ``size`` is below 1, or ``initial`` is not from 1 to ``size``.
@@ -72,6 +73,7 @@ class Shuffle(Filter):
     size: int
     initial: int | None = None
     seed: int | None = None
+    alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -84,8 +86,11 @@ class Shuffle(Filter):
         return f"shuffle({arguments(self.size, **{k: v for k, v in options.items() if v is not None})})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        seed = self.seed if self.seed is not None else context.seed or 0
-        place = (seed, context.epoch, context.rank, context.worker, context.stage)
+        place: tuple[object, ...]
+        if self.seed is None:
+            place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
+        else:
+            place = (self.seed, context.epoch, context.stage)
         return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
 
 
