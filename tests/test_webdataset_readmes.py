@@ -290,6 +290,9 @@ def test_webdataset_is_an_iterable_dataset_with_methods(publaynet):
     loader = torch.utils.data.DataLoader(dataset, num_workers=2, batch_size=8)
     batch = next(iter(loader))
     assert (batch[0].shape, batch[1].shape) == ((8, 16, 16, 3), (8,))
+    loader = wds.WebLoader(dataset, num_workers=2, batch_size=8).unbatched().shuffle(1000).batched(12)
+    batch = next(iter(loader))
+    assert (batch[0].shape, batch[1].shape) == ((12, 16, 16, 3), (12,))
 
 
 def test_patches_as_one_to_many(publaynet):
@@ -301,12 +304,12 @@ def test_patches_as_one_to_many(publaynet):
     assert found == [(16, 16, 3)] * 4 * 32
 
 
-def test_batches_from_a_dataloader_are_batched_anew(publaynet):
+def test_batches_from_a_webloader_are_batched_anew(publaynet):
     dataset = wds.WebDataset(publaynet).shuffle(1000).decode("rgb").to_tuple("png", "json").map(preprocess)
     dataset = dataset.compose(get_patches)
     dataset = dataset.batched(16)
-    loader = torch.utils.data.DataLoader(dataset, num_workers=2, batch_size=None)
-    loader = wds.DataPipeline(loader).unbatched().shuffle(1000).batched(12)
+    loader = wds.WebLoader(dataset, num_workers=2, batch_size=None)
+    loader = loader.unbatched().shuffle(1000).batched(12)
     batch = next(iter(loader))
     assert (batch[0].shape, batch[1].shape) == ((12, 16, 16, 3), (12,))
 

@@ -17,7 +17,7 @@ from mpwds.pipeline.fluent_fields import FluentFields
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stages.batched import batched
 from mpwds.pipeline.stages.batches import CollationFunction
-from mpwds.pipeline.stages.bucketed import bucketed
+from mpwds.pipeline.stages.bucketed import PADDED, bucketed
 from mpwds.pipeline.stages.detshuffle import detshuffle
 from mpwds.pipeline.stages.flatmap import flatmap
 from mpwds.pipeline.stages.info import info
@@ -164,14 +164,14 @@ class Fluent(FluentFields):
         by: Callable[[Any], float],
         edges: Iterable[float],
         batchsize: int | Iterable[int] | None = None,
-        collation_fn: CollationFunction | None = default_collation_fn,
+        collation_fn: CollationFunction | None = PADDED,
         partial: bool = True,
         *,
         max_total: float | None = None,
         include_padding: bool = False,
         handler: Handler = reraise_exception,
     ) -> Self:
-        """Gathers elements of similar size into batches.
+        """Gathers elements of similar size into batches, and pads arrays of different shapes.
 
         Example:
             >>> from mpwds import DataPipeline

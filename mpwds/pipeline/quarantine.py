@@ -28,7 +28,8 @@ def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quar
     known, the ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of
     the error, ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Pass one handler to several
     stages, and they share file and budget. A sample that fails in the same stage again, in a later epoch, has
-    one record.
+    one record. A file that is deleted or emptied is begun again, with a record of each sample that is bad
+    from then on; the budget counts on.
 
     Args:
         path: The file; its directory must exist. Records that it holds already stay and do not count.
@@ -88,12 +89,14 @@ class Quarantine:
         self.budget = budget
         with open(self.path, "ab") as file:
             self._begin = file.seek(0, os.SEEK_END)
+            self._file = os.fstat(file.fileno()).st_ino
         self._start()
 
     def _start(self) -> None:
         self._read = self._begin  # up to here the file has been read
-        self._known: set[tuple[Any, ...]] = set()
-        self._recorded = 0  # in the file, by all processes
+        self._listed: set[tuple[Any, ...]] = set()  # what tells the records in the file apart
+        self._counted: set[tuple[Any, ...]] = set()  # the same of all records, also those in a file before it
+        self._recorded = 0  # bad samples, by all processes
         self._bad = 0  # in this process
         self._seen: Counter[str] = Counter()  # by stage, in this process
 
@@ -101,7 +104,7 @@ class Quarantine:
         return f"quarantine({self.path!r}, budget={self.budget!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "budget": self.budget, "_begin": self._begin}
+        return {"path": self.path, "budget": self.budget, "_begin": self._begin, "_file": self._file}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -115,14 +118,10 @@ class Quarantine:
         """
         self._bad += 1
         record = _record(error)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = self._open()
         try:
-            with contextlib.suppress(
-                OSError
-            ):  # some file systems have no locks; lines stay whole without them
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._read_on(descriptor)
-            if _identity(record) not in self._known:
+            if _identity(record) not in self._listed:
                 os.write(descriptor, json.dumps(record).encode() + b"\n")
                 self._read_on(descriptor)
         finally:
@@ -152,18 +151,33 @@ class Quarantine:
 
         return counted
 
+    def _open(self) -> int:
+        """The file, locked: the one that has its name, also if somebody deletes it at the same time."""
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Some file systems have no locks; lines stay whole without them.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+                    return descriptor
+            os.close(descriptor)
+
     def _read_on(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        if size < self._read:  # somebody has emptied it, or it is another host's
-            self._read = 0
-        lines, end, _ = os.pread(descriptor, size - self._read, self._read).rpartition(b"\n")
+        status = os.fstat(descriptor)
+        if status.st_ino != self._file or status.st_size < self._read:  # it was deleted or emptied
+            self._file, self._read = status.st_ino, 0
+            self._listed.clear()
+        lines, end, _ = os.pread(descriptor, status.st_size - self._read, self._read).rpartition(b"\n")
         self._read += len(lines) + len(end)
         for line in lines.splitlines():
             with contextlib.suppress(ValueError):
                 identity = _identity(json.loads(line))
-                self._recorded += 1
+                if identity is None or identity not in self._counted:
+                    self._recorded += 1
                 if identity is not None:
-                    self._known.add(identity)
+                    self._listed.add(identity)
+                    self._counted.add(identity)
 
     def _judge(self, error: Exception | None = None, at_end: bool = False) -> None:
         budget = self.budget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpwds.pipeline.context import Context
@@ -23,7 +23,7 @@ class Unaddressed:
         context: Gives the seed, the epoch, the rank and the worker.
     """
 
-    def __init__(self, start: Callable[[], Iterator[Any]], maker: object, context: Context) -> None:
+    def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
         self._start = start
         self._maker = maker
         self._context = context
@@ -67,6 +67,12 @@ class Unaddressed:
 
     def _started(self, _: None) -> Iterator[Any]:
         try:
-            return iter(self._start())
+            elements = self._start()
         except StopIteration as error:
             raise RuntimeError("a function raised StopIteration, which is no way to end a dataset") from error
+        if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
+            raise TypeError(
+                f"{self._maker} returned {elements!r}, which is no iterator of elements: write a generator "
+                "function, which yields them, or return an iterator (a function of one element goes into map)"
+            )
+        return iter(elements)

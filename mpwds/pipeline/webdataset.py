@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.mixing.mix import RandomMix
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
@@ -35,14 +36,15 @@ class WebDataset(DataPipeline):
 
     Args:
         urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), several joined by ``::``, or an
-            iterable of names; or a directory, written with a slash behind it, whose shards are taken as they
-            appear (:class:`mpwds.DirectoryShardList`); or a dataset specification: a ``.yaml`` file, a dict,
-            or what ``mpwds.load_spec`` returned; or what a pipeline begins at, giving ``{"url": ...}``, such
-            as ``mpwds.ResampledShards(...)``.
+            iterable of names; or a directory, written with a slash behind it: the shards that are in it now;
+            or a dataset specification: a path or URL of a ``.yaml`` file, a dict, or what ``mpwds.load_spec``
+            returned; or what a pipeline begins at, giving ``{"url": ...}``, such as
+            ``mpwds.ResampledShards(...)``.
         handler: What to do about a shard that cannot be read; raises by default. See
             ``mpwds.warn_and_continue``.
-        mode: ``"resampled"`` is the same as ``resampled=True``. For a directory, what becomes of a shard that
-            has been read.
+        mode: ``"resampled"`` is the same as ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
+            ``"unlink"``: to take its shards as they appear, each for one worker, under another name while it
+            is read, and what becomes of them then (:class:`mpwds.DirectoryShardList`).
         resampled: Whether to draw shards at random with replacement, without end, each worker its own
             (:class:`mpwds.ResampledShards`): for ``with_epoch(n)``.
         repeat: Whether an epoch is repeated, without end if ``True``, or so many times.
@@ -53,7 +55,8 @@ class WebDataset(DataPipeline):
         cache_size: Bytes that ``cache_dir`` may hold; no limit if negative, no cache if 0. The environment
             variable ``WDS_CACHE_SIZE`` goes before it.
         cache_dir: Directory that keeps shards, which must exist (:class:`mpwds.ShardCache`); samples get its
-            file as ``__local_path__``. The environment variable ``WDS_CACHE`` goes before it.
+            file as ``__local_path__`` (those of local shards have that in any case). The environment variable
+            ``WDS_CACHE`` goes before it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
         detshuffle: Makes no difference: shuffling depends on seed and epoch alone in any case.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
@@ -111,7 +114,7 @@ class WebDataset(DataPipeline):
             seed = _environment_integer("WDS_SEED")
         super().__init__(seed=seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
-        reader = TarSamples(handler, select_files, rename_files, empty_check, cache)
+        reader = TarSamples(handler, select_files, rename_files, empty_check, cache, local_paths=True)
         resampled = resampled or mode == "resampled"
         self._call = f"WebDataset({_shown(urls)}"
         if isinstance(urls, (Mapping, DatasetSpec)) or _ends_in(urls, ".yaml", ".yml"):
@@ -125,9 +128,10 @@ class WebDataset(DataPipeline):
             raise ValueError(
                 f"{urls}: indexes of shards (.json) are not read: give the shards, or a specification (.yaml)"
             )
-        elif _ends_in(urls, "/"):
-            fate: Any = "resample" if resampled else mode
-            self._begin(DirectoryShardList(urls, mode=fate), reader)  # type: ignore[arg-type]  # it is a path
+        elif _ends_in(urls, "/") and mode not in (None, "resampled"):
+            # A shard is claimed when it is asked for, so none may be asked for ahead, as a cache would.
+            claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
+            self._begin(claimed, replace(reader, cache=None))
         elif hasattr(urls, "stream") or _is_torch_iterable(urls):
             if resampled:
                 raise ValueError(
@@ -135,8 +139,10 @@ class WebDataset(DataPipeline):
                 )
             self._begin(urls, *([shuffle(_buffer(shardshuffle))] if shardshuffle else []), reader)
         else:
-            given = given_urls(urls)
-            self._call = f"WebDataset({listed(given)}"
+            in_directory = _ends_in(urls, "/")
+            given = shards_in(urls) if in_directory else given_urls(urls)  # type: ignore[arg-type]  # a path
+            if not in_directory:
+                self._call = f"WebDataset({listed(given)}"
             if resampled:
                 self._begin(ResampledShards(given), reader)
             else:

@@ -26,6 +26,15 @@ def test_any_function_of_an_iterator_will_do():
     assert collect(Generator(lambda source: map(str.upper, source)), "ab") == ["A", "B"]
 
 
+@pytest.mark.parametrize("returned", [None, 3])
+def test_a_function_that_returns_no_iterator_is_named(returned):
+    def crop(source):
+        return returned
+
+    with pytest.raises(TypeError, match=rf"compose\(.*crop\) returned {returned}, which is no iterator"):
+        collect(Generator(crop), "ab")
+
+
 def test_draws_the_same_numbers_each_time_it_runs():
     runs = [collect(Generator(noisy_twice), range(5)) for _ in range(2)]
     assert runs[0] == runs[1]

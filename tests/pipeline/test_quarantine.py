@@ -186,6 +186,38 @@ def test_a_file_that_was_emptied_is_begun_again(path):
     assert [record["message"] for record in records(path)] == ["worse"]
 
 
+@pytest.mark.parametrize("how", ["deleted", "emptied", "replaced"])
+def test_a_file_that_is_gone_is_begun_again_with_all_that_is_bad_from_then_on(path, how):
+    dataset = DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3))
+    for _ in range(2):
+        assert list(dataset) == [0, 2, 4]  # what is bad again does not count again
+        assert [record["place"] for record in records(path)] == ["element 1", "element 3", "element 5"]
+        if how == "deleted":
+            path.unlink()
+        elif how == "emptied":
+            path.write_text("")
+        else:
+            other = path.with_name("other")
+            other.write_text("x" * 100_000 + "\n")
+            other.replace(path)
+            assert list(dataset) == [0, 2, 4]
+            assert len(path.read_text().splitlines()) == 4
+            path.unlink()
+
+
+def test_a_copy_knows_that_its_file_is_gone(path):
+    handler = quarantine(path, budget=1)
+    handler(ValueError("bad"))
+    copy = pickle.loads(pickle.dumps(quarantine(path, budget=1)))
+    spare = path.with_name("spare")  # so that the file's number is not given out again
+    os.link(path, spare)
+    path.unlink()
+    quarantine(path, budget=None)(ValueError("of another process " * 1000))
+    with pytest.raises(QuarantineFull, match="2 bad samples"):
+        copy(ValueError("worse"))
+    assert len(records(path)) == 2
+
+
 def test_a_directory_that_is_not_there_is_an_error_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         quarantine(tmp_path / "missing" / "bad.jsonl")

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import webdataset
 import webdataset.filters
+import webdataset.tariterators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpwds
 from mpwds.pipeline.stages.batched import batched
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.map_dict import map_dict
@@ -17,6 +19,7 @@ from mpwds.pipeline.stages.map_tuple import map_tuple
 from mpwds.pipeline.stages.select import select
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stages.to_tuple import to_tuple
+from mpwds.pipeline.webdataset import WebDataset
 
 fields = st.sampled_from(["png", "jpg", "cls"])
 values = st.none() | st.integers(-3, 3)
@@ -119,6 +122,40 @@ def test_shuffle_takes_the_arguments_that_webdatasets_takes(arguments):
             list(make(*arguments, **options)(iter(range(50)))) for make in (shuffle, webdataset.shuffle)
         ]
         assert sorted(ours) == sorted(theirs)
+
+
+# webdataset leaves shards open.
+leaves_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@leaves_open
+@pytest.mark.parametrize("prefix", ["", "file:"])
+def test_samples_of_local_shards_are_the_same_dicts(shards, prefix):
+    urls = [prefix + url for url in webdataset.shardlists.expand_urls(shards)]
+    theirs = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert "__local_path__" in theirs[0]
+    dataset = WebDataset(urls, shardshuffle=False)
+    assert list(dataset) == theirs
+    assert [dataset.stream().fetch(address) for address, _ in dataset.stream()] == theirs
+
+
+@leaves_open
+def test_samples_of_the_stages_that_open_shards_are_the_same_dicts(shards):
+    def samples(package, *stages):
+        return list(package.DataPipeline(package.SimpleShardList(shards), *stages))
+
+    assert samples(mpwds, mpwds.tarfile_to_samples()) == samples(webdataset, webdataset.tarfile_to_samples())
+    parts = ("url_opener", "tar_file_expander", "group_by_keys")
+    ours, theirs = [
+        [getattr(package, part) for part in parts] for package in (mpwds, webdataset.tariterators)
+    ]
+    assert samples(mpwds, *ours) == samples(webdataset, *theirs)
+
+
+@leaves_open
+def test_samples_of_other_shards_are_the_same_dicts(shards):
+    url = "pipe:cat " + shards.replace("{000..005}", "000")
+    assert list(WebDataset(url)) == list(webdataset.WebDataset(url, shardshuffle=False))
 
 
 def test_batches_of_twenty_are_the_default():

@@ -130,7 +130,7 @@ def test_members_are_renamed_and_selected(shards):
         rename_files=lambda name: name.replace(".cls", ".label"),
         select_files=lambda name: not name.endswith(".txt"),
     )
-    assert {tuple(sample) for sample in dataset} == {("__key__", "__url__", "label")}
+    assert {tuple(sample) for sample in dataset} == {("__key__", "__url__", "__local_path__", "label")}
     stream = dataset.stream()
     assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 import time
-from collections.abc import Callable
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 from braceexpand import braceexpand
 
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import plain
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
 _CLAIMED = re.compile(r"(.+)\._(\d+)_")
 _TAKEN = re.compile(r".+\._(\d+|done)_")
 _WITHOUT_POLL_S = 0.05
+
+SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
+"""What shards in a directory are called, unless a pattern says so."""
 
 
 class DirectoryShardList(Beginning):
@@ -31,7 +39,8 @@ class DirectoryShardList(Beginning):
     Shards whose claimant has died are dealt with by whoever comes next; so all that read a directory must run
     on one machine. What is read cannot be read again: such an epoch cannot be resumed.
 
-    A shard whose reading is left off, because the epoch is, stays claimed until the process ends.
+    A shard whose reading is left off, because the iterator is dropped or the process ends, is given back
+    under its own name, whatever the mode.
 
     Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
 
@@ -65,7 +74,7 @@ class DirectoryShardList(Beginning):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        pattern: str = "*.{tar,tgz,tar.gz}",
+        pattern: str = SHARDS,
         poll: float | None = 1,
         timeout: float = 1e12,
         mode: Literal["resample", "unlink", "keep"] | None = "resample",
@@ -95,7 +104,12 @@ class DirectoryShardList(Beginning):
         return f"DirectoryShardList({self.path!r}, mode={self.mode!r})"
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _Claimed(self, worker_draws("directory", context))
+        return _Claimed(self, worker_draws("directory", context), gives_back=True)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The shards by themselves. Whoever breaks off keeps the last one, which has been handed out."""
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return plain(_Claimed(self, worker_draws("directory", Context.current(epoch)), gives_back=False))
 
     def recycle(self, activename: str) -> None:
         """Deals with a claimed shard that has been read.
@@ -130,19 +144,21 @@ class DirectoryShardList(Beginning):
 
 
 class _Claimed:
-    def __init__(self, shards: DirectoryShardList, draws: Draws) -> None:
+    def __init__(self, shards: DirectoryShardList, draws: Draws, gives_back: bool) -> None:
         self._shards = shards
         self._draws = draws
         self._drawn = 0
-        self._active: str | None = None
+        self._claim = _Claim()
+        if gives_back:
+            weakref.finalize(self, self._claim.give_back)  # at the end of the process too
 
     def __iter__(self) -> _Claimed:
         return self
 
     def __next__(self) -> tuple[Address, dict[str, Any]]:
         shards = self._shards
-        if self._active is not None:
-            done, self._active = self._active, None
+        done = self._claim.drop()
+        if done is not None:
             shards.recycle(done)
         shards.cleanup_files_without_processes()
         last = time.monotonic()
@@ -153,7 +169,7 @@ class _Claimed:
                     os.rename(candidate, claimed)
                 except FileNotFoundError:  # another one was faster
                     continue
-                self._active = claimed
+                self._claim.take(claimed)
                 return claimed, {"url": claimed}
             if shards.poll is None or time.monotonic() - last >= shards.timeout:
                 raise StopIteration
@@ -184,6 +200,71 @@ class _Claimed:
         return LookupError(
             f"{self._shards} has no state: the shards it gave are gone, so the epoch cannot be resumed"
         )
+
+
+class _Claim:
+    """The shard that a stream has claimed and not read to its end.
+
+    Outlives the stream. A finalizer calls ``give_back`` in any thread: it only renames.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._pid = 0
+
+    def take(self, path: str) -> None:
+        self._path, self._pid = path, os.getpid()
+
+    def drop(self) -> str | None:
+        """The claimed shard, which from now on is the caller's; ``None`` in a fork of its claimant."""
+        path, self._path = self._path, None
+        return path if self._pid == os.getpid() else None
+
+    def give_back(self) -> None:
+        path = self.drop()
+        match = _CLAIMED.fullmatch(path or "")
+        if path is not None and match is not None:
+            with contextlib.suppress(FileNotFoundError):  # the user took it away
+                os.rename(path, match[1])
+
+
+def shards_in(path: str | os.PathLike[str]) -> list[str]:
+    """The shards that lie in a directory, by name: tar archives, compressed or not.
+
+    Args:
+        path: The directory; a path or a ``file:`` URL.
+
+    Raises:
+        ValueError: It is no directory on this machine, or there is no shard in it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     for name in "b.tar", "a.tar.zst", "c.tar.partial":
+        ...         open(f"{directory}/{name}", "w").close()
+        ...     [os.path.basename(shard) for shard in shards_in(directory)]
+        ['a.tar.zst', 'b.tar']
+    """
+    path = os.fspath(path)
+    directory = local_path(path) if is_local(path) else ""
+    if not os.path.isdir(directory):
+        raise ValueError(
+            f"{without_credentials(path)!r} is no directory on this machine: a URL that ends in a slash "
+            "stands for the shards in a directory; name shards that are elsewhere one by one, or by braces"
+        )
+    start = os.path.join(glob.escape(directory), "")
+    found = {name for pattern in braceexpand(SHARDS) for name in glob.glob(start + pattern)}
+    shards = sorted(filter(os.path.isfile, found))
+    claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
+    if claimed:
+        warnings.warn(
+            f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here, "
+            f"{os.path.basename(claimed[0])} for one; if no such program runs, rename them",
+            stacklevel=3,
+        )
+    if not shards:
+        raise ValueError(f"no shards in {directory}: no file there has a name like {SHARDS}")
+    return shards
 
 
 def _modified(path: str) -> float:

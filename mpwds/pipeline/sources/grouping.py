@@ -25,6 +25,7 @@ def read_samples(
     select: Callable[[str], object] | None = None,
     rename: Callable[[str], str] | None = None,
     on_error: Callable[[Exception], object] | None = None,
+    local_path: str | None = None,
 ) -> Iterator[tuple[int, int | None, Sample]]:
     """Reads a shard's samples one after the other.
 
@@ -40,6 +41,7 @@ def read_samples(
         on_error: Called with errors that concern one member alone: ``select`` or ``rename`` raised, or the
             sample has a member of that name. Their attributes ``member`` and ``offset`` say which. If it
             returns, the member is left out; by default they are raised.
+        local_path: What each sample gets as ``__local_path__``; no such field where ``None``.
 
     Yields:
         A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
@@ -84,6 +86,8 @@ def read_samples(
                         yield start, member_offset, sample
                     start, key = member_offset, found
                     sample = {"__key__": key, "__url__": url}
+                    if local_path is not None:
+                        sample["__local_path__"] = local_path
                     length = len(key) + 1
                     # Names with an underscore in front may be those of no sample: they are always looked at.
                     beginning = () if key[0] == "_" else name[:length]

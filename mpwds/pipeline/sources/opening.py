@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.sources.shard_stream import url_of
+from mpwds.pipeline.sources.shard_stream import file_of, url_of
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.caches.tar_check import is_whole_shard
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import is_local, local_path
 
 
 class StreamingOpen:
@@ -55,7 +54,8 @@ class StreamingOpen:
 
     def _open(self, url: str) -> dict[str, Any]:
         stream = open_at(url)
-        return {"stream": stream, "local_path": local_path(url)} if is_local(url) else {"stream": stream}
+        path = file_of(url)
+        return {"stream": stream} if path is None else {"stream": stream, "local_path": path}
 
 
 class FileCache(StreamingOpen):

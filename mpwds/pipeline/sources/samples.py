@@ -13,7 +13,7 @@ from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.grouping import Sample, read_samples, split_name
 from mpwds.pipeline.sources.shard_options import ShardOptions
-from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, url_of
+from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.members import read_members
@@ -66,6 +66,8 @@ class TarSamples(Filter):
         empty_check: Whether it is an error if an epoch has no sample.
         cache: Keeps shards on a local disk, and fetches the next ones while one is read. Samples then have
             the shard's file as ``__local_path__``.
+        local_paths: Whether samples of local shards have the shard's file as ``__local_path__`` without a
+            cache, too.
 
     Raises:
         ShardError: While iterating, a shard is damaged or has a name twice in a sample.
@@ -79,6 +81,7 @@ class TarSamples(Filter):
     rename_files: Callable[[str], str] | None = None
     empty_check: bool = False
     cache: ShardCache | None = None
+    local_paths: bool = False
 
     reads_shards: ClassVar[bool] = True
 
@@ -157,6 +160,7 @@ class _TarStream(ShardStream):
     def __init__(self, stage: TarSamples, source: Stream[Any], context: Context) -> None:
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
         self._options = ShardOptions(stage.select_files, stage.rename_files)
+        self._local_paths = stage.local_paths and stage.cache is None
 
     def _read(
         self,
@@ -171,7 +175,10 @@ class _TarStream(ShardStream):
             reading["open"] = open
         if chosen.handler is not None or self._handler is not reraise_exception:
             reading["on_error"] = on_error
-        return Reading(read_samples(url_of(shard), offset, **reading), dict(chosen.extra), chosen.handler)
+        url = url_of(shard)
+        path = file_of(url) if self._local_paths else None
+        samples = read_samples(url, offset, local_path=path, **reading)
+        return Reading(samples, dict(chosen.extra), chosen.handler)
 
     def _place(self, url: str, offset: int) -> Place:
         try:

@@ -15,6 +15,8 @@ from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.stream import Address, Stream, as_address
+from mpwds.storage.streams.rewrite import rewrite_url
+from mpwds.storage.streams.urls import is_local, local_path
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -281,3 +283,16 @@ def url_of(shard: Any) -> str:
     if not isinstance(url, str):
         raise TypeError(f'shards are given as {{"url": "x.tar"}} or "x.tar", got {shard!r}')
     return url
+
+
+def file_of(url: str) -> str | None:
+    """The path of the local file that a shard is read from; ``None`` for all others, standard input too.
+
+    Example:
+        >>> file_of("data/x.tar"), file_of("file:data/x.tar"), file_of("https://host/x.tar"), file_of("-")
+        ('data/x.tar', 'data/x.tar', None, None)
+    """
+    if url == "-":
+        return None
+    url = rewrite_url(url)
+    return local_path(url) if is_local(url) else None

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mpwds.errors import SpecError
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.urls import without_credentials
 
 Path = tuple["str | int", ...]
 
@@ -124,10 +126,11 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     """A specification from a YAML file, or from a dict.
 
     Args:
-        spec: Path of the file, or what YAML would make of one.
+        spec: Path or URL of the file, or what YAML would make of one.
 
     Raises:
         SpecError: The file is no YAML, or has a key twice.
+        OSError: It cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
 
     Example:
@@ -143,18 +146,22 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
         raise ImportError(
             f"to read the dataset specification {file} PyYAML is needed: pip install 'mpwds[yaml]'"
         ) from error
-    with open(file, encoding="utf-8") as stream:
-        text = stream.read()
+    with open_at(file) as stream:
+        content = stream.read()
+    file = without_credentials(file)
     try:
+        text = content.decode()
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         value = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{file} is no YAML: it is not text in UTF-8 ({error})", file) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = None if mark is None else mark.line + 1
         at = file if line is None else f"{file}, line {line}"
         raise SpecError(f"{at} is no YAML: {getattr(error, 'problem', None) or error}", file, line) from None
     lines: dict[Path, int] = {}
-    for path, line in _lines(node, ()):
+    for path, line in _lines(node, (), set()):
         if path in lines:
             raise SpecError(
                 f"{file}, line {line}: the key {path[-1]!r} stands in line {lines[path]} already", file, line
@@ -163,12 +170,16 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     return SpecValue(value, file, lines)
 
 
-def _lines(node: Any, path: Path) -> Iterator[tuple[Path, int]]:
-    """The line of each value below a YAML node, that of a mapping's value being its key's."""
-    if isinstance(getattr(node, "value", None), list):
+def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
+    """The line of each value below a YAML node, that of a mapping's value being its key's.
+
+    What aliases repeat is looked at once: it may be more than fits into memory, or contain itself.
+    """
+    if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
+        seen.add(id(node))
         for number, item in enumerate(node.value):
             key_node, value_node = item if isinstance(item, tuple) else (item, item)
             step = key_node.value if isinstance(item, tuple) else number
             if isinstance(step, (str, int)):
                 yield (*path, step), key_node.start_mark.line + 1
-                yield from _lines(value_node, (*path, step))
+                yield from _lines(value_node, (*path, step), seen)

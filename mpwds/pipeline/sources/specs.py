@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 
 from braceexpand import braceexpand
 
+from mpwds.errors import SecurityError
 from mpwds.pipeline import handlers
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
 from mpwds.storage.streams.secure import check_url
+from mpwds.storage.streams.urls import is_local
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"
 
@@ -150,13 +152,16 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
     default), till all are exhausted or ``stop`` says otherwise; with ``epoch`` at the top they repeat.
 
     Args:
-        spec: Path of a YAML file, or what YAML would make of one.
+        spec: Path or URL of a YAML file, or what YAML would make of one.
         trusted: Whether URLs may run commands (``pipe:``). By default those of a dict may, since it stands in
-            your code, and those of a file may not.
+            your code, and those of a file may not. Nor may a file from another machine use your environment's
+            variables and ``~``, which would tell them to the servers that it names.
 
     Raises:
         SpecError: It is wrong; the message gives file, line and key.
-        SecurityError: A URL runs a command, and the specification is not trusted.
+        SecurityError: A URL runs a command or, in a file from another machine, has a variable of the
+            environment, and the specification is not trusted.
+        OSError: The file cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
 
     Source:
@@ -175,7 +180,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
     top.mapping(*_TOP)
     if ("datasets" in top) == ("dataset" in top):
         top.fail("must have one key `datasets`, the list of sources")
-    prefix = _expand(top.get("prefix", "").text())
+    prefix = _expand(top.get("prefix", ""), trusted)
     sources = tuple(
         _source(each, top, prefix, trusted)
         for each in top["datasets" if "datasets" in top else "dataset"].items()
@@ -194,7 +199,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
     if "shards" not in source:
         source.fail("has no key `shards`")
     buckets = source["buckets"] if "buckets" in source else top.get("buckets", "")
-    bucket = "" if buckets.value in ("", []) else _only(buckets)
+    bucket = "" if buckets.value in ("", []) else _expand(_only(buckets), trusted)
     urls = tuple(
         url for pattern in source["shards"].strings() for url in _urls(pattern, prefix, bucket, trusted)
     )
@@ -226,20 +231,24 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
 
 
 def _urls(pattern: SpecValue, prefix: str, bucket: str, trusted: bool) -> list[str]:
+    expanded = _expand(pattern, trusted)
     try:
-        urls = [prefix + os.path.join(bucket, url) for url in braceexpand(_expand(pattern.value))]
+        urls = [prefix + os.path.join(bucket, url) for url in braceexpand(expanded)]
     except ValueError:
         pattern.fail(f"has braces that do not match: {pattern.value!r}")
     for url in urls:
-        check_url(url, trusted, pattern.where)
+        try:
+            check_url(url, trusted, pattern.where)
+        except SecurityError as error:
+            raise SecurityError(f"{error}: {_vouching(pattern)}") from None
     return urls
 
 
-def _only(buckets: SpecValue) -> str:
+def _only(buckets: SpecValue) -> SpecValue:
     strings = buckets.strings()
     if len(strings) > 1:
         strings[1].fail("is a second bucket: a source has one; write a source for each")
-    return _expand(strings[0].value)
+    return strings[0]
 
 
 def _optional(value: SpecValue, key: str) -> int | None:
@@ -260,5 +269,18 @@ def _handler(value: SpecValue) -> Handler:
     return handler
 
 
-def _expand(text: str) -> str:
-    return os.path.expanduser(os.path.expandvars(text))
+def _expand(value: SpecValue, trusted: bool) -> str:
+    text = value.text()
+    expanded = os.path.expanduser(os.path.expandvars(text))
+    if expanded != text and not trusted and value.file is not None and not is_local(value.file):
+        raise SecurityError(
+            f"{value.where}: {text!r} has a variable of your environment (or ~), which a file from "
+            "another machine may not ask for; if you wrote it yourself, load it with trusted=True: "
+            + _vouching(value)
+        )
+    return expanded
+
+
+def _vouching(value: SpecValue) -> str:
+    spec = "spec" if value.file is None else repr(value.file)
+    return f"mpwds.WebDataset(mpwds.load_spec({spec}, trusted=True))"

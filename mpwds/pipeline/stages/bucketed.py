@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.collation.padded import padded
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -18,12 +18,14 @@ from mpwds.pipeline.stages.batches import CollationFunction, check_collation_fn
 from mpwds.pipeline.stages.bins import Bin, Binned, check_sizes
 from mpwds.pipeline.stream import Stream
 
+PADDED = padded()
+
 
 def bucketed(
     by: Callable[[Any], float],
     edges: Iterable[float],
     batchsize: int | Iterable[int] | None = None,
-    collation_fn: CollationFunction | None = default_collation_fn,
+    collation_fn: CollationFunction | None = PADDED,
     partial: bool = True,
     *,
     max_total: float | None = None,
@@ -38,8 +40,8 @@ def bucketed(
             buckets are below 64, from 64 to below 256, and from 256 on.
         batchsize: Elements per batch, or a number for each bucket (one more than there are edges): 20 by
             default, or as many as fit where ``max_total`` is given.
-        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. ``mpwds.padded()``
-            pads arrays of different shapes.
+        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. By default
+            ``mpwds.padded()``, which pads arrays of different shapes with 0, up to the largest of the batch.
         partial: Whether what remains in the buckets at the end makes smaller batches; else it is dropped.
         max_total: The most that the measures of a batch's elements may come to.
         include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
@@ -55,8 +57,12 @@ def bucketed(
         ``tf.data.Dataset.bucket_by_sequence_length``.
 
     Example:
+        >>> import numpy as np
         >>> list(bucketed(len, edges=[3], batchsize=2, collation_fn=None)(["a", "abcd", "b", "abc", "c"]))
         [['a', 'b'], ['abcd', 'abc'], ['c']]
+        >>> list(bucketed(len, edges=[3], batchsize=2)([np.array([1, 2]), np.array([3])]))
+        [array([[1, 2],
+               [3, 0]])]
     """
     if batchsize is None and max_total is None:
         batchsize = 20
@@ -78,7 +84,8 @@ class Bucketed(Filter):
             that is an edge belongs to the bucket above it.
         batchsize: Elements per batch, or a number for each bucket; ``None`` for as many as ``max_total``
             allows.
-        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list.
+        collation_fn: Makes the batch from the list of elements, by default with arrays of different shapes
+            padded; ``None`` leaves it a list.
         partial: Whether what remains in the buckets at the end makes smaller batches; else it is dropped.
         max_total: The most that the measures of a batch's elements may come to. An element that by itself is
             above becomes a batch of its own; the first such gives a warning.
@@ -100,7 +107,7 @@ class Bucketed(Filter):
     by: Callable[[Any], float]
     edges: tuple[float, ...]
     batchsize: int | tuple[int, ...] | None = 20
-    collation_fn: CollationFunction | None = default_collation_fn
+    collation_fn: CollationFunction | None = PADDED
     partial: bool = True
     max_total: float | None = None
     include_padding: bool = False
@@ -126,7 +133,7 @@ class Bucketed(Filter):
     def __str__(self) -> str:
         more = options(
             batchsize=(self.batchsize, None),
-            collation_fn=(self.collation_fn, default_collation_fn),
+            collation_fn=(self.collation_fn, PADDED),
             partial=(self.partial, True),
             max_total=(self.max_total, None),
             include_padding=(self.include_padding, False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -25,6 +26,9 @@ _DRAINED_BYTES = 64 * 1024
 _CONTINUE_S = 1.0  # how long a server may think about whether it wants a body
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=~-._"
 _USER_AGENT = "mpwds"
+_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+_reached: set[Route] = set()  # servers that have answered this process: when they are gone they may come back
 
 
 class Timeouts(NamedTuple):
@@ -152,6 +156,7 @@ def _exchange(
             if connection.sock is not None:
                 connection.sock.settimeout(timeouts.read_s)
             response = _send(connection, method, url, route, headers, upload)
+            _reached.add(route)
             return Exchange(response, url, connection, route)
         except BaseException as error:
             if connection is not None:
@@ -159,7 +164,7 @@ def _exchange(
             if kept is not None and isinstance(error, (ConnectionError, HTTPException)):
                 continue  # the server had closed it just then; that says nothing about a new one
             if isinstance(error, (OSError, HTTPException)):
-                raise _translated(error, name) from error
+                raise _translated(error, name, route not in _reached) from error
             raise
 
 
@@ -211,8 +216,8 @@ def _wants_body(sock: socket.socket) -> bool:
     return b" 100" in sock.recv(16, socket.MSG_PEEK)
 
 
-def _translated(error: Exception, name: str) -> Exception:
-    """What a failure of the connection means."""
+def _translated(error: Exception, name: str, unreached: bool) -> Exception:
+    """What a failure of the connection means; ``unreached`` if there never was one to that server."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return StreamError(
             f"{name}: the server's certificate is not valid: {error.verify_message}; if it is one of your "
@@ -224,8 +229,9 @@ def _translated(error: Exception, name: str) -> Exception:
         return StreamError(f"{name}: not a valid URL: {error}", name)
     if isinstance(error, socket.gaierror):
         if error.errno == socket.EAI_AGAIN:
-            return Interrupted("the host's address cannot be looked up at present")
+            return Interrupted("the host's address cannot be looked up at present", unreached=unreached)
         return StreamError(f"{name}: the host is not known: {error.strerror}", name)
     if isinstance(error, TimeoutError):
         return Interrupted("the server is silent")
-    return Interrupted(f"the connection failed ({type(error).__name__}: {error})")
+    unreached = unreached and isinstance(error, OSError) and error.errno in _UNREACHABLE
+    return Interrupted(f"the connection failed ({type(error).__name__}: {error})", unreached=unreached)

@@ -257,14 +257,15 @@ class _ResumingReader(io.RawIOBase):
         self._failures += 1
         of = f" of {self._version.size}" if self._version and self._version.size is not None else ""
         what = f"{self.name}: {interruption} at byte {self._position}{of}"
-        if self._failures >= self._retries.tries:
+        most = self._retries.most(interruption)
+        if self._failures >= most:
             self._error = StreamError(
                 f"{what}; gave up after {self._failures} tries", self.name, self._position, self._failures
             )
             raise self._error from interruption
         pause = self._retries.pause_s(self._failures, interruption.wait_s)
         level = logging.WARNING if self._failures > _QUIET_FAILURES else logging.INFO
-        tried = f"try {self._failures} of {self._retries.tries}"
+        tried = f"try {self._failures} of {most}"
         _log.log(level, "%s (%s); trying again in %.1f s", what, tried, pause)
         time.sleep(pause)
 

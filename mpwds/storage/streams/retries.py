@@ -17,11 +17,13 @@ class Interrupted(Exception):
 
     Attributes:
         wait_s: The pause that the other side asked for, in seconds; ``None`` if it did not.
+        unreached: Whether the other side could not be reached and never was: it may not exist.
     """
 
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+    def __init__(self, reason: str, wait_s: float | None = None, *, unreached: bool = False) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+        self.unreached = unreached
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,11 @@ class Retries:
         tries: Tries in all; 1 gives up at the first failure. For a stream: tries without progress.
         first_s: The first pause, in seconds.
         longest_s: The longest pause, in seconds. With the default values ten tries take about a minute.
+        unreached: Tries of a host that is unknown or refuses connections, and was never reached before; not
+            more than ``tries``. With the default values these take about three seconds.
 
     Raises:
-        ValueError: ``tries`` is below 1, or a pause is negative.
+        ValueError: ``tries`` or ``unreached`` is below 1, or a pause is negative.
 
     Example:
         >>> pauses = [Retries().pause_s(failures) for failures in (1, 2, 3)]
@@ -45,12 +49,19 @@ class Retries:
     tries: int = 10
     first_s: float = 0.25
     longest_s: float = 15.0
+    unreached: int = 5
 
     def __post_init__(self) -> None:
         if self.tries < 1:
             raise ValueError(f"retries: tries must be at least 1, got {self.tries}")
+        if self.unreached < 1:
+            raise ValueError(f"retries: unreached must be at least 1, got {self.unreached}")
         if self.first_s < 0 or self.longest_s < 0:
             raise ValueError(f"retries: pauses must not be negative, got {self.first_s} and {self.longest_s}")
+
+    def most(self, failure: Interrupted) -> int:
+        """The tries in all, after a failure of this kind."""
+        return min(self.tries, self.unreached) if failure.unreached else self.tries
 
     def pause_s(self, failures: int, wish_s: float | None = None) -> float:
         """The pause after a number of failures in succession, in seconds.

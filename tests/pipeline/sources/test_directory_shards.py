@@ -1,5 +1,9 @@
+import contextlib
+import gc
 import glob
 import os
+import re
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -8,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.streams.urls import expand_urls
 
 DEAD = 99999999  # no process has this number
 
@@ -43,7 +48,8 @@ def test_the_oldest_are_taken_first(folder):
     shards = DirectoryShardList(folder, pattern="*.tar", select="oldest", mode="unlink", poll=None)
     urls = [shard["url"] for shard in islice(shards, 3)]
     assert urls == [f"{folder}file{number}.tar._{os.getpid()}_" for number in range(3)]
-    assert len(glob.glob(folder + "*.tar")) == 2
+    last = f"file2.tar._{os.getpid()}_"  # handed out, and so the caller's
+    assert names(folder) == [last, "file3.tar", "file4.tar"]
 
 
 def test_shards_that_appear_meanwhile_are_read(folder):
@@ -73,7 +79,8 @@ def test_a_shard_that_was_read_may_be_kept_under_another_name(folder):
 
 def test_resampled_shards_come_back(folder):
     create(folder, range(3))
-    urls = [shard["url"] for shard in islice(DirectoryShardList(folder, poll=None), 20)]
+    source = iter(DirectoryShardList(folder, poll=None))
+    urls = [next(source)["url"] for _ in range(20)]
     assert len(set(urls)) == 3
     assert len(glob.glob(folder + "*.tar")) == 2  # the last one is claimed still
 
@@ -162,15 +169,131 @@ def test_it_cannot_be_resumed_and_says_so(folder):
         stream.state_dict()
 
 
-def test_webdataset_reads_a_directory_that_ends_in_a_slash(shards, folder):
-    from mpwds.storage.streams.urls import expand_urls
-
+@pytest.fixture
+def filled(shards, folder):
     for url in expand_urls(shards):
-        os.link(url, folder + os.path.basename(url))
-    dataset = WebDataset(folder, mode="unlink").decode().to_tuple("cls")
+        shutil.copy(url, folder)
+    return folder
+
+
+def classes(samples):
+    return sorted(int(sample["cls"]) for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"), [("unlink", []), ("keep", [f"x-00{n}.tar._done_" for n in range(6)])]
+)
+def test_webdataset_takes_the_shards_of_a_directory_where_a_mode_says_what_becomes_of_them(
+    filled, mode, left
+):
+    dataset = WebDataset(filled, mode=mode)
     dataset.stage(0).poll = None
-    assert sorted(cls for (cls,) in dataset) == list(range(20))
-    assert names(folder) == []
+    assert classes(dataset) == list(range(20))
+    assert names(filled) == left
+
+
+def test_without_a_mode_webdataset_divides_the_shards_of_a_directory_and_renames_none(filled):
+    before = names(filled)
+    dataset = WebDataset(filled, shardshuffle=True)
+    streams = [dataset.stream(Context(worker=worker, workers=2)) for worker in (0, 1)]
+    parts = [[sample for _, sample in stream] for stream in streams]
+    assert all(parts)
+    assert classes(parts[0] + parts[1]) == list(range(20))
+    assert {sample["__url__"] for sample in parts[0]} <= {filled + name for name in before}
+    assert names(filled) == before
+    assert repr(dataset) == f"WebDataset({filled!r}, shardshuffle=True)"
+    assert [sample["cls"] for sample in dataset] != [sample["cls"] for sample in dataset]
+
+
+def test_resampled_webdataset_draws_from_a_directory_and_renames_nothing(filled):
+    before = names(filled)
+    for options in ({"resampled": True}, {"mode": "resampled"}):
+        assert len(list(WebDataset(filled, **options).with_epoch(50))) == 50
+    assert names(filled) == before
+
+
+def test_of_a_directory_the_shards_are_read_and_nothing_else(filled):
+    Path(filled + "my.txt.tar").write_bytes(Path(filled + "x-000.tar").read_bytes())
+    for name in ("x.tar.partial", "x-000.tar.json", "x.tar._done_", "notes.txt"):
+        Path(filled + name).write_text("no shard")
+    Path(filled + "folder.tar").mkdir()
+    read = {os.path.basename(sample["__url__"]) for sample in WebDataset(filled)}
+    assert read == {"my.txt.tar", *(f"x-00{n}.tar" for n in (0, 2, 3, 4, 5))}  # x-001 has no sample
+
+
+def test_names_of_compressed_shards_are_known(folder):
+    for ending in ("tar", "tgz", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"):
+        Path(f"{folder}x.{ending}").touch()
+    assert len(shards_in(folder)) == 6 == len(list(DirectoryShardList(folder, mode="keep", poll=None)))
+
+
+@pytest.mark.parametrize("path", ["/no/such/place/", "http://127.0.0.1:1/data/", "s3://bucket/data/"])
+def test_what_is_no_directory_here_is_an_error(path):
+    with pytest.raises(ValueError, match="is no directory on this machine"):
+        WebDataset(path)
+
+
+def test_a_directory_without_shards_is_an_error(folder):
+    with pytest.raises(ValueError, match=f"no shards in {folder}"):
+        WebDataset(folder)
+
+
+def test_claimed_shards_that_are_not_read_are_told_of(filled):
+    os.rename(filled + "x-003.tar", f"{filled}x-003.tar._{DEAD}_")
+    with pytest.warns(UserWarning, match="1 shards in .* not read here, x-003.tar._") as caught:
+        WebDataset(filled)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("mode", ["resample", "keep", "unlink"])
+@pytest.mark.parametrize("end", ["break", "error", "cycle"])
+def test_a_shard_whose_reading_is_left_off_gets_its_name_back(filled, mode, end):
+    def check(sample):
+        if end == "error":
+            raise ArithmeticError
+        return sample
+
+    os.remove(filled + "x-001.tar")  # it has no sample, so it might be read to its end
+    before = names(filled)
+    source = iter(WebDataset(filled, mode=mode).map(check))
+    with pytest.raises(ArithmeticError) if end == "error" else contextlib.nullcontext():
+        next(source)
+    assert names(filled) != before or end == "error"
+    if end == "cycle":
+        ring = [source]
+        ring.append(ring)
+        del ring
+    del source
+    gc.collect()
+    assert names(filled) == before
+
+
+def test_a_process_that_ends_gives_back_what_it_has_not_read(filled):
+    code = (
+        "import sys; from mpwds import WebDataset\n"
+        "source = iter(WebDataset(sys.argv[1], mode='keep', empty_check=False)); next(source)"
+    )
+    subprocess.run([sys.executable, "-c", code, filled], check=True)
+    assert not [name for name in names(filled) if re.search(r"\._\d+_$", name)]
+
+
+def test_a_fork_leaves_the_claims_of_its_parent_alone(folder):
+    create(folder, range(1))
+    source = iter(DirectoryShardList(folder, mode="unlink", poll=None))
+    claimed = next(source)["url"]
+    child = os.fork()
+    if child == 0:
+        del source
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert names(folder) == [os.path.basename(claimed)]
+
+
+def test_a_cache_takes_no_shard_ahead_of_its_time(filled, tmp_path_factory):
+    dataset = WebDataset(filled, mode="unlink", cache_dir=tmp_path_factory.mktemp("cache"))
+    dataset.stage(0).poll = None
+    assert classes(dataset) == list(range(20))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
+import http.server
+import os
 import textwrap
+import threading
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpwds
 from mpwds.errors import SecurityError, SpecError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
@@ -131,8 +135,8 @@ def test_extensions_choose_and_rename_members_and_other_options_ride_along(shard
     samples = list(dataset)
     assert len(samples) == 40
     assert Counter(tuple(sorted(sample)) for sample in samples) == {
-        ("__key__", "__scale__", "__url__", "label", "source"): 20,
-        ("__key__", "__url__", "txt"): 20,
+        ("__key__", "__local_path__", "__scale__", "__url__", "label", "source"): 20,
+        ("__key__", "__local_path__", "__url__", "txt"): 20,
     }
     stream = dataset.stream()
     assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
@@ -220,6 +224,70 @@ def test_commands_in_files_are_refused_unless_the_caller_vouches_for_them(yaml_f
     assert WebDataset(load_spec(path, trusted=True))
     with pytest.raises(SecurityError):
         load_spec({"datasets": [{"shards": "pipe:cat b.tar"}]}, trusted=False)
+
+
+def test_the_error_about_a_command_tells_the_call_that_allows_it(yaml_file):
+    path = yaml_file("datasets:\n  - shards: 'pipe:cat b.tar'\n")
+    with pytest.raises(SecurityError) as caught:
+        WebDataset(path)
+    call = str(caught.value).rpartition("trusted=True: ")[2]
+    assert call == f"mpwds.WebDataset(mpwds.load_spec({path!r}, trusted=True))"
+    assert isinstance(eval(call, {"mpwds": mpwds}), WebDataset)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def web_file(yaml_file, tmp_path):
+    """Makes a YAML file and tells its URL on a web server."""
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *arguments: Quiet(*arguments, directory=tmp_path)
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield lambda text: f"http://127.0.0.1:{server.server_port}/{os.path.basename(yaml_file(text))}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_specification_on_a_web_server_is_read_from_there(web_file, shards):
+    url = web_file(f"datasets:\n- shards: {shards}\n")
+    assert len(list(WebDataset(url))) == 20
+    assert len(list(shardspec(url))) == 6
+    with pytest.raises(SpecError, match=rf"^{web_file('datasets: 3')}, line 1, datasets must be"):
+        WebDataset(url)
+    with pytest.raises(FileNotFoundError, match=r"missing.yaml"):
+        WebDataset(url.replace("spec", "missing"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "datasets: [{shards: 'pipe:touch x'}]",
+        "prefix: 'https://host/$SECRET/'\ndatasets: [{shards: x.tar}]",
+        "datasets: [{shards: 'https://host/${SECRET}.tar'}]",
+        "buckets: ~/data\ndatasets: [{shards: x.tar}]",
+    ],
+)
+def test_what_comes_over_the_network_runs_no_command_and_learns_nothing_of_the_environment(
+    web_file, monkeypatch, text
+):
+    monkeypatch.setenv("SECRET", "4711")
+    url = web_file(text)
+    with pytest.raises(SecurityError, match=r"load_spec\('http.*spec.yaml', trusted=True\)"):
+        WebDataset(url)
+    (read,) = load_spec(url, trusted=True).sources[0].urls
+    assert "SECRET" not in read
+
+
+def test_a_specification_that_contains_itself_or_grows_by_aliases_is_an_error_soon(yaml_file):
+    rows = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    for text in ("datasets: &d [*d]", "\n".join(["a0: &a0 [x]", *rows])):
+        with pytest.raises(SpecError):
+            load_spec(yaml_file(text))
 
 
 BAD = [

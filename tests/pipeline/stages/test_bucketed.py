@@ -1,9 +1,11 @@
 from bisect import bisect_right
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stages.bucketed import bucketed
 from mpwds.pipeline.stream import Source, collect
 
@@ -89,6 +91,15 @@ def test_of_twenty_elements_unless_a_limit_says_otherwise():
 def test_impossible_arguments_are_refused(options):
     with pytest.raises(ValueError, match="bucketed: "):
         bucketed(len, **options)
+
+
+def test_arrays_of_different_lengths_are_padded_by_default():
+    arrays = [(np.arange(1, length + 1), length) for length in (2, 9, 1, 8)]
+    short, long = DataPipeline(arrays).bucketed(lambda pair: pair[1], [5], 2)
+    assert short[0].tolist() == [[1, 2], [1, 0]]
+    assert [array.shape for array in (*short, *long)] == [(2, 2), (2,), (2, 9), (2,)]
+    (batch,) = bucketed(lambda pair: pair[1], [], 4)(arrays)
+    assert batch[0].shape == (4, 9)
 
 
 def test_prints_as_it_is_written():
