@@ -13,6 +13,7 @@ from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.launchers import LAUNCHERS
+from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.receiving import Output
 from mpwds.loader.setup import WorkerSetup
@@ -22,13 +23,16 @@ from mpwds.sharedmem.arena import MOST_BLOCKS
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
 
-class MultiLoader:
+class MultiLoader(LoaderStages):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
     Each ``iter()`` is an epoch. What the dataset yields is delivered as it is, a batch or a single
     sample: any nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors in it become
     ``output``: views of shared memory, writable, that nobody else touches while any part of them is
     alive. There is no need for an ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
+
+    The methods named after stages (``unbatched``, ``shuffle``, ``batched``, ``map``, ...) put these behind
+    the workers: they run here. ``rebatched`` is the fast way to shuffle and batch anew what workers deliver.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the interpreter's exit; they end when this process dies, however it dies. A
@@ -111,8 +115,10 @@ class MultiLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
+        return self._iterate(self._next_epoch())
+
+    def _iterate(self, epoch: int) -> Iterator[Any]:
         self._current.end("another iteration of this loader has begun")
-        epoch, self._epoch = self._epoch, self._epoch + 1
         if self.workers == 0:
             context = replace(Context.current(epoch), seed=self.seed)
             local = LocalIterator(self.dataset, context, self.output, owner=self)

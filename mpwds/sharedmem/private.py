@@ -47,10 +47,23 @@ class PrivateCopies:
         Raises:
             SharedMemoryError: There is no memory left.
         """
-        memory = self._memory(source.nbytes)
-        memoryview(memory)[: source.nbytes] = source
+        exporter = self.blank(source.nbytes)
+        memoryview(exporter).cast("B")[:] = source
         self.made += 1
-        exporter = (ctypes.c_char * source.nbytes).from_buffer(memory)
+        return exporter
+
+    def blank(self, nbytes: int) -> Exporter:
+        """A writable buffer of ``nbytes`` bytes, whatever they are.
+
+        Raises:
+            SharedMemoryError: There is no memory left.
+
+        Example:
+            >>> len(PrivateCopies().blank(100))
+            100
+        """
+        memory = self._memory(nbytes)
+        exporter = (ctypes.c_char * nbytes).from_buffer(memory)
         free, ends, number, keep = self._free, self._ends, next(self._number), interrupts.keep
 
         def keep_for_later(_: object) -> None:

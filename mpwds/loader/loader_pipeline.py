@@ -1,0 +1,268 @@
+"""Stages behind a loader, which run in the process that iterates it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, cast
+
+from mpwds.loader.lengths import count_behind, count_delivered
+from mpwds.loader.rebatched import Rebatched
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
+from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.stream import Stream
+
+
+class LoaderPipeline(DataPipeline):
+    """What a loader delivers, passed through stages that run here.
+
+    The methods of ``MultiLoader`` that are named after stages make one. It is the loader with stages: each
+    ``iter()`` is the loader's next epoch, and ends an unfinished one of the loader and of other pipelines
+    behind it; ``set_epoch`` and ``close`` are the loader's, and so is the end of a ``with`` block. It keeps
+    the loader alive. A pickled copy has a loader of its own.
+
+    Args:
+        loader: The loader.
+
+    Attributes:
+        loader: The loader.
+
+    Example:
+        >>> from mpwds import MultiLoader
+        >>> numbers = DataPipeline(range(8)).batched(2)
+        >>> with MultiLoader(numbers, workers=2, output="numpy").unbatched().batched(4) as loader:
+        ...     [batch.tolist() for batch in loader]
+        [[0, 2, 1, 3], [4, 6, 5, 7]]
+    """
+
+    def __init__(self, loader: LoaderStages) -> None:
+        dataset = loader.dataset
+        seed = dataset._seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
+        super().__init__(_Loaded(loader), seed=seed)
+        self.loader = loader
+        self._call = repr(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return plain(self.stream(Context.current(self.loader._next_epoch())))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
+        self.loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Elements in an epoch, or what ``with_length`` says.
+
+        Raises:
+            TypeError: It cannot be known without running the epoch; the message says because of what.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> len(MultiLoader(DataPipeline(range(100)).batched(10), workers=2).rebatched(32))
+            4
+        """
+        if self._length is not None:
+            return self._length
+        epochs = self._epochs
+        if epochs.repetitions is None and epochs.limit is not None:
+            return epochs.limit
+        loader = self.loader
+        return count_behind(self.stages, epochs, count_delivered(loader.dataset, loader.workers)).elements
+
+    def rebatched(
+        self,
+        batchsize: int,
+        shuffle: int = 0,
+        drop_last: bool = False,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        pin_memory: bool | None = None,
+    ) -> LoaderPipeline:
+        """Makes batches of another size, of random rows; as :meth:`LoaderStages.rebatched`."""
+        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
+
+
+class LoaderStages(Fluent):
+    """The part of a loader that puts stages behind it. Each method returns a :class:`LoaderPipeline`."""
+
+    dataset: Any
+    workers: int
+    seed: int | None
+    _epoch: int
+
+    def compose(self, *stages: Any) -> Any:
+        """The loader with stages behind it.
+
+        Args:
+            stages: As those of a ``DataPipeline``.
+
+        Raises:
+            TypeError: One is no stage.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> def doubled(source):
+            ...     return (2 * element for element in source)
+            >>> with MultiLoader([1, 2], workers=1).compose(doubled) as loader:
+            ...     list(map(int, loader))
+            [2, 4]
+        """
+        return LoaderPipeline(self).compose(*stages)
+
+    def rebatched(
+        self,
+        batchsize: int,
+        shuffle: int = 0,
+        drop_last: bool = False,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        pin_memory: bool | None = None,
+    ) -> LoaderPipeline:
+        """Makes batches of another size, of random rows: the fast form of unbatched, shuffle and batched.
+
+        Rows are copied in this process, whole batches at a time: into a pool of ``shuffle`` rows, and from
+        there into their new batches, whose memory is used again when nothing refers to them any more. Workers
+        get their memory back as soon as its rows are in the pool.
+
+        Args:
+            batchsize: Rows of a new batch.
+            shuffle: Rows in the pool; below 2, their order stays as it is.
+            drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make
+                a smaller one.
+            initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
+                the pool is full).
+            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
+            pin_memory: Whether tensors lie in pinned memory. By default they do if this process has used CUDA
+                by the time a batch is made.
+
+        Raises:
+            ValueError: A number is out of range.
+            TypeError: A number is none.
+
+        While iterating:
+            ``ValueError``, ``TypeError``: What the workers deliver is no batch, or its rows have another
+            shape or dtype than those before.
+            :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
+            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
+            ...     batches = list(loader)
+            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            >>> len(batches[0][1])
+            5
+        """
+        pipeline = LoaderPipeline(self)
+        return pipeline.rebatched(
+            batchsize, shuffle, drop_last, initial=initial, seed=seed, pin_memory=pin_memory
+        )
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
+        """Makes an epoch of this many elements: the workers' epochs follow each other as long as that takes.
+
+        Args:
+            nsamples: Elements in an epoch; below 0, an epoch has no end.
+            nbatches: The same; the larger of the two counts.
+
+        Raises:
+            ValueError: It is 0.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> with MultiLoader([1, 2, 3], workers=1).with_epoch(5) as loader:
+            ...     list(map(int, loader))
+            [1, 2, 3, 1, 2]
+        """
+        return LoaderPipeline(self).with_epoch(nsamples, nbatches)
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
+        """Makes an epoch of ``nepochs`` epochs of the workers.
+
+        Args:
+            nepochs: Number of these; without end below 1.
+            nbatches: Elements after which it ends all the same; no limit below 0.
+
+        Raises:
+            ValueError: ``nbatches`` is 0.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> with MultiLoader([1, 2], workers=1).repeat(2) as loader:
+            ...     list(map(int, loader))
+            [1, 2, 1, 2]
+        """
+        return LoaderPipeline(self).repeat(nepochs, nbatches)
+
+    def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
+        """Makes ``len()`` return ``n``, for programs that want to know a loader's length.
+
+        Args:
+            n: The length.
+            silent: Whether to leave out the warning that it sets nothing else.
+
+        Raises:
+            ValueError: ``n`` is negative.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> len(MultiLoader(lambda: iter("abc")).with_length(1000, silent=True))
+            1000
+        """
+        return LoaderPipeline(self).with_length(n, silent)
+
+    def __len__(self) -> int:
+        """Elements in an epoch of this rank, or the dataset's length where it says one.
+
+        Raises:
+            TypeError: It cannot be known without running the epoch; the message says because of what.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> len(MultiLoader(range(10), workers=2))
+            10
+        """
+        return count_delivered(self.dataset, self.workers).elements
+
+    def __bool__(self) -> bool:
+        return True  # and does not ask for the length
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the workers."""
+
+    @abstractmethod
+    def _iterate(self, epoch: int) -> Iterator[Any]:
+        """The elements of an epoch, whichever is next by count."""
+
+    def _next_epoch(self) -> int:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return epoch
+
+
+class _Loaded:
+    """Beginning of a pipeline: what a loader delivers. Its elements cannot be made again."""
+
+    addressable: ClassVar[bool] = False
+
+    def __init__(self, loader: LoaderStages) -> None:
+        self._loader = loader
+
+    def __str__(self) -> str:
+        return str(self._loader)
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        from mpwds.loader.multi_dataset import _Delivery  # which imports MultiLoader, which imports this
+
+        return cast("Stream[Any]", _Delivery(self._loader._iterate(context.epoch)))

@@ -1,0 +1,166 @@
+"""Make batches of another size, of random rows, without taking a batch apart into Python objects."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpwds.loader.batch_form import Form, columns_of, leaves
+from mpwds.loader.infer_form import form_of
+from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
+from mpwds.loader.row_mixer import RowMixer
+from mpwds.loader.row_pool import RowPool
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments, explain, options
+from mpwds.pipeline.place import Place
+from mpwds.pipeline.stream import Address, Stream
+
+
+@dataclass(frozen=True)
+class Rebatched(Filter):
+    """Stage that yields batches of ``batchsize`` rows of the batches it is given.
+
+    What ``unbatched``, ``shuffle`` and ``batched`` do one after the other, for whole batches at a time: a row
+    is copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
+    ``shuffle`` it is copied once, in order. Nothing else refers to a batch that was given, so its memory
+    is free as soon as its rows are copied, and the memory of a new batch is used again when nothing refers
+    to it.
+
+    Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
+    too. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. A list inside a
+    batch has an item for each row, or holds columns, as the number of rows tells. All rows of an epoch must
+    be alike: :func:`~mpwds.loader.infer_form.form_of` says more.
+
+    Args:
+        batchsize: Rows of a new batch.
+        shuffle: Rows in the pool; below 2, their order stays as it is.
+        drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make a
+            smaller one.
+        initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until the
+            pool is full); at most ``shuffle``.
+        seed: Determines the order, with the epoch; the dataset's by default.
+        pin_memory: Whether the new batches' tensors lie in pinned memory. By default they do if this process
+            has used CUDA when the batch is made.
+
+    Raises:
+        ValueError: ``batchsize`` or ``initial`` is below 1, or ``shuffle`` is negative; or, while iterating,
+            the columns of a batch differ in their number of rows, or its rows are unlike those before.
+        TypeError: A number is none; or, while iterating, something in a batch is no column.
+        SharedMemoryError: While iterating, there is no memory for the pool or a batch.
+
+    Example:
+        >>> stage = Rebatched(3)
+        >>> batches = [(np.array([0, 1]), ["a", "b"]), (np.array([2, 3]), ["c", "d"])]
+        >>> list(stage(batches))
+        [(array([0, 1, 2]), ['a', 'b', 'c']), (array([3]), ['d'])]
+    """
+
+    batchsize: int
+    shuffle: int = 0
+    drop_last: bool = False
+    initial: int = 100
+    seed: int | None = None
+    pin_memory: bool | None = None
+    addressable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("batchsize", 1), ("shuffle", 0), ("initial", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"rebatched: {name} must be a whole number, got {value!r}")
+            if value < least:
+                raise ValueError(f"rebatched: {name} must be at least {least}, got {value}")
+
+    def __str__(self) -> str:
+        more = options(
+            shuffle=(self.shuffle, 0),
+            drop_last=(self.drop_last, False),
+            initial=(self.initial, 100),
+            seed=(self.seed, None),
+            pin_memory=(self.pin_memory, None),
+        )
+        return f"rebatched({arguments(self.batchsize, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Rebatched(self, source, context)
+
+
+class _Rebatched:
+    def __init__(self, stage: Rebatched, source: Stream[Any], context: Context) -> None:
+        self._stage = stage
+        self._source = source
+        seed = stage.seed if stage.seed is not None else context.seed or 0
+        place = (seed, context.epoch, context.rank, context.worker, context.stage)
+        self._seed = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
+        self._mixer: RowMixer | None = None
+        self._given: list[Rows] = []  # the rows of a batch that are not copied yet
+        self._ended = False
+        self._count = 0
+
+    def __iter__(self) -> _Rebatched:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        while not self._ended:
+            if self._mixer is not None and self._given:
+                self._given = self._mixer.move(self._given)
+                if self._mixer.missing == 0:
+                    break
+            else:
+                self._take_in()
+        mixer = self._mixer
+        if mixer is None:
+            raise StopIteration
+        if self._ended:
+            mixer.move_what_is_left()
+        if mixer.filled == 0 or (mixer.missing and self._stage.drop_last):
+            self._mixer = None  # and with it the pool
+            raise StopIteration
+        self._count += 1
+        return self._count - 1, mixer.batch()
+
+    def _take_in(self) -> None:
+        """Takes the next batch that is given, or learns that there is none."""
+        try:
+            address, batch = next(self._source)
+        except StopIteration:
+            self._ended = True
+            return
+        try:
+            form = form_of(batch) if self._mixer is None else self._mixer.form
+            columns = columns_of(form, batch)
+        except Exception as error:
+            explain(error, self._stage, self._source, address, batch)
+            raise
+        if len(columns[0]):
+            given = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
+            if self._mixer is None:
+                self._mixer = self._made_mixer(form, given)
+            self._given = given
+
+    def _made_mixer(self, form: Form, given: list[Rows]) -> RowMixer:
+        stage = self._stage
+        buffers = RowBuffers(leaves(form), int(stage.batchsize), stage.pin_memory)
+        if stage.shuffle < 2:
+            return RowMixer(form, buffers)
+        pool = RowPool(int(stage.shuffle), given, np.random.default_rng(self._seed))
+        return RowMixer(form, buffers, pool, min(int(stage.initial), pool.size))
+
+    def fetch(self, address: Any) -> Any:
+        raise LookupError(
+            f"{self._stage} mixes rows without keeping where they come from: only a replay makes them"
+        )
+
+    def describe(self, address: Any, element: object = None) -> Place:
+        return Place(f"batch {address} of {self._stage}")
+
+    def state_dict(self) -> dict[str, Any]:
+        raise LookupError(f"{self._stage} has no state to save")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise LookupError(f"{self._stage} has no state to load")

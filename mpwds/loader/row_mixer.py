@@ -1,0 +1,94 @@
+"""Rows that are given, through a pool, into batches of one size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpwds.loader.batch_form import Form, build
+from mpwds.loader.row_buffers import RowBuffer, RowBuffers, Rows
+from mpwds.loader.row_pool import RowPool
+
+
+class RowMixer:
+    """The pool of rows, and the batch that is being made of rows from it.
+
+    Args:
+        form: The batches' form.
+        buffers: Where they are made.
+        pool: What gives random rows; without it, rows go straight into the batch, in order.
+        initial: Rows that the pool holds before the first is drawn.
+
+    Attributes:
+        form: The batches' form.
+        filled: Rows that the batch has.
+    """
+
+    def __init__(
+        self, form: Form, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
+    ) -> None:
+        self.form = form
+        self.filled = 0
+        self._buffers = buffers
+        self._pool = pool
+        self._initial = initial
+        self._buffer: RowBuffer | None = None
+
+    @property
+    def missing(self) -> int:
+        """Rows that the batch is short of."""
+        return self._buffers.rows - self.filled
+
+    def move(self, given: list[Rows]) -> list[Rows]:
+        """Moves rows that are given into the pool, and rows from there into the batch.
+
+        Args:
+            given: Rows of each column.
+
+        Returns:
+            Those that were not moved; there are some only if the batch is full.
+        """
+        while given and self.missing:
+            given = self._copied(given) if self._pool is None else self._exchanged(given, self._pool)
+        return given
+
+    def move_what_is_left(self) -> None:
+        """Moves rows from the pool into the batch; from now on none are given."""
+        if self._pool is not None and (count := min(self._pool.count, self.missing)):
+            self._pool.take(self._next_rows(count))
+
+    def batch(self) -> Any:
+        """The batch, with the rows that it has; from now on another one is made."""
+        buffer, self._buffer = self._buffer, None
+        filled, self.filled = self.filled, 0
+        columns = [] if buffer is None else buffer.columns(filled)
+        return build(self.form, iter(columns))
+
+    def _copied(self, given: list[Rows]) -> list[Rows]:
+        count = min(len(given[0]), self.missing)
+        for out, rows in zip(self._next_rows(count), given, strict=True):
+            out[:] = rows[:count]
+        return _behind(given, count)
+
+    def _exchanged(self, given: list[Rows], pool: RowPool) -> list[Rows]:
+        if pool.room:
+            starts = pool.count < self._initial
+            wanted = self._initial - pool.count if starts else -(-len(given[0]) // 2)
+            count = min(wanted, pool.room, len(given[0]))
+            pool.append([rows[:count] for rows in given])
+            given = _behind(given, count)
+            if starts or not given:
+                return given
+        count = min(len(given[0]), self.missing, pool.count)
+        pool.exchange([rows[:count] for rows in given], self._next_rows(count))
+        return _behind(given, count)
+
+    def _next_rows(self, count: int) -> list[Rows]:
+        """The next ``count`` rows of the batch, to be written now."""
+        if self._buffer is None:
+            self._buffer = self._buffers.make()
+        begin, self.filled = self.filled, self.filled + count
+        return [rows[begin : begin + count] for rows in self._buffer.rows]
+
+
+def _behind(given: list[Rows], count: int) -> list[Rows]:
+    return [rows[count:] for rows in given] if count < len(given[0]) else []

@@ -1,0 +1,114 @@
+"""The length of a loader: known where stages neither drop nor add elements, explained where it is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, MultiLoader
+from mpwds.loader.elements import elements
+from mpwds.pipeline.context import Context
+
+
+def numbers():
+    return DataPipeline(range(23))
+
+
+KNOWN = [
+    (range(23), lambda loader: loader.batched(5)),
+    (np.arange(23), lambda loader: loader),
+    (numbers().shuffle(10), lambda loader: loader.shuffle(7)),
+    (numbers().batched(5), lambda loader: loader),
+    (numbers().batched(5, partial=False), lambda loader: loader.unbatched()),
+    (numbers().batched(5, collation_fn=mpwds.padded()), lambda loader: loader.unbatched().batched(4)),
+    (numbers().batched(5), lambda loader: loader.rebatched(4)),
+    (numbers().batched(5), lambda loader: loader.rebatched(4, shuffle=9, drop_last=True)),
+    (numbers().batched(5), lambda loader: loader.rebatched(4).rebatched(3, drop_last=True).unbatched()),
+    (numbers().batched(5, partial=False), lambda loader: loader.rebatched(4).detshuffle(5)),
+    (numbers().slice(3, 20, 2), lambda loader: loader.batched(3, partial=False)),
+    (numbers(), lambda loader: loader.slice(2, 100, 3)),
+    (numbers().slice(100, None), lambda loader: loader),
+    (DataPipeline(numbers().repeat(2)).batched(5), lambda loader: loader.rebatched(6)),
+    (numbers().with_epoch(30), lambda loader: loader),
+    (numbers().repeat(3, 40), lambda loader: loader),
+    (DataPipeline(range(1)).with_epoch(30), lambda loader: loader),
+    (numbers().batched(5), lambda loader: loader.rebatched(4).repeat(3)),
+    (numbers().batched(5), lambda loader: loader.rebatched(4).repeat(3, 10)),
+    (numbers().batched(5), lambda loader: loader.rebatched(4).with_epoch(17)),
+    (numbers().map(abs), lambda loader: loader.with_epoch(17)),
+    (lambda: iter(range(5)), lambda loader: loader.map(abs).with_epoch(17)),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 5])
+@pytest.mark.parametrize("case", range(len(KNOWN)))
+def test_len_is_the_number_of_elements_that_come(case, workers, monkeypatch):
+    dataset, add_stages = KNOWN[case]
+    if workers:  # what several workers deliver, without starting them
+        monkeypatch.setattr(
+            MultiLoader, "_iterate", lambda loader, epoch: iter(_of_all_workers(loader, epoch))
+        )
+    loader = add_stages(MultiLoader(dataset, workers=workers, output="numpy"))
+    assert len(loader) == len(list(loader))
+
+
+def _of_all_workers(loader, epoch):
+    for worker in range(loader.workers):
+        yield from elements(
+            loader.dataset, replace(Context.current(epoch), worker=worker, workers=loader.workers)
+        )
+
+
+def test_len_is_that_of_this_ranks_part(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = MultiLoader(numbers().batched(2), workers=0)
+    assert len(loader) == len(list(loader)) == 3
+    assert len(loader.rebatched(5)) == len(list(loader.rebatched(5))) == 2
+
+
+def test_a_length_that_was_set_counts():
+    assert len(MultiLoader(numbers().with_length(7, silent=True), workers=2)) == 7
+    loader = MultiLoader(numbers().map(abs), workers=2).with_length(9, silent=True)
+    assert len(loader) == len(loader.batched(3)) == 9
+
+
+def test_a_dataset_that_divides_itself_has_the_length_that_it_says():
+    class Dataset:
+        def __iter__(self):
+            return iter("abc")
+
+        def __len__(self):
+            return 3
+
+    assert len(MultiLoader(Dataset(), workers=2)) == 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "add_stages", "reason"),
+    [
+        (lambda: iter("abc"), lambda loader: loader, "a function has none"),
+        (mpwds.WebDataset("x-{0..3}.tar"), lambda loader: loader, "does not tell how many elements it has"),
+        (numbers().map(abs), lambda loader: loader, r"map\(abs\) may drop or add elements"),
+        (numbers(), lambda loader: loader.select(bool), r"select\(bool\) may drop"),
+        (numbers().with_epoch(-1), lambda loader: loader, r"repeat\(\) has no end"),
+        (numbers(), lambda loader: loader.repeat(), r"repeat\(\) has no end"),
+        (numbers(), lambda loader: loader.unbatched(), r"unbatched\(\) gets batches of which nobody knows"),
+        (numbers().batched(5, list), lambda loader: loader.rebatched(2), r"rebatched\(2\) gets batches"),
+        (
+            numbers().batched(5),
+            lambda loader: loader.unbatched(handler=mpwds.warn_and_continue),
+            r"unbatched\(handler=warn_and_continue\) may drop",
+        ),
+    ],
+)
+def test_a_length_that_cannot_be_known_is_an_error_that_says_why(dataset, add_stages, reason):
+    loader = add_stages(MultiLoader(dataset, workers=2))
+    with pytest.raises(TypeError, match=f"not known: .*{reason}.*with_length"):
+        len(loader)
+    assert loader
+
+
+def test_a_list_can_be_made_of_a_loader_whose_length_is_not_known():
+    assert [int(element) for element in list(MultiLoader(lambda: iter([1, 2]), workers=0))] == [1, 2]
