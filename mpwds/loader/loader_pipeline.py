@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.rebatched import Rebatched
+from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
@@ -15,7 +16,59 @@ from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.stream import Stream
 
 
-class LoaderPipeline(DataPipeline):
+class Rebatching(Composable):
+    """Base of loaders, and of what is behind them, for the stage that they have alone."""
+
+    def rebatched(
+        self: Self,
+        batchsize: int,
+        shuffle: int = 0,
+        drop_last: bool = False,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        pin_memory: bool | None = None,
+    ) -> Self:
+        """Makes batches of another size, of random rows: the fast form of unbatched, shuffle and batched.
+
+        Rows are copied in this process, whole batches at a time: into a pool of ``shuffle`` rows, and from
+        there into their new batches, whose memory is used again when nothing refers to them any more. Workers
+        get their memory back as soon as its rows are in the pool.
+
+        Args:
+            batchsize: Rows of a new batch.
+            shuffle: Rows in the pool; below 2, their order stays as it is.
+            drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make
+                a smaller one.
+            initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
+                the pool is full).
+            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
+            pin_memory: Whether tensors lie in pinned memory. By default they do if this process has used CUDA
+                by the time a batch is made.
+
+        Raises:
+            ValueError: A number is out of range.
+            TypeError: A number is none.
+
+        While iterating:
+            ``ValueError``, ``TypeError``: What the workers deliver is no batch, or its rows have another
+            shape or dtype than those before.
+            :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
+            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
+            ...     batches = list(loader)
+            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            >>> len(batches[0][1])
+            5
+        """
+        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
+
+
+class LoaderPipeline(Rebatching, DataPipeline):
     """What a loader delivers, passed through stages that run here.
 
     The methods of ``MultiLoader`` that are named after stages make one. It is the loader with stages: each
@@ -70,21 +123,8 @@ class LoaderPipeline(DataPipeline):
         loader = self.loader
         return count_behind(self.stages, epochs, count_delivered(loader.dataset, loader.workers)).elements
 
-    def rebatched(
-        self,
-        batchsize: int,
-        shuffle: int = 0,
-        drop_last: bool = False,
-        *,
-        initial: int = 100,
-        seed: int | None = None,
-        pin_memory: bool | None = None,
-    ) -> LoaderPipeline:
-        """Makes batches of another size, of random rows; as :meth:`LoaderStages.rebatched`."""
-        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
 
-
-class LoaderStages(Fluent):
+class LoaderStages(Rebatching, Fluent):
     """The part of a loader that puts stages behind it. Each method returns a :class:`LoaderPipeline`."""
 
     dataset: Any
@@ -110,57 +150,6 @@ class LoaderStages(Fluent):
             [2, 4]
         """
         return LoaderPipeline(self).compose(*stages)
-
-    def rebatched(
-        self,
-        batchsize: int,
-        shuffle: int = 0,
-        drop_last: bool = False,
-        *,
-        initial: int = 100,
-        seed: int | None = None,
-        pin_memory: bool | None = None,
-    ) -> LoaderPipeline:
-        """Makes batches of another size, of random rows: the fast form of unbatched, shuffle and batched.
-
-        Rows are copied in this process, whole batches at a time: into a pool of ``shuffle`` rows, and from
-        there into their new batches, whose memory is used again when nothing refers to them any more. Workers
-        get their memory back as soon as its rows are in the pool.
-
-        Args:
-            batchsize: Rows of a new batch.
-            shuffle: Rows in the pool; below 2, their order stays as it is.
-            drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make
-                a smaller one.
-            initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
-                the pool is full).
-            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Whether tensors lie in pinned memory. By default they do if this process has used CUDA
-                by the time a batch is made.
-
-        Raises:
-            ValueError: A number is out of range.
-            TypeError: A number is none.
-
-        While iterating:
-            ``ValueError``, ``TypeError``: What the workers deliver is no batch, or its rows have another
-            shape or dtype than those before.
-            :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
-            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
-            ...     batches = list(loader)
-            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-            >>> len(batches[0][1])
-            5
-        """
-        pipeline = LoaderPipeline(self)
-        return pipeline.rebatched(
-            batchsize, shuffle, drop_last, initial=initial, seed=seed, pin_memory=pin_memory
-        )
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of this many elements: the workers' epochs follow each other as long as that takes.

@@ -76,7 +76,7 @@ class RowPool:
             for begin in range(0, len(slots), portion):
                 end = begin + portion
                 some = slots[begin:end]
-                # With any other mode, np.take makes a copy in between.
+                # The default mode, "raise", goes through a copy of ``out``.
                 np.take(column, some, axis=0, out=old[begin:end], mode="clip")
                 column[some] = new[begin:end]
 
