@@ -31,6 +31,10 @@ def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) ->
         >>> pickle.loads(data) == [pickled_apart], modules
         (True, {'mpwds.loader.dataset_pickler'})
     """
+    # In a process that multiprocessing spawned, the script has a name by which no worker can import it.
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
     stream = io.BytesIO()
     pickler = DatasetPickler(stream, buffer)
     pickler.dump(item)
@@ -48,7 +52,7 @@ class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         kind = type(item)
         if kind is FunctionType or issubclass(kind, type):
             module = getattr(item, "__module__", None)
-            if isinstance(module, str) and module != "__main__":
+            if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
                 self.modules.add(module)
         else:
             reduced = reduced_tensor(item)

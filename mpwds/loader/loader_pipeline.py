@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+from mpwds.loader.delivery import Delivery
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.rebatched import Rebatched
 from mpwds.pipeline.composable import Composable, Self
@@ -252,6 +253,4 @@ class _Loaded:
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        from mpwds.loader.multi_dataset import _Delivery  # which imports MultiLoader, which imports this
-
-        return cast("Stream[Any]", _Delivery(self._loader._iterate(context.epoch)))
+        return cast("Stream[Any]", Delivery(self._loader._iterate(context.epoch)))

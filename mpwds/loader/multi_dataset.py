@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpwds.loader.delivery import Delivery
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address
 
 _MOST_AHEAD = 4
 
@@ -158,32 +157,6 @@ class _Delivered:
     def close(self) -> None:
         self.loader.close()
 
-    def stream(self, context: Context = ALONE) -> _Delivery:
+    def stream(self, context: Context = ALONE) -> Delivery:
         self.loader.set_epoch(context.epoch)
-        return _Delivery(iter(self.loader))
-
-
-class _Delivery:
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
-        self._count = 0
-
-    def __iter__(self) -> _Delivery:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
-        element = next(self._elements)
-        self._count += 1
-        return self._count - 1, element
-
-    def fetch(self, address: Any) -> Any:
-        raise LookupError("what a loader delivered cannot be fetched again, only delivered again")
-
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place.of_sample(element, Place(f"element {address} that the workers delivered"))
-
-    def state_dict(self) -> dict[str, Any]:
-        raise LookupError("what workers deliver has no state to save")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError("what workers deliver has no state to load")
+        return Delivery(iter(self.loader))

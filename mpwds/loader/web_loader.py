@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mpwds.loader.multi_dataset import _Delivery
+from mpwds.loader.delivery import Delivery
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 
@@ -55,5 +55,5 @@ class _Loaded:
     def close(self) -> None:
         self._loader.close()
 
-    def stream(self, context: Context = ALONE) -> _Delivery:
-        return _Delivery(iter(self._loader))
+    def stream(self, context: Context = ALONE) -> Delivery:
+        return Delivery(iter(self._loader))

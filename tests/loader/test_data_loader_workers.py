@@ -388,3 +388,33 @@ def test_ctrl_c_ends_the_workers_without_a_word_of_theirs(script):
 
 def test_counting_datasets_are_iterated_by_torch_itself_without_workers():
     assert list(DataLoader(Counting(3), None)) == [0, 1, 2]
+
+
+SPAWNED = """
+    import multiprocessing
+
+    import mpwds
+
+    class Squares:
+        def __len__(self):
+            return 8
+        def __getitem__(self, index):
+            return index * index
+
+    def train(rank):
+        with mpwds.MultiLoader(Squares(), workers=2, output="numpy") as loader:
+            assert sorted(map(int, loader)) == [0, 1, 4, 9, 16, 25, 36, 49]
+        found = [int(number) for batch in mpwds.DataLoader(Squares(), 4, num_workers=2) for number in batch]
+        assert found == [0, 1, 4, 9, 16, 25, 36, 49]
+        print("trained", rank, flush=True)
+
+    if __name__ == "__main__":
+        trainer = multiprocessing.get_context("spawn").Process(target=train, args=(0,))
+        trainer.start()
+        trainer.join()
+        raise SystemExit(trainer.exitcode)
+"""
+
+
+def test_datasets_of_a_script_work_in_trainers_that_it_spawns(script):
+    assert script(SPAWNED).finish() == (0, "trained 0\n", "")
