@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
-from mpwds.loader.delivery import Delivery
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.rebatched import Rebatched
 from mpwds.pipeline.composable import Composable, Self
@@ -14,6 +13,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.passing import Passing
 from mpwds.pipeline.stream import Stream
 
 
@@ -253,4 +253,6 @@ class _Loaded:
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return cast("Stream[Any]", Delivery(self._loader._iterate(context.epoch)))
+        return cast(
+            "Stream[Any]", Passing(self._loader._iterate(context.epoch), "that the workers delivered")
+        )

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mpwds.loader.delivery import Delivery
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.passing import Passing
 
 _MOST_AHEAD = 4
 
@@ -157,6 +157,6 @@ class _Delivered:
     def close(self) -> None:
         self.loader.close()
 
-    def stream(self, context: Context = ALONE) -> Delivery:
+    def stream(self, context: Context = ALONE) -> Passing:
         self.loader.set_epoch(context.epoch)
-        return Delivery(iter(self.loader))
+        return Passing(iter(self.loader), "that the workers delivered")

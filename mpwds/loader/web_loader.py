@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mpwds.loader.delivery import Delivery
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.passing import Passing
 
 
 class WebLoader(DataPipeline):
@@ -55,5 +55,5 @@ class _Loaded:
     def close(self) -> None:
         self._loader.close()
 
-    def stream(self, context: Context = ALONE) -> Delivery:
-        return Delivery(iter(self._loader))
+    def stream(self, context: Context = ALONE) -> Passing:
+        return Passing(iter(self._loader), "that the workers delivered")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.passing import Passing
 from mpwds.pipeline.randomness import States, put_aside, put_back
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Stream
 
 
 class Filter(ABC):
@@ -26,7 +26,7 @@ class Filter(ABC):
         """The stream of what the stage makes of ``source``."""
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        return plain(self.stream(_Passing(source), Context.current()))
+        return plain(self.stream(Passing(source), Context.current()))
 
 
 def plain(stream: Stream[Any]) -> Iterator[Any]:
@@ -52,31 +52,3 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
                     put_back(mine)
                     mine.clear()
         yield element
-
-
-class _Passing:
-    """A stream over any iterable; its elements are counted, but cannot be made again."""
-
-    def __init__(self, elements: Iterable[Any]) -> None:
-        self._elements = iter(elements)
-        self._count = 0
-
-    def __iter__(self) -> _Passing:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
-        element = next(self._elements)
-        self._count += 1
-        return self._count - 1, element
-
-    def fetch(self, address: Any) -> Any:
-        raise LookupError("elements of a plain iterator cannot be fetched again")
-
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place.of_sample(element, Place(f"element {address}"))
-
-    def state_dict(self) -> dict[str, Any]:
-        raise LookupError("a plain iterator has no state to save")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError("a plain iterator has no state to load")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from abc import abstractmethod
 from types import TracebackType
 
 
@@ -14,9 +15,9 @@ class DiscardsOnError(io.BufferedIOBase):
     one. So does garbage collection: who never closed a stream did not say that it is complete.
     """
 
+    @abstractmethod
     def discard(self) -> None:
         """Closes the stream without completing what was written; does nothing once it is closed."""
-        raise NotImplementedError
 
     def __exit__(
         self,
