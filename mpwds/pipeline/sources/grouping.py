@@ -73,11 +73,11 @@ def read_samples(
             # Most often this is another member of the sample, or the first of one, with a known extension.
             suffix = _extensions[name[length:]] if name.startswith(beginning) else _NO_EXTENSION
             if suffix is _NO_EXTENSION:
-                base = name.rfind("/") + 1
-                dot = name.find(".", base)
-                if dot > base and name[0] != "_":
-                    found, suffix = name[:dot], _extensions[name[dot + 1 :]]
-                else:
+                found, dot, rest = name.partition(".")
+                # Else the dot may be the first of a hidden file, or the name that of no sample's.
+                if dot and found[-1:] > "/" and name[0] != "_":
+                    suffix = _extensions[rest]
+                if suffix is _NO_EXTENSION:
                     found, suffix = split(name)
                     if not found:
                         continue

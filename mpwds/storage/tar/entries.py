@@ -12,13 +12,20 @@ from zlib import adler32
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import Decompressed, compression_of
-from mpwds.storage.tar.extension import EXTENSION_LIMIT_BYTES, NOTHING, extend, sparse, too_large
+from mpwds.storage.tar.extension import (
+    EXTENSION_LIMIT_BYTES,
+    NOTHING,
+    TIME_ALONE,
+    extend,
+    sparse,
+    too_large,
+)
 from mpwds.storage.tar.header import (
     BLOCK,
     EXTENSIONS,
     GLOBAL,
     LAYOUT,
-    NAME,
+    NAME_BYTES,
     REGULAR,
     SIZE,
     SPARSE,
@@ -90,9 +97,8 @@ def read_entries(
             front, stored, back = unpack(window, at)
 
             if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
-                if (
-                    back != pax_back or checksums[stored] != (adler32(front) & 0xFFFF) + pax_sum
-                ) and not has_valid_checksum(front, stored, back):
+                seen = back == pax_back and checksums[stored] == (adler32(front) & 0xFFFF) + pax_sum
+                if not seen and not has_valid_checksum(front, stored, back):
                     header = window[at : at + BLOCK]
                     if first >= 0 or header != ZERO_BLOCK:
                         raise no_header(header, source, offset, base + at, after_zeros)
@@ -101,31 +107,38 @@ def read_entries(
                     after_zeros = base + at
                     continue
                 kind = back[0]
-                if kind in EXTENSIONS:
+                if seen or kind in EXTENSIONS:
                     position = base + at
                     size = sizes[front[SIZE]]
                     if size < 0:
                         raise bad_size(front, shown, position)
-                    following = BLOCK + size + (-size & 511)
-                    if position + following > source.end:
-                        raise data_missing(source, position, size)
-                    if size > EXTENSION_LIMIT_BYTES:
-                        raise too_large(size, shown, position)
-                    if at + following > available:
-                        window, at = source.window(position, following)
-                        base = position - at
-                        available = len(window)
-                        if at + following > available:
+                    start = at + BLOCK
+                    following = start + size + (-size & 511)
+                    if following > available:
+                        if base + following > source.end:
                             raise data_missing(source, position, size)
-                    body = window[at + BLOCK : at + BLOCK + size]
-                    at += following
-                    extended = extend(extended, kind, body, shown, position)
-                    if kind == GLOBAL:
-                        for_all = extend(for_all, kind, body, shown, position)
-                    else:
+                        if size > EXTENSION_LIMIT_BYTES:
+                            raise too_large(size, shown, position)
+                        window, start = source.window(position + BLOCK, following - start)
+                        base = position + BLOCK - start
+                        available = len(window)
+                        following = start + size + (-size & 511)
+                        if following > available:
+                            raise data_missing(source, position, size)
+                    at = following
+                    if not (
+                        size < 100
+                        and window.startswith(TIME_ALONE[size], start)
+                        and window.find(b"\n", start, start + size) == start + size - 1
+                    ):
+                        body = window[start : start + size]
+                        extended = extend(extended, kind, body, shown, position)
+                        if kind == GLOBAL:
+                            for_all = extend(for_all, kind, body, shown, position)
+                    if kind != GLOBAL:
                         if first < 0:
                             first = position
-                        if back != pax_back:
+                        if not seen:
                             pax_back, pax_sum = back, back_sum(back)
                     continue
                 if kind not in REGULAR:
@@ -153,7 +166,9 @@ def read_entries(
                     size = extended.size
                 extended = for_all
             if name is None:
-                raw_name = front[NAME].partition(b"\0")[0]
+                raw_name = front.partition(b"\0")[0]
+                if len(raw_name) > NAME_BYTES:  # a name that fills its field has no zero behind it
+                    raw_name = raw_name[:NAME_BYTES]
                 if directory:
                     raw_name = directory + raw_name
                 try:

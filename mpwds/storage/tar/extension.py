@@ -9,8 +9,13 @@ from mpwds.errors import ShardError
 
 EXTENSION_LIMIT_BYTES: Final = 16 * 1024 * 1024
 
+TIME_ALONE: Final = [b"%d mtime=" % length for length in range(100)]
+"""How a body of so many bytes begins if it holds a modification time; nothing else, with one newline.
+
+Python's ``tarfile``, and so webdataset, writes that before each member. It says nothing of interest.
+"""
+
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")
-_TIME_ALONE = [b"%d mtime=" % length for length in range(100)]
 
 
 class Extended(NamedTuple):
@@ -40,8 +45,6 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
         >>> extend(NOTHING, ord("x"), b"18 path=real/name\\n", "x.tar", 0)
         Extended(name='real/name', size=None)
     """
-    if body.startswith(_TIME_ALONE[min(len(body), 99)]) and body.find(b"\n") == len(body) - 1:
-        return known  # what Python's tarfile, and so webdataset, writes before each member
     if kind == ord("K"):  # a link's long target
         return known
     if kind == ord("L"):

@@ -18,7 +18,7 @@ Members that were written together differ in the first part only, so a reader th
 before needs to look at nothing but name, size and checksum.
 """
 
-NAME: Final = slice(0, 100)
+NAME_BYTES: Final = 100
 SIZE: Final = slice(124, 136)
 
 # Kinds, as in POSIX.1-2001 and GNU tar. Those in none of these groups carry data and are skipped.

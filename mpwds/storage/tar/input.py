@@ -80,10 +80,15 @@ class FileInput:
         self._window_bytes = _LEAST_WINDOW_BYTES
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
-        left = max(0, self.end - position)
-        need = min(need, left)
-        window = os.pread(self._descriptor, min(max(self._window_bytes, need), left), position)
-        self._window_bytes = min(4 * self._window_bytes, _WINDOW_BYTES)
+        size = self._window_bytes
+        if size < _WINDOW_BYTES:
+            self._window_bytes = 4 * size
+        if size < need:
+            size = need
+        if position + size > self.end:
+            size = max(0, self.end - position)
+            need = min(need, size)
+        window = os.pread(self._descriptor, size, position)
         if len(window) < need:
             window += self._rest(position + len(window), need - len(window))
         return window, 0
@@ -151,18 +156,22 @@ class StreamInput:
     def data(self, position: int, size: int, padding: int) -> bytes:
         self._skip_to(position)
         at = position - self._position
-        pieces = [self._chunk[at : at + size]]
-        missing = size - len(pieces[0])
-        while missing > 0 and (piece := self._read(_PIECE_BYTES)):
-            self._position += len(self._chunk)
-            self._chunk = piece
-            pieces.append(piece[:missing])
-            missing -= len(pieces[-1])
-        if missing > 0:
-            self.end = min(self.end, self._position + len(self._chunk))
+        if at + size <= len(self._chunk):
+            data = self._chunk[at : at + size]
         else:
-            self.window(position + size, padding)
-        return b"".join(pieces)
+            pieces = [memoryview(self._chunk)[at:]]  # views: joining them is the only copy
+            missing = size - len(pieces[0])
+            while missing > 0 and (piece := self._read(_PIECE_BYTES)):
+                self._position += len(self._chunk)
+                self._chunk = piece
+                pieces.append(memoryview(piece)[:missing])
+                missing -= len(pieces[-1])
+            data = b"".join(pieces)
+            if missing > 0:
+                self.end = min(self.end, self._position + len(self._chunk))
+                return data
+        self.window(position + size, padding)
+        return data
 
     def close(self) -> None:
         _close(self._stream)
