@@ -47,7 +47,8 @@ class WebDataset(DataPipeline):
             is read, and what becomes of them then (:class:`mpwds.DirectoryShardList`).
         resampled: Whether to draw shards at random with replacement, without end, each worker its own
             (:class:`mpwds.ResampledShards`): for ``with_epoch(n)``.
-        repeat: Whether an epoch is repeated, without end if ``True``, or so many times.
+        repeat: Whether an epoch reads the shards again and again, without end if ``True``, or so many times;
+            stages see one long epoch.
         shardshuffle: Whether each epoch reads the shards in another order. A number above 0 means the same
             as ``True``: all shards are shuffled, not so many at a time. Resampled shards and those of a
             specification come at random in any case; those of a beginning of your own go through a buffer of
@@ -162,8 +163,9 @@ class WebDataset(DataPipeline):
             seed=(seed, None),
         )
         self._call += f", {arguments(**shown)})" if shown else ")"
-        if repeat:
-            self.repeat(-1 if repeat is True else repeat)
+        if repeat:  # here, not at the end: `slice` and whatever else comes behind sees one long epoch
+            self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]
+            self._made = 1
 
     def _begin(self, *parts: Any) -> None:
         for part in parts:

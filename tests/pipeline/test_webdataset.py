@@ -114,6 +114,8 @@ def test_resampled_with_epochs_continues_exactly(shards, continues):
 def test_it_may_be_repeated(shards):
     assert len(list(WebDataset(shards, repeat=2))) == 40
     assert len(list(islice(WebDataset(shards, repeat=True), 100))) == 100
+    assert len(list(WebDataset(shards, repeat=True).slice(30))) == 30
+    assert len(list(WebDataset(shards, repeat=3).batched(25, collation_fn=None))) == 3
 
 
 def test_nothing_is_warned_of(shards):
