@@ -17,6 +17,7 @@ from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.receiving import Output
 from mpwds.loader.setup import WorkerSetup
+from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import MOST_BLOCKS
 
@@ -128,7 +129,7 @@ class MultiLoader(LoaderStages):
         iterator = EpochIterator(
             workers,
             generation,
-            in_order=self.in_order,
+            in_order=self.in_order and not in_any_order(self.dataset),
             timeout=self.timeout,
             on_leave=_nothing if self.persistent else self._group.close,
             on_failure=self._group.close,

@@ -138,6 +138,17 @@ def culprit(part: Any) -> str | None:
     return None if getattr(part, "addressable", True) else str(part)
 
 
+def in_any_order(part: Any) -> bool:
+    """Whether an origin or a stage takes what is there, so that there is no order which workers could keep.
+
+    Example:
+        >>> in_any_order(as_origin([1, 2]))
+        False
+    """
+    parts = getattr(part, "parts", None)
+    return any(map(in_any_order, parts)) if parts is not None else getattr(part, "in_any_order", False)
+
+
 def within(context: Context, position: int) -> Context:
     """The context of a pipeline's part, whose number tells its random numbers from those of all others.
 

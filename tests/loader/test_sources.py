@@ -141,6 +141,14 @@ def test_a_directory_is_shared_by_workers_and_emptied(folder, tmp_path, kind):
     assert list(Path(tmp_path).iterdir()) == []
 
 
+def test_a_worker_for_which_a_directory_has_no_shard_holds_nobody_back(folder, tmp_path):
+    shard = next(folder.glob("*.tar"))
+    os.link(shard, tmp_path / shard.name)
+    waiting = WebDataset(f"{tmp_path}/", mode="keep").to_tuple("cls")
+    with MultiLoader(waiting, workers=2, start_method="fork", in_order=True, timeout=30) as loader:
+        assert len(list(islice(loader, 3))) == 3
+
+
 @pytest.mark.parametrize("kind", ["MultiLoader", "DataLoader"])
 def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
     batches = WebDataset(str(folder / "{0..3}.tar")).to_tuple("cls").batched(4)

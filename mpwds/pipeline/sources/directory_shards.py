@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from braceexpand import braceexpand
 
@@ -37,7 +37,9 @@ class DirectoryShardList(Beginning):
     workers and programs that read the directory each gets others, and nothing is divided among nodes and
     workers. When the next shard is asked for, the last one has been read and is dealt with by ``mode``.
     Shards whose claimant has died are dealt with by whoever comes next; so all that read a directory must run
-    on one machine. What is read cannot be read again: such an epoch cannot be resumed.
+    on one machine. What is read cannot be read again: such an epoch cannot be resumed. A loader delivers
+    what its workers make of them as it comes, whatever its ``in_order``: a worker without a shard may wait
+    for long.
 
     A shard whose reading is left off, because the iterator is dropped or the process ends, is given back
     under its own name, whatever the mode.
@@ -70,6 +72,8 @@ class DirectoryShardList(Beginning):
         >>> len(urls)
         1
     """
+
+    in_any_order: ClassVar[bool] = True
 
     def __init__(
         self,
