@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.passing import Passing
 
 
-class WebLoader(DataPipeline):
+class WebLoader(Rebatching, DataPipeline):
     """Iterates a dataset by a ``DataLoader``; the stages that are added to it run in this process.
 
     Args:
@@ -30,6 +31,8 @@ class WebLoader(DataPipeline):
         >>> loader = WebLoader(dataset, batch_size=None, num_workers=2)
         >>> sorted(map(int, loader.unbatched()))
         [0, 1, 2, 3, 4, 5]
+        >>> [len(batch) for batch in loader.rebatched(4, shuffle=6)]
+        [4, 2]
     """
 
     def __init__(self, *args: Any, **kw: Any) -> None:

@@ -25,6 +25,9 @@ def test_delivers_tensors_and_runs_further_stages_here(shards):
         assert (images.shape, type(labels)) == ((5, 4, 3), torch.Tensor)
         again = loader.unbatched().shuffle(100).batched(8)
         assert sorted(label for _, labels in again for label in labels.tolist()) == list(range(40))
+        rows = [labels.tolist() for _, labels in loader.rebatched(16, shuffle=20)]
+        assert sorted(label for labels in rows for label in labels) == list(range(40))
+        assert [len(labels) for labels in rows] == [16, 16, 8]
 
 
 def test_each_epoch_of_a_shuffled_dataset_has_another_order(shards):
