@@ -7,6 +7,8 @@ name is used.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -14,7 +16,9 @@ from typing import Any, TypeVar
 import torch.utils.data
 
 from mpwds.loader.data_loader_iterator import DataLoaderIterator
+from mpwds.loader.data_loader_state import EpochRecord, is_iterable
 from mpwds.loader.nursery import Nursery
+from mpwds.loader.single_process import SingleProcessIterator
 from mpwds.loader.start_methods import Forks
 
 T_co = TypeVar("T_co", covariant=True)
@@ -121,24 +125,92 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
         )
         self.in_order = in_order  # an argument of torch's since 2.6
+        self.record: EpochRecord = EpochRecord.of_next(self, finished=True)
+        self._loaded: EpochRecord | None = None
         self._nursery: Nursery | None = None
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
         """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""
-        if self.num_workers == 0 or isinstance(self.dataset, _DATAPIPES):
+        if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
-        kept: Any = self._iterator
-        if self.persistent_workers and isinstance(kept, DataLoaderIterator):
-            kept.reset(self)
-            return kept
-        self.check_worker_number_rationality()
-        iterator = DataLoaderIterator(self)
-        self._iterators.add(iterator)
-        if self.persistent_workers:
-            self._iterator = iterator  # type: ignore[assignment]  # frameworks drop what they find there
-        return iterator
+        with self._beginning():
+            if self.num_workers == 0:
+                return SingleProcessIterator(self, self.record)
+            kept: Any = self._iterator
+            if self.persistent_workers and isinstance(kept, DataLoaderIterator):
+                kept.reset(self)
+                return kept
+            self.check_worker_number_rationality()
+            iterator = DataLoaderIterator(self)
+            self._iterators.add(iterator)
+            if self.persistent_workers:
+                self._iterator = iterator  # type: ignore[assignment]  # frameworks drop what they find there
+            return iterator
+
+    def _beginning(self) -> contextlib.AbstractContextManager[None]:
+        """Records the epoch that begins; inside, it begins as the one that was loaded, if one was."""
+        loaded, self._loaded = self._loaded, None
+        self.record = EpochRecord.of_next(self) if loaded is None else loaded
+        if loaded is None:
+            return contextlib.nullcontext()
+        if loaded.answered.count and is_iterable(self.dataset):
+            warnings.warn(
+                f"an iterable dataset ({type(self.dataset).__name__}) is continued by running it again from "
+                f"its start, without the {loaded.answered.count} batches that were delivered: MultiLoader "
+                "continues pipelines of mpwds where they were",
+                stacklevel=3,
+            )
+        return loaded.beginning(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: behind the last batch that was delivered, or, at its end, before the next.
+
+        It holds the number of batches, and the state that the generator (``generator``, or torch's own) had
+        when the epoch began: 7 kB.
+
+        Raises:
+            TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
+
+        Source:
+            ``torchdata.stateful_dataloader.StatefulDataLoader``, whose methods of these names are called
+            likewise.
+
+        Example:
+            >>> loader = DataLoader(range(6), batch_size=2, shuffle=True)
+            >>> batches = iter(loader)
+            >>> first, state = next(batches).tolist(), loader.state_dict()
+            >>> rest = [batch.tolist() for batch in batches]
+            >>> loader.load_state_dict(state)
+            >>> [batch.tolist() for batch in loader] == rest
+            True
+        """
+        if isinstance(self.dataset, _DATAPIPES):
+            raise TypeError("the state of a DataLoader of DataPipes is not known: make a Dataset of them")
+        record = self.record if self._loaded is None else self._loaded
+        return (EpochRecord.of_next(self) if record.finished else record).as_state(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next epoch go on where ``state_dict`` was saved, by this loader or one like it.
+
+        Of a map-style dataset the samples that were delivered are not fetched again; the rest come in the
+        same order, also from another number of workers. Random numbers that the dataset draws in the workers
+        are others, as after any restart. An iterable dataset is run again from its start, with the same
+        seeds, and what was delivered is dropped; one warning says so. The generator that gives the order goes
+        on from where the epoch began; torch's own is left as it is. A sampler that counts epochs is told
+        which one it was.
+
+        Args:
+            state_dict: What ``state_dict()`` returned; it can be pickled and goes through JSON.
+
+        Raises:
+            ValueError: It is the state of another loader: the message says what differs.
+        """
+        record = EpochRecord.from_state(self, state_dict)
+        self.close()
+        record.tell_epoch(self)
+        self._loaded = record
 
     def close(self) -> None:
         """Ends all workers of this loader now. Iterating again starts new ones."""
@@ -154,8 +226,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: the same options, no workers."""
-        return {**self.__dict__, "_iterator": None, "_iterators": None, "_nursery": None, "_forks": Forks()}
+        none = dict.fromkeys(("_iterator", "_iterators", "_nursery", "_loaded", "record"))
+        return {**self.__dict__, **none, "_forks": Forks()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__dict__["_iterators"] = weakref.WeakSet()
+        self.record = EpochRecord.of_next(self, finished=True)

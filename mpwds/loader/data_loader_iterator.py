@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader import start_methods, torch_collate
+from mpwds.loader.data_loader_state import is_iterable
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.task_epoch import TaskEpoch
@@ -94,7 +95,8 @@ class DataLoaderIterator(Iterator[Any]):
         self._group.close()
 
     def _begin(self, loader: DataLoader[Any]) -> None:
-        self._yielded = 0
+        self._record_of_epoch = loader.record
+        self._yielded = loader.record.answered.count
         self._length = _announced_length(loader)
         self._dataset = loader.dataset
         self._persists = loader.persistent_workers
@@ -108,6 +110,8 @@ class DataLoaderIterator(Iterator[Any]):
             in_order=loader.in_order,
             prefetch=loader.prefetch_factor or 1,
             timeout=loader.timeout or None,
+            answered=loader.record.answered,
+            again=is_iterable(loader.dataset),
         )
 
     def _next(self) -> Any:
@@ -118,6 +122,7 @@ class DataLoaderIterator(Iterator[Any]):
             answer = epoch.next_answer()
         except StopIteration:
             self._epoch = None
+            self._record_of_epoch.finished = True
             if not self._persists:
                 self._group.close()
             raise
@@ -157,7 +162,7 @@ def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], Fetchi
         "workers": loader.num_workers,
         "blocks": min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
         "base_seed": base_seed,
-        "iterable": _is_iterable(loader.dataset),
+        "iterable": is_iterable(loader.dataset),
         "batches": batches,
         "collate_fn": None if is_default else loader.collate_fn,
         "drop_last": loader.drop_last,
@@ -177,16 +182,10 @@ def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], Fetchi
     return make
 
 
-def _is_iterable(dataset: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)
-
-
 def _announced_length(loader: DataLoader[Any]) -> int | None:
     """The length of an iterable dataset, if ``len(loader)`` has told it: more elements are warned of."""
     length: int | None = getattr(loader, "_IterableDataset_len_called", None)
-    return length if _is_iterable(loader.dataset) else None
+    return length if is_iterable(loader.dataset) else None
 
 
 def _count_epoch(dataset: Any) -> int:

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpwds.errors import MpwdsError
+from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
+from mpwds.loader.progress import EpochProgress
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.waiting import next_message
 
@@ -28,33 +29,46 @@ class EpochIterator(Iterator[Any]):
     Args:
         workers: The workers, started on this epoch.
         generation: The generation of this epoch's messages.
+        progress: Where the workers begin, and what is brought up to date with every batch.
         in_order: Whether workers take turns.
         timeout: Seconds to wait for a batch; ``None`` waits for ever.
         on_leave: Called when the epoch ends, unless it is by an error.
         on_failure: Called before an error is raised.
+        on_death: Called with the error of a worker that died; returns the worker that takes its place, which
+            begins behind the batches that ``progress.received`` counts, or raises.
         owner: Kept alive as long as this iterator is.
+
+    Attributes:
+        progress: How far the epoch is delivered.
+        place: Worker and number of the batch that was delivered last.
     """
 
     def __init__(
         self,
         workers: list[RemoteWorker],
         generation: int,
+        progress: EpochProgress,
         *,
         in_order: bool,
         timeout: float | None,
         on_leave: Callable[[], None],
         on_failure: Callable[[], None],
+        on_death: Callable[[WorkerDied], RemoteWorker],
         owner: object,
     ) -> None:
         self._turns = deque(workers)
+        self._turns.rotate(-progress.turn)
         self._generation = generation
+        self.progress = progress
         self._in_order = in_order
         self._timeout = timeout
         self._on_leave = on_leave
         self._on_failure = on_failure
+        self._on_death = on_death
         self._owner = owner
         self._process = os.getpid()
-        self._received = dict.fromkeys((worker.index for worker in workers), 0)
+        self.place = (-1, -1)
+        progress.running = True
         self._entrance = threading.Lock()
         self._running = True
         self._ended_because = ""
@@ -77,24 +91,49 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 while self._turns:
                     candidates = [self._turns[0]] if self._in_order else list(self._turns)
-                    worker, message = next_message(candidates, self._generation, self._timeout)
+                    worker, message = self._next_message(candidates)
                     kind = message.fields["kind"]
                     if kind == protocol.BATCH:
-                        return self._batch(worker, message)
-                    if kind == protocol.ERROR:
+                        number = self._counted(worker, message)
+                        if number >= self.progress.workers[worker.index].delivered:
+                            return self._batch(worker, message)
+                        worker.discard(message)
+                    elif kind == protocol.ERROR:
                         raise failures.revive(message.fields, worker.index, worker.process.pid)
-                    self._check_end(worker, message)
-                    self._turns.remove(worker)
+                    else:
+                        self._check_end(worker, message)
+                        self._turns.remove(worker)
+                self.progress.finished = True
                 self._leave()
         except BaseException:
             if self._running:
-                self._running = False
+                self._running = self.progress.running = False
                 self._on_failure()
                 raise
             # Closed meanwhile, by another thread or at the interpreter's exit: what broke by that is no news.
         if self._ended_because:
             raise RuntimeError(self._ended_because)
         raise StopIteration
+
+    def remake(self, worker: int) -> tuple[int, Any]:
+        """The number and the batch that a worker sends next, which was delivered before this iteration.
+
+        Raises:
+            MpwdsError: It made fewer batches than before.
+        """
+        try:
+            turn = [remote for remote in self._turns if remote.index == worker]
+            remote, message = self._next_message(turn)
+            if message.fields["kind"] == protocol.ERROR:
+                raise failures.revive(message.fields, worker, remote.process.pid)
+            if message.fields["kind"] == protocol.END:
+                raise made_fewer(worker, message.fields["sent"], self.progress.workers[worker].delivered)
+            number = self._counted(remote, message)
+            return number, remote.batch(message)
+        except BaseException:
+            self._running = self.progress.running = False
+            self._on_failure()
+            raise
 
     def close(self, because: str = "") -> None:
         """Leaves the epoch: the workers stop; what they have sent is discarded.
@@ -114,24 +153,58 @@ class EpochIterator(Iterator[Any]):
             self.close()
 
     def _leave(self) -> None:
-        self._running = False
+        self._running = self.progress.running = False
         self._on_leave()
 
-    def _batch(self, worker: RemoteWorker, message: Message) -> Any:
-        sequence, expected = message.fields["sequence"], self._received[worker.index]
-        if sequence != expected:
+    def _next_message(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message]:
+        """The next message of one of the candidates, or of what takes a candidate's place."""
+        while True:
+            try:
+                return next_message(candidates, self._generation, self._timeout, self._turns)
+            except WorkerDied as death:
+                remote = self._on_death(death)
+                candidates = [remote if worker.index == remote.index else worker for worker in candidates]
+                for number, worker in enumerate(self._turns):
+                    if worker.index == remote.index:
+                        self._turns[number] = remote
+
+    def _counted(self, worker: RemoteWorker, message: Message) -> int:
+        """Counts a batch as received; its number."""
+        progress = self.progress.workers[worker.index]
+        sequence: int = message.fields["sequence"]
+        if sequence != progress.received:
             raise MpwdsError(
-                f"worker {worker.index} sent batch {sequence}, expected {expected}: batches were lost"
+                f"worker {worker.index} sent batch {sequence}, expected {progress.received}: "
+                "batches were lost"
             )
-        self._received[worker.index] += 1
+        progress.received += 1
+        return sequence
+
+    def _batch(self, worker: RemoteWorker, message: Message) -> Any:
         while self._turns[0] is not worker:
             self._turns.rotate(-1)
         self._turns.rotate(-1)
-        return worker.batch(message)
+        batch = worker.batch(message)
+        fields, progress = message.fields, self.progress
+        self.place = worker.index, fields["sequence"]
+        progress.turn = self._turns[0].index
+        progress.workers[worker.index].count(fields.get("state"), fields.get("stateless"))
+        return batch
 
     def _check_end(self, worker: RemoteWorker, message: Message) -> None:
-        sent, received = message.fields["sent"], self._received[worker.index]
+        sent, received = message.fields["sent"], self.progress.workers[worker.index].received
         if sent != received:
             raise MpwdsError(
                 f"worker {worker.index} sent {sent} batches, {received} arrived: batches were lost"
             )
+        delivered = self.progress.workers[worker.index].delivered
+        if received < delivered:
+            raise made_fewer(worker.index, received, delivered)
+
+
+def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
+    """The error for a dataset that ends before the place where it is to be continued."""
+    return MpwdsError(
+        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
+        "or gives other elements each time it runs, so the epoch cannot be continued"
+    )

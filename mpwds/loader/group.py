@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpwds.loader import processes, protocol
 from mpwds.loader.launchers import Launcher
+from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver, Output
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.setup import WorkerSetup
+from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.private import PrivateCopies
 
 BLOCKS_OF_CONSUMER = 2
@@ -43,14 +45,24 @@ class WorkerGroup:
         self._workers: list[RemoteWorker] = []
         self._launcher: Launcher | None = None
         self._copies = PrivateCopies()
+        self._make_receiver: Callable[[Bell], BatchReceiver]
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the running workers."""
         return [remote.process.pid for remote in self._workers]
 
-    def begin_epoch(self, epoch: int) -> tuple[list[RemoteWorker], int]:
+    @property
+    def restarts(self) -> list[int]:
+        """For each running worker, how many of its processes have died."""
+        return [remote.restarts for remote in self._workers]
+
+    def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[RemoteWorker], int]:
         """Starts the workers if they are not running, and an epoch in all of them.
+
+        Args:
+            epoch: Its number.
+            positions: Where each worker begins in it; at its start by default.
 
         Returns:
             The workers, and the generation of the messages that belong to this epoch.
@@ -66,8 +78,30 @@ class WorkerGroup:
         with processes.interrupts_deferred():
             self._generation += 1
             for remote in self._workers:
-                remote.start(epoch, self._generation)
+                position = positions[remote.index] if positions else START
+                remote.start(epoch, self._generation, position)
         return self._workers, self._generation
+
+    def restart(self, index: int) -> RemoteWorker:
+        """Starts a process in the place of a worker's that has died, or that nobody hears any more.
+
+        What the consumer holds of its batches stays valid.
+
+        Raises:
+            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
+        """
+        launcher = self._launcher
+        if launcher is None:
+            raise RuntimeError("the workers have ended")
+        dead = self._workers[index]
+        with processes.interrupts_deferred():
+            dead.disconnect()
+            processes.end_all([dead.process], protocol.GRACE_S)
+            remote = RemoteWorker(index, launcher, self._make_receiver)
+            remote.restarts = dead.restarts + 1
+            self._workers[index] = remote
+            dead.release()
+        return remote
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""
@@ -87,7 +121,7 @@ class WorkerGroup:
     def _start(self) -> None:
         setup = self._make_setup()
         keep = setup.blocks - 1
-        make_receiver = functools.partial(
+        self._make_receiver = functools.partial(
             BatchReceiver,
             output=self._options.output,
             keep=keep,
@@ -103,7 +137,7 @@ class WorkerGroup:
             launcher.wait()
             with processes.interrupts_deferred():
                 for index in range(setup.workers):
-                    self._workers.append(RemoteWorker(index, launcher, make_receiver))
+                    self._workers.append(RemoteWorker(index, launcher, self._make_receiver))
                 if self._options.output == "torch":
                     # While the workers start; and an import of torch that is interrupted breaks the next one.
                     import torch  # noqa: F401

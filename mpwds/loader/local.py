@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
+from mpwds.loader.course import Course
 from mpwds.loader.elements import elements, process_seed
+from mpwds.loader.epoch import made_fewer
+from mpwds.loader.progress import EpochProgress
 from mpwds.loader.receiving import Output
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -26,29 +30,75 @@ class LocalIterator(Iterator[Any]):
         context: Epoch, seed and rank.
         output: What arrays become.
         owner: Kept alive as long as this iterator is.
+        progress: Where to begin, and what is brought up to date with every element.
+
+    Attributes:
+        progress: The same.
+        place: 0, and the number of the element that was delivered last.
     """
 
-    def __init__(self, dataset: Any, context: Context, output: Output, owner: object) -> None:
+    def __init__(
+        self, dataset: Any, context: Context, output: Output, owner: object, progress: EpochProgress
+    ) -> None:
         self._owner = owner
         context = replace(context, worker=0, workers=1, owns_process=False)
-        if isinstance(dataset, DataPipeline):
-            source = elements(dataset, context)
-        else:
-            source = _with_own_generators(dataset, context)
-        self._batches = _delivered(source, output)
+        self.progress = progress
+        position = progress.positions()[0]
+        iterate = elements if isinstance(dataset, DataPipeline) else _with_own_generators
+        self._course = Course(dataset, context, position, iterate)
+        self._batches = _delivered(self._course, position.first, output)
         self._ended_because = ""
+        self.place = (0, -1)
+        progress.running = True
 
     def __next__(self) -> Any:
         if self._ended_because:
             raise RuntimeError(self._ended_because)
-        return next(self._batches)
+        progress = self.progress
+        try:
+            element = self._next_new()
+        except StopIteration:
+            progress.finished = progress.running
+            progress.running = False
+            raise
+        except BaseException:
+            progress.running = False
+            raise
+        state = self._course.state(time.monotonic()) or {}
+        self.place = (0, progress.workers[0].delivered)
+        progress.workers[0].count(state.get("state"), state.get("stateless"))
+        return element
+
+    def remake(self, worker: int) -> tuple[int, Any]:
+        """The number of the next element and itself, which was delivered before this iteration.
+
+        Args:
+            worker: 0.
+        """
+        own = self.progress.workers[worker]
+        try:
+            element = next(self._batches)
+        except StopIteration:
+            raise made_fewer(0, own.received, own.delivered) from None
+        own.received += 1
+        return own.received - 1, element
+
+    def _next_new(self) -> Any:
+        own = self.progress.workers[0]
+        while own.received < own.delivered:
+            self.remake(0)
+        element = next(self._batches)
+        own.received += 1
+        return element
 
     def close(self, because: str = "") -> None:
         """Leaves the epoch. A later ``next()`` raises RuntimeError with ``because``, if one is given."""
         self._ended_because = because
+        self.progress.running = False
         # It may be the dataset itself, or another thread, that closes its loader.
         if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
             self._batches.close()
+            self._course.close()
 
 
 def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
@@ -73,10 +123,11 @@ def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
         yield element
 
 
-def _delivered(source: Iterator[Any], output: Output) -> Generator[Any, None, None]:
-    for element in source:
-        structure, arrays = nest.flatten(element, allow_pickle=True)
-        yield nest.unflatten(structure, [_copied(array, output) for array in arrays], allow_pickle=True)
+def _delivered(course: Course, first: int, output: Output) -> Generator[Any, None, None]:
+    for element in course:
+        if course.number >= first:
+            structure, arrays = nest.flatten(element, allow_pickle=True)
+            yield nest.unflatten(structure, [_copied(array, output) for array in arrays], allow_pickle=True)
 
 
 def _copied(array: Any, output: Output) -> Any:

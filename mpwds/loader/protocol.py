@@ -17,7 +17,25 @@ a worker to be ready, because what is sent to it stays in its channel until it r
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
 the number of a block that holds them. Before the first block of a memory segment comes a
-``segment``, whose descriptor is handed over. Sequence numbers count from 0 in each generation.
+``segment``, whose descriptor is handed over. Sequence numbers count an epoch's batches, from 0.
+
+*State.* A worker whose dataset is a pipeline with addresses sends its stream's state with a batch, in the
+field ``state`` (bytes, ``loader.progress.pack_state``): the one behind that batch. It does so about once a
+second, and less often where making it takes more than a hundredth of its time (``loader.course``). ``stateless``
+says, once, why there is none. The trainer keeps for each worker the last state whose batch was delivered, and
+the number delivered (``loader.progress``): that is what its ``state_dict`` is made of.
+
+*Continue.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
+(``at``; 0 and no state: the epoch's start), and the number of the first batch to send (``first``). It makes
+those from ``at`` to ``first`` and drops them. ``end`` counts from the epoch's start, whoever sent them.
+Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer picks
+out those it needs and drops the others, up to those that were not delivered before (``loader.delivered``).
+
+*Restart.* With ``on_worker_death="restart"`` the trainer reads all that a dead worker had sent, as always;
+only then a new process takes its place, with a channel, an arena and a status page of its own. It gets a
+``start`` of the generation that runs: the last state, and ``first`` behind the last batch received. So no
+batch is delivered and then made again to be delivered. Views of the dead worker's arena stay valid: they
+hold its mapping. A worker that dies three times before the same batch is an error (``loader.restarts``).
 
 *Tasks.* The workers of a ``DataLoader`` (``loader.task_worker``) do not iterate by themselves: each ``task``
 names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching fails, by

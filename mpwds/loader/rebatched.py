@@ -8,11 +8,13 @@ from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mpwds.loader.batch_form import Form, columns_of, leaves
 from mpwds.loader.infer_form import form_of
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
 from mpwds.loader.row_mixer import RowMixer
+from mpwds.loader.row_places import TakenBatches, as_places, gather, places_of, rows_like
 from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -96,9 +98,11 @@ class _Rebatched:
         self._source = source
         seed = stage.seed if stage.seed is not None else context.seed or 0
         place = (seed, context.epoch, context.rank, context.worker, context.stage)
-        self._seed = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
+        entropy = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
+        self._rng = np.random.default_rng(entropy)
         self._mixer: RowMixer | None = None
         self._given: list[Rows] = []  # the rows of a batch that are not copied yet
+        self._taken = TakenBatches()
         self._ended = False
         self._count = 0
 
@@ -139,8 +143,11 @@ class _Rebatched:
             raise
         if len(columns[0]):
             given = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
+            given.append(self._taken.take(address, len(columns[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(form, given)
+            elif self._taken.many:
+                self._taken.keep_only([self._given_places(), *self._mixer.places()])
             self._given = given
 
     def _made_mixer(self, form: Form, given: list[Rows]) -> RowMixer:
@@ -148,19 +155,72 @@ class _Rebatched:
         buffers = RowBuffers(leaves(form), int(stage.batchsize), stage.pin_memory)
         if stage.shuffle < 2:
             return RowMixer(form, buffers)
-        pool = RowPool(int(stage.shuffle), given, np.random.default_rng(self._seed))
+        pool = RowPool(int(stage.shuffle), given, self._rng)
         return RowMixer(form, buffers, pool, min(int(stage.initial), pool.size))
 
     def fetch(self, address: Any) -> Any:
         raise LookupError(
-            f"{self._stage} mixes rows without keeping where they come from: only a replay makes them"
+            f"{self._stage} does not keep what its batches were made of: only another run makes them again"
         )
 
     def describe(self, address: Any, element: object = None) -> Place:
         return Place(f"batch {address} of {self._stage}")
 
     def state_dict(self) -> dict[str, Any]:
-        raise LookupError(f"{self._stage} has no state to save")
+        mixer = self._mixer
+        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.places()
+        given = self._given_places()
+        self._taken.keep_only([given, pool, filled])
+        return {
+            "source": self._source.state_dict(),
+            "batches": self._taken.addresses(),
+            "pool": pool.tolist(),
+            "filled": filled.tolist(),
+            "given": given.tolist(),
+            "rng": _with_text(self._rng.bit_generator.state),
+            "ended": self._ended,
+            "draining": mixer is not None and mixer.draining,
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError(f"{self._stage} has no state to load")
+        self._source.load_state_dict(state["source"])
+        self._rng.bit_generator.state = _with_numbers(state["rng"])
+        self._ended, self._count = state["ended"], state["count"]
+        self._mixer, self._given = None, []
+        self._taken = TakenBatches(state["batches"])
+        wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
+        held: list[list[Rows]] = []
+        for number, address in self._taken.in_order():
+            batch = self._source.fetch(address)
+            form = form_of(batch) if self._mixer is None else self._mixer.form
+            columns = columns_of(form, batch)
+            made = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
+            made.append(places_of(number, len(columns[0])))
+            if self._mixer is None:
+                self._mixer = self._made_mixer(form, made)
+                held = [rows_like(made, len(places)) for places in wanted]
+            for places, out in zip(wanted, held, strict=True):
+                gather(number, places, made, out)
+        if self._mixer is not None:
+            pool, filled, given = held
+            self._mixer.put_back(pool, filled, draining=state["draining"])
+            self._given = given if len(given[0]) else []
+
+    def _given_places(self) -> npt.NDArray[np.int64]:
+        return as_places(self._given[-1]) if self._given else _NOTHING
+
+
+_NOTHING: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def _with_text(state: Any) -> Any:
+    """A bit generator's state whose numbers, of 128 bits, are text: msgpack has 64."""
+    return {key: _with_text(value) if isinstance(value, dict) else str(value) for key, value in state.items()}
+
+
+def _with_numbers(state: Any) -> Any:
+    return {
+        key: _with_numbers(value) if isinstance(value, dict) else (int(value) if value.isdecimal() else value)
+        for key, value in state.items()
+    }

@@ -16,6 +16,7 @@ from mpwds.loader import forks, handover, protocol, status
 from mpwds.loader.channel import Channel, ChannelClosed, Message
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.processes import WorkerEnds, interrupts_deferred
+from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.bell import Bell
@@ -42,12 +43,14 @@ class RemoteWorker:
     Attributes:
         index: The worker's index.
         process: Its process.
+        restarts: Processes that were this worker before and died.
     """
 
     def __init__(
         self, index: int, launcher: Launcher, make_receiver: Callable[[Bell], BatchReceiver]
     ) -> None:
         self.index = index
+        self.restarts = 0
         bell = Bell()
         self._receiver = make_receiver(bell)
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
@@ -87,9 +90,10 @@ class RemoteWorker:
         """A descriptor that becomes readable when there is something to receive."""
         return self._channel.fileno()
 
-    def start(self, epoch: int, generation: int) -> None:
+    def start(self, epoch: int, generation: int, position: Position = START) -> None:
         """Tells the worker to begin an epoch. A worker that is gone is noticed when it is waited for."""
-        self._replace_command({"kind": protocol.START, "epoch": epoch, "generation": generation})
+        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **position._asdict()}
+        self._replace_command(command)
 
     def stop(self, generation: int) -> None:
         """Tells the worker to leave an epoch, unless it is closed already."""
@@ -160,6 +164,10 @@ class RemoteWorker:
     def batch(self, message: Message) -> Any:
         """The batch that a message carries."""
         return self._receiver.batch(message)
+
+    def discard(self, message: Message) -> None:
+        """Hands back the block of a batch that nobody wants."""
+        self._receiver.discard(message)
 
     def timed_out(self, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that delivered nothing for ``timeout_s`` seconds."""

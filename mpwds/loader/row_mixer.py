@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpwds.loader.batch_form import Form, build
 from mpwds.loader.row_buffers import RowBuffer, RowBuffers, Rows
+from mpwds.loader.row_places import Places, as_places
 from mpwds.loader.row_pool import RowPool
 
 
 class RowMixer:
     """The pool of rows, and the batch that is being made of rows from it.
+
+    The last column of what is given is that of the rows' places (``loader.row_places``); a batch has none.
 
     Args:
         form: The batches' form.
@@ -32,6 +37,7 @@ class RowMixer:
         self._pool = pool
         self._initial = initial
         self._buffer: RowBuffer | None = None
+        self._places: Places = np.empty(buffers.rows, np.int64)  # of the rows that the batch has
 
     @property
     def missing(self) -> int:
@@ -55,6 +61,26 @@ class RowMixer:
         """Moves rows from the pool into the batch; from now on none are given."""
         if self._pool is not None and (count := min(self._pool.count, self.missing)):
             self._pool.take(self._next_rows(count))
+
+    def places(self) -> tuple[Places, Places]:
+        """Where the rows come from that the pool holds, and those of the batch: the last column of each."""
+        pool = np.empty(0, np.int64) if self._pool is None else as_places(self._pool.held()[-1])
+        return pool, self._places[: self.filled].copy()
+
+    @property
+    def draining(self) -> bool:
+        """Whether rows have been moved from the pool because no more are given."""
+        return self._pool is not None and self._pool.draining
+
+    def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
+        """Puts rows into the pool and the batch, which are empty, as they were when ``places`` was called."""
+        if self._pool is not None:
+            self._pool.append(held)
+            if draining:
+                self._pool.drain_in_order()
+        if len(filled[0]):
+            for out, rows in zip(self._next_rows(len(filled[0])), filled, strict=True):
+                out[:] = rows
 
     def batch(self) -> Any:
         """The batch, with the rows that it has; from now on another one is made."""
@@ -87,7 +113,8 @@ class RowMixer:
         if self._buffer is None:
             self._buffer = self._buffers.make()
         begin, self.filled = self.filled, self.filled + count
-        return [rows[begin : begin + count] for rows in self._buffer.rows]
+        places = self._places[begin : begin + count].view(np.uint8).reshape(count, 8)
+        return [*(rows[begin : begin + count] for rows in self._buffer.rows), places]
 
 
 def _behind(given: list[Rows], count: int) -> list[Rows]:

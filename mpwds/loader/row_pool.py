@@ -57,6 +57,21 @@ class RowPool:
         """Rows that can be appended."""
         return self.size - self.count
 
+    def held(self) -> list[Rows]:
+        """The rows that are held, in an order in which a pool that holds them goes on as this one does."""
+        if self._order is None:
+            return [column[: self.count] for column in self._columns]
+        return [column[self._order[: self.count]] for column in self._columns]
+
+    @property
+    def draining(self) -> bool:
+        """Whether rows have been taken out of it without others in their place."""
+        return self._order is not None
+
+    def drain_in_order(self) -> None:
+        """From now on rows are only taken out: those that were appended first, last."""
+        self._order = np.arange(self.count)
+
     def append(self, rows: Sequence[Rows]) -> None:
         """Holds further rows, no more than there is room for."""
         begin, end = self.count, self.count + len(rows[0])

@@ -52,8 +52,14 @@ class BatchSender:
         self._wake.register(bell, select.POLLIN)
         self._wake.register(commands, select.POLLIN)
 
-    def send(self, batch: Any, generation: int, sequence: int) -> None:
+    def send(self, batch: Any, generation: int, sequence: int, more: dict[str, Any] | None = None) -> None:
         """Sends one batch; waits while all blocks are in use.
+
+        Args:
+            batch: The batch.
+            generation: Its epoch's.
+            sequence: Its number.
+            more: Further fields of the message.
 
         Raises:
             EpochStopped: The trainer wants no more of this epoch.
@@ -61,6 +67,8 @@ class BatchSender:
             SharedMemoryError: There is no memory for the batch.
         """
         fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
+        if more is not None:
+            fields.update(more)
         if self.arrays_as_they_are:
             apart = take_apart(batch)
             fields["apart"] = apart is not batch

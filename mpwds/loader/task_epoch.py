@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader import failures, protocol
+from mpwds.loader.answered import Answered
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.waiting import next_message
 from mpwds.pipeline.notes import add_note
-
-_END = object()
 
 
 class TaskEpoch:
@@ -31,6 +30,9 @@ class TaskEpoch:
         in_order: Answers come in the order of the tasks; otherwise as the workers send them.
         prefetch: Tasks without an answer in each worker.
         timeout: Seconds to wait for an answer; ``None`` waits for ever.
+        answered: Which tasks were answered before, and what is brought up to date.
+        again: Whether the workers do these again, for they depend on each other, and their answers are
+            dropped; else they are not given.
     """
 
     def __init__(
@@ -42,14 +44,21 @@ class TaskEpoch:
         in_order: bool,
         prefetch: int,
         timeout: float | None,
+        answered: Answered,
+        again: bool,
     ) -> None:
         self._workers = workers
         self._generation = generation
-        self._indices = indices
+        self._answered = answered
+        self._dropped = Counter(answered.workers) if again else Counter()
+        self._again = again
+        self._indices = enumerate(indices) if again else answered.left(indices)
+        self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
         self._in_order = in_order
         self._most = prefetch * len(workers)
         self._timeout = timeout
-        self._turns = itertools.cycle(workers)
+        first = 0 if again else answered.count % len(workers)  # as if it had gone on without a break
+        self._turns = itertools.cycle(workers[first:] + workers[:first])
         self._active = {worker.index for worker in workers}
         self._unanswered: deque[RemoteWorker] = deque()
         self._given = dict.fromkeys(self._active, 0)
@@ -83,10 +92,17 @@ class TaskEpoch:
                 self._check("answer", worker, fields["sequence"])
                 self._received[worker.index] += 1
                 self._unanswered.remove(worker)
+                if self._dropped[worker.index]:
+                    self._dropped[worker.index] -= 1
+                    worker.discard(message)
+                    self._give_next()
+                    continue
                 if kind == protocol.BATCH:
                     batch = worker.batch(message)
+                    self._count(worker)
                     self._give_next()
                     return lambda: batch
+                self._count(worker)
                 self._give_next()
                 return _raising(_revived(fields, worker))
         raise StopIteration
@@ -94,18 +110,30 @@ class TaskEpoch:
     def _give_next(self) -> None:
         for worker in itertools.islice(self._turns, len(self._workers)):
             if worker.index in self._active and (self._in_order or self._has_room(worker)):
-                index = next(self._indices, _END)
-                if index is not _END:
+                task = next(self._indices, None)
+                if task is not None:
+                    number, index = task
+                    self._tasks[worker.index].append(number)
                     worker.give(pickling.dumps(index), self._generation)
                     self._given[worker.index] += 1
                     self._unanswered.append(worker)
                 return
+
+    def _count(self, worker: RemoteWorker) -> None:
+        """Counts the answer that a worker gave."""
+        number = self._tasks[worker.index].popleft()
+        self._answered.add(self._answered.below if self._again else number, worker.index)
 
     def _has_room(self, worker: RemoteWorker) -> bool:
         unanswered = self._given[worker.index] - self._received[worker.index]
         return unanswered < self._most // len(self._active)
 
     def _leave_out(self, worker: RemoteWorker) -> None:
+        if self._dropped[worker.index]:
+            raise MpwdsError(
+                f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than were delivered "
+                "before: the dataset has changed, or gives other samples each time it runs"
+            )
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()

@@ -40,7 +40,7 @@ def next_message(
         for worker in candidates:
             poller.register(worker, select.POLLIN | (select.POLLOUT if worker.unheard else 0))
             poller.register(worker.process, select.POLLIN)
-        deaf = [worker for worker in others if worker.unheard]
+        deaf = [worker for worker in others if worker.unheard and worker not in candidates]
         for worker in deaf:
             poller.register(worker, select.POLLOUT)
         remaining_s = _LONGEST_POLL_S if deadline is None else deadline - time.monotonic()

@@ -15,9 +15,11 @@ from mpwds.loader import failures, lifeline, protocol, torch_worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
-from mpwds.loader.elements import elements, process_seed
+from mpwds.loader.course import Course
+from mpwds.loader.elements import process_seed
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.processes import WorkerEnds
+from mpwds.loader.progress import Position
 from mpwds.loader.sending import BatchSender, EpochStopped
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
@@ -89,9 +91,10 @@ class _Worker:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
         while True:
             start = self._commands.wait_for_start()
-            self._run_epoch(start["epoch"], start["generation"])
+            position = Position(start["first"], start["state"], start["at"])
+            self._run_epoch(start["epoch"], start["generation"], position)
 
-    def _run_epoch(self, epoch: int, generation: int) -> None:
+    def _run_epoch(self, epoch: int, generation: int, position: Position) -> None:
         context = Context(
             epoch=epoch,
             seed=self._setup.seed,
@@ -109,7 +112,7 @@ class _Worker:
         seed_generators(seed)
         end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
         try:
-            end["sent"] = self._send_elements(context, generation)
+            end["sent"] = self._send_elements(context, generation, position)
         except ChannelClosed:
             raise
         except SystemExit:
@@ -118,25 +121,29 @@ class _Worker:
             end.update(kind=protocol.ERROR, **failures.describe(error))
         self._channel.send(end)
 
-    def _send_elements(self, context: Context, generation: int) -> int:
-        """Sends the elements of one epoch; returns how many, all of them or those before ``stop``."""
-        source = elements(self._setup.dataset, context)
-        sent = 0
+    def _send_elements(self, context: Context, generation: int, position: Position) -> int:
+        """Sends the elements of one epoch from a position on.
+
+        Returns:
+            Elements up to the end, those before the position included; or up to ``stop``.
+        """
+        course = Course(self._setup.dataset, context, position)
+        sent = position.first
         checked = time.monotonic()
         try:
-            for element in source:
+            for element in course:
                 now = time.monotonic()
                 if now - checked > _STOP_CHECK_S:
                     if self._commands.stopped(generation):
                         break
                     checked = now
-                self._sender.send(element, generation, sent)
-                sent += 1
+                if course.number >= sent:
+                    self._sender.send(element, generation, sent, course.state(now))
+                    sent += 1
         except EpochStopped:
             pass
         finally:
-            if hasattr(source, "close"):
-                source.close()
+            course.close()
         return sent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
@@ -181,15 +181,15 @@ class DataPipeline(Fluent, TorchIterable):
             >>> [element for _, element in second]
             [2, 3]
         """
-        origin, *stages = self.parts
-        if context.seed is None:
-            context = replace(context, seed=self._seed)
-
-        def start() -> Stream[Any]:
-            return self._epochs.stream(lambda context: _chain(origin, stages, context), context)
-
+        start = self._starter(context)
         unaddressed = culprit(self)
         return start() if unaddressed is None else Replayed(start, unaddressed)
+
+    def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
+        """What makes the stream of one epoch at its beginning."""
+        origin, *stages = self.parts
+        seeded = replace(context, seed=self._seed) if context.seed is None else context
+        return lambda: self._epochs.stream(lambda context: _chain(origin, stages, context), seeded)
 
     def append(self, f: Any) -> None:
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.

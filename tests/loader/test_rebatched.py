@@ -277,7 +277,7 @@ def test_an_error_of_the_source_costs_no_rows():
 def test_a_pool_for_which_there_is_no_memory_is_an_error(monkeypatch):
     batches = [np.zeros((4, 1000))]
     with pytest.raises(
-        SharedMemoryError, match=r"a pool of 1,000,000,000,000 rows takes 8,000,000,000.0 MB, .* left"
+        SharedMemoryError, match=r"a pool of 1,000,000,000,000 rows takes 8,008,000,000.0 MB, .* left"
     ):
         list(Rebatched(4, shuffle=10**12)(batches))
     monkeypatch.setattr(segment, "available_nbytes", lambda: None)

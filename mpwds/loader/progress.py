@@ -1,0 +1,146 @@
+"""How far an epoch is delivered: what a loader's state holds, and what a new worker begins from."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+NEWEST_ONLY = 1
+
+
+class Position(NamedTuple):
+    """Where a worker begins in an epoch.
+
+    Args:
+        first: Number of the first batch that it sends; it makes none of those before for the trainer.
+        state: State of its stream, packed; ``None`` is the epoch's start.
+        at: Batches that come before that state, at most ``first``. The worker makes those from ``at`` to
+            ``first`` and drops them.
+    """
+
+    first: int = 0
+    state: bytes | None = None
+    at: int = 0
+
+
+START = Position()
+
+
+class WorkerProgress:
+    """What one worker's batches have come to.
+
+    Args:
+        delivered: Batches of this epoch that the consumer got.
+        states: States of the worker's stream, packed, and the numbers of batches before them, ascending.
+        stateless: Why the stream has no state, if that is so.
+
+    Attributes:
+        received: Batches that arrived, or that the worker does not send because of where it began. Below
+            ``delivered`` while batches that were delivered before are made again.
+        keeps: How many states to keep.
+
+    Example:
+        >>> progress = WorkerProgress(delivered=7, states=[(3, b"a"), (6, b"b")])
+        >>> progress.position(), progress.position(5).at, progress.position(2).state
+        (Position(first=7, state=b'b', at=6), 3, None)
+    """
+
+    def __init__(
+        self, delivered: int = 0, states: Sequence[tuple[int, bytes]] = (), stateless: str = ""
+    ) -> None:
+        self.delivered = self.received = delivered
+        self.states = list(states)
+        self.stateless = stateless
+        self.keeps = NEWEST_ONLY
+
+    def count(self, state: bytes | None, stateless: str | None) -> None:
+        """Counts a batch as delivered.
+
+        Args:
+            state: The stream's state behind it, packed, if it came with one. Of older ones, fewer and fewer
+                are kept.
+            stateless: Why there is none, if that is told now.
+        """
+        self.delivered += 1
+        if state is not None:
+            if self.keeps == NEWEST_ONLY:
+                self.states.clear()
+            self.states.append((self.delivered, state))
+            if len(self.states) > self.keeps:
+                del self.states[1 : self.keeps // 2 : 2]
+        elif stateless is not None:
+            self.stateless = stateless
+
+    def position(self, first: int | None = None) -> Position:
+        """Where a worker begins that is to send batch ``first``: by default the next one to be delivered."""
+        first = self.delivered if first is None else first
+        at, state = max(
+            ((at, state) for at, state in self.states if at <= first),
+            default=(0, None),
+            key=lambda kept: kept[0],
+        )
+        return Position(first, state, at)
+
+
+class EpochProgress:
+    """How far an epoch is delivered.
+
+    Args:
+        epoch: Its number.
+        workers: The progress of each worker.
+        turn: Index of the worker whose batch is next, where workers take turns.
+
+    Attributes:
+        running: An iterator delivers it.
+        finished: It is delivered to its end.
+    """
+
+    def __init__(self, epoch: int, workers: Sequence[WorkerProgress], turn: int = 0) -> None:
+        self.epoch = epoch
+        self.workers = list(workers)
+        self.turn = turn
+        self.running = False
+        self.finished = False
+
+    @classmethod
+    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
+        """Nothing is delivered of an epoch."""
+        return cls(epoch, [WorkerProgress() for _ in range(workers)])
+
+    @property
+    def delivered(self) -> int:
+        """Batches that the consumer got."""
+        return sum(worker.delivered for worker in self.workers)
+
+    @property
+    def replayed(self) -> int:
+        """Of these, those that whoever continues makes again, because no state is behind them."""
+        return sum(worker.delivered - worker.position().at for worker in self.workers)
+
+    def positions(self) -> list[Position]:
+        """Where the workers begin that continue this epoch."""
+        return [worker.position(worker.received) for worker in self.workers]
+
+
+def pack_state(state: Any) -> bytes:
+    """A state as one value of a message, by msgpack, or by pickle where that cannot hold it.
+
+    Example:
+        >>> unpack_state(pack_state({"held": [(3, 512)]})), unpack_state(pack_state({1j}))
+        ({'held': [[3, 512]]}, {1j})
+    """
+    try:
+        packed: bytes = msgpack.packb(state)
+    except (TypeError, ValueError, OverflowError):
+        return b"p" + pickle.dumps(state)
+    return b"m" + packed
+
+
+def unpack_state(packed: bytes) -> Any:
+    """The state that :func:`pack_state` packed in this process or one of its workers."""
+    if packed[:1] == b"p":
+        return pickle.loads(packed[1:])
+    return msgpack.unpackb(packed[1:], strict_map_key=False)

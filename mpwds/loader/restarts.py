@@ -1,0 +1,76 @@
+"""What happens when a worker dies: an error, or another process in its place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+from mpwds.errors import WorkerDied
+from mpwds.loader.group import WorkerGroup
+from mpwds.loader.progress import EpochProgress
+from mpwds.loader.remote import RemoteWorker
+
+OnWorkerDeath = Literal["raise", "restart"]
+
+MOST_DEATHS = 3
+"""A worker that dies so often without a batch in between is not started again."""
+
+
+class Restarts:
+    """Puts new processes in the place of workers that died in an epoch.
+
+    Everything that a worker had sent is delivered before its death is noticed, so the new process has only
+    to begin behind that: from the worker's last state, without the batches that came since.
+
+    Args:
+        group: The workers.
+        generation: The epoch's.
+        progress: How far it is.
+        on_worker_death: ``"raise"`` raises the error.
+    """
+
+    def __init__(
+        self, group: WorkerGroup, generation: int, progress: EpochProgress, on_worker_death: OnWorkerDeath
+    ) -> None:
+        self._group = group
+        self._generation = generation
+        self._progress = progress
+        self._allowed = on_worker_death == "restart"
+        self._deaths: dict[int, tuple[int, int]] = {}  # of each worker: at which batch, how often there
+
+    def __call__(self, death: WorkerDied) -> RemoteWorker:
+        """The worker that takes the place of one that died.
+
+        Warns:
+            RuntimeWarning: With what the error says.
+
+        Raises:
+            WorkerDied: Workers are not to be started again, or this one died too often.
+        """
+        index = death.worker
+        worker = self._progress.workers[index]
+        batch, count = self._deaths.get(index, (-1, 0))
+        count = count + 1 if batch == worker.received else 1
+        self._deaths[index] = worker.received, count
+        if not self._allowed:
+            raise death
+        if count >= MOST_DEATHS:
+            raise WorkerDied(
+                f"{death}. It died {count} times in a row before batch {worker.received} of this epoch, so "
+                "it is not started again: leave out the sample that kills it, or give it more memory",
+                index,
+                death.pid,
+                death.exitcode,
+            ) from None
+        position = worker.position(worker.received)
+        remote = self._group.restart(index)
+        remote.start(self._progress.epoch, self._generation, position)
+        again = position.first - position.at
+        # The user's ``for`` statement, above: this function, _next_message, _next and __next__.
+        warnings.warn(
+            f"{death}. A new process goes on in its place (restart {remote.restarts}); it makes {again} "
+            f"batch{'' if again == 1 else 'es'} again that had been delivered",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return remote

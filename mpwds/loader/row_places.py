@@ -1,0 +1,96 @@
+"""Where rows come from: a column of numbers beside the columns of rows, for a state without their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpwds.loader.row_buffers import Rows
+from mpwds.pipeline.stream import Address, as_address
+
+Places = npt.NDArray[np.int64]
+"""For each row, the number of the batch that it came in, and its number in that."""
+
+_ROW_BITS = 24
+_MANY = 1024
+
+
+class TakenBatches:
+    """The addresses of the batches whose rows are held somewhere.
+
+    Args:
+        addresses: Numbers of batches and their addresses.
+
+    Attributes:
+        many: There are so many that it is time for :meth:`keep_only`.
+    """
+
+    def __init__(self, addresses: Sequence[Any] = ()) -> None:
+        self._addresses: dict[int, Address] = {number: as_address(address) for number, address in addresses}
+        self._next = max(self._addresses, default=-1) + 1
+        self._kept = 0
+
+    def take(self, address: Address, rows: int) -> Rows:
+        """Remembers a batch; the column of its rows' places."""
+        number, self._next = self._next, self._next + 1
+        self._addresses[number] = address
+        return places_of(number, rows)
+
+    @property
+    def many(self) -> bool:
+        return len(self._addresses) > 2 * self._kept + _MANY
+
+    def keep_only(self, places: Sequence[Places]) -> None:
+        """Forgets the batches of which no row is at any of these places."""
+        numbers = np.unique(np.concatenate(places) >> _ROW_BITS).tolist()
+        self._addresses = {number: self._addresses[number] for number in numbers}
+        self._kept = len(numbers)
+
+    def addresses(self) -> list[tuple[int, Address]]:
+        """The batches, as the constructor takes them."""
+        return list(self._addresses.items())
+
+    def in_order(self) -> Iterator[tuple[int, Address]]:
+        """The batches in the order of their addresses, in which they are fetched fastest."""
+        return iter(sorted(self._addresses.items(), key=lambda item: item[1]))
+
+
+def places_of(batch: int, rows: int) -> Rows:
+    """The column of places of all rows of a batch.
+
+    Example:
+        >>> as_places(places_of(1, 3)) - (1 << 24)
+        array([0, 1, 2])
+    """
+    if rows >= 1 << _ROW_BITS:
+        raise ValueError(f"rebatched: a batch has {rows:,} rows, it may have {(1 << _ROW_BITS) - 1:,}")
+    places = np.arange(rows, dtype=np.int64) + (batch << _ROW_BITS)
+    return places.view(np.uint8).reshape(rows, 8)
+
+
+def as_places(column: Rows) -> Places:
+    """The places in a column of them."""
+    return np.ascontiguousarray(column).view(np.int64).reshape(-1)
+
+
+def rows_like(rows: Sequence[Rows], count: int) -> list[Rows]:
+    """Room for so many rows of columns like these."""
+    return [np.empty((count, *column.shape[1:]), column.dtype) for column in rows]
+
+
+def gather(batch: int, places: Places, rows: Sequence[Rows], out: Sequence[Rows]) -> None:
+    """Copies those rows of a batch whose places are given.
+
+    Args:
+        batch: The batch's number.
+        places: Of the rows of ``out``, of any batches.
+        rows: The columns of the batch.
+        out: Columns, into which the batch's rows go where their places are.
+    """
+    (slots,) = np.nonzero(places >> _ROW_BITS == batch)
+    numbers = places[slots] & ((1 << _ROW_BITS) - 1)
+    for column, into in zip(rows, out, strict=True):
+        into[slots] = column[numbers]
