@@ -9,7 +9,7 @@ from typing import Any
 _NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.errors": (
-        "DecodeError EnvelopeError MpwdsError QuarantineFull SecurityError ShardError "
+        "DecodeError EnvelopeError EvenEpochError MpwdsError QuarantineFull SecurityError ShardError "
         "SharedMemoryError SpecError StreamError StreamNotFound TenbinError WorkerDied "
         "WorkerTimeout WorkerTraceback"
     ),

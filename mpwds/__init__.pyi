@@ -18,6 +18,7 @@ from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
 from mpwds.errors import DecodeError as DecodeError
 from mpwds.errors import EnvelopeError as EnvelopeError
+from mpwds.errors import EvenEpochError as EvenEpochError
 from mpwds.errors import MpwdsError as MpwdsError
 from mpwds.errors import QuarantineFull as QuarantineFull
 from mpwds.errors import SecurityError as SecurityError

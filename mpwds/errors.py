@@ -85,6 +85,10 @@ class WorkerTimeout(MpwdsError, TimeoutError):
         self.pid = pid
 
 
+class EvenEpochError(MpwdsError, RuntimeError):
+    """The ranks of a distributed job cannot have an epoch of equally many batches, or did not agree on it."""
+
+
 class WorkerTraceback(MpwdsError):
     """The text of a worker's traceback: the cause of the exception that is raised in the trainer."""
 

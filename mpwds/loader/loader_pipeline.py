@@ -6,10 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from mpwds.loader.agreement import Even
 from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.continued import Continued
 from mpwds.loader.delivered import Delivered, Delivering
-from mpwds.loader.lengths import count_behind, count_delivered
+from mpwds.loader.even import even_length, evened
+from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
@@ -104,7 +106,11 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._place = PipelinePlace()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._place.iterate(self)
+        epoch = self.loader._next_epoch()
+        return evened(self.loader, epoch, self._begin, self._count)
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        return self._place.iterate(self, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
@@ -159,7 +165,9 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._place.load(self, state_dict)
 
     def __len__(self) -> int:
-        """Elements in an epoch, or what ``with_length`` says.
+        """Elements in an epoch of this rank, or what ``with_length`` says.
+
+        With the loader's ``even`` it is the same on all ranks.
 
         Raises:
             TypeError: It cannot be known without running the epoch; the message says because of what.
@@ -171,11 +179,15 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         if self._length is not None:
             return self._length
+        return even_length(self.loader.even, self._count)
+
+    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
         loader = self.loader
-        return count_behind(self.stages, epochs, count_delivered(loader.dataset, loader.workers)).elements
+        count = count_delivered(loader.dataset, loader.workers, context, exact=exact, samples_of=samples_of)
+        return count_behind(self.stages, epochs, count).elements
 
 
 class LoaderStages(Rebatching, Fluent):
@@ -184,7 +196,9 @@ class LoaderStages(Rebatching, Fluent):
     dataset: Any
     workers: int
     in_order: bool
+    timeout: float | None
     seed: int | None
+    even: Even | None
     _epoch: int
     _bookmark: Bookmark
 
@@ -263,6 +277,8 @@ class LoaderStages(Rebatching, Fluent):
     def __len__(self) -> int:
         """Elements in an epoch of this rank, or the dataset's length where it says one.
 
+        With ``even`` it is the same on all ranks.
+
         Raises:
             TypeError: It cannot be known without running the epoch; the message says because of what.
 
@@ -271,7 +287,7 @@ class LoaderStages(Rebatching, Fluent):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        return count_delivered(self.dataset, self.workers).elements
+        return even_length(self.even, self._count)
 
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
@@ -296,6 +312,10 @@ class LoaderStages(Rebatching, Fluent):
     def _next_epoch(self) -> int:
         epoch, self._epoch = self._epoch, self._epoch + 1
         return epoch
+
+    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
+        count = count_delivered(self.dataset, self.workers, context, exact=exact, samples_of=samples_of)
+        return count.elements
 
 
 class _Loaded:

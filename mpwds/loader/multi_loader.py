@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from mpwds.loader.agreement import EVEN, Even
 from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
+from mpwds.loader.even import MOST_AHEAD, evened
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.launchers import LAUNCHERS
 from mpwds.loader.loader_pipeline import LoaderStages
@@ -24,7 +26,7 @@ from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import MOST_BLOCKS
 
-_MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
+_MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER - MOST_AHEAD
 
 
 class MultiLoader(LoaderStages):
@@ -68,6 +70,14 @@ class MultiLoader(LoaderStages):
             :class:`~mpwds.errors.WorkerDied`, or ``"restart"`` it, with a warning. A new process then goes on
             where it was: every element comes once, in the same order if ``in_order``. One that dies three
             times in a row before the same batch is an error all the same.
+        even: With several ranks (processes that train together): each gets the same number of batches in an
+            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank that has the
+            fewest; what others have left is dropped. ``"pad"``: as many as the rank that has the most; the
+            others deliver their last batch again. ``"wrap"``: the same, and the others go through their part
+            of the dataset once more, in another order. The last batch may be smaller on some ranks.
+            Where the numbers are not known beforehand, the ranks agree on them by ``torch.distributed``: all
+            of them have to iterate the loader, and up to 5 batches are made ahead. See
+            ``docs/distributed.md``.
 
     Raises:
         ValueError: An argument is out of range.
@@ -77,6 +87,7 @@ class MultiLoader(LoaderStages):
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
         :class:`~mpwds.errors.WorkerDied`: a worker was killed or exited.
         :class:`~mpwds.errors.SharedMemoryError`: no memory for a batch.
+        :class:`~mpwds.errors.EvenEpochError`: a rank has no batch, is gone or failed (``even``).
         After any of these all workers have ended; the next ``iter()`` starts new ones.
 
     Example:
@@ -99,12 +110,15 @@ class MultiLoader(LoaderStages):
         seed: int | None = None,
         persistent: bool = True,
         on_worker_death: OnWorkerDeath = "raise",
+        even: Even | None = None,
     ) -> None:
         _check_integer("workers", workers, at_least=0)
         _check_integer("prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
         _check_choice("start_method", start_method, tuple(LAUNCHERS))
         _check_choice("output", output, ("torch", "numpy"))
         _check_choice("on_worker_death", on_worker_death, ("raise", "restart"))
+        if even is not None:
+            _check_choice("even", even, EVEN)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"MultiLoader: timeout must be above 0 seconds or None, got {timeout!r}")
         if seed is not None:
@@ -119,15 +133,18 @@ class MultiLoader(LoaderStages):
         self.seed = seed
         self.persistent = persistent
         self.on_worker_death: OnWorkerDeath = on_worker_death
+        self.even: Even | None = even
         self._epoch = 0
         self._bookmark = Bookmark()
         self._current = _Current()
-        self._group = WorkerGroup(self._setup_maker(), GroupOptions(LAUNCHERS[start_method], output))
+        self._group = WorkerGroup(
+            self._setup_maker(), GroupOptions(LAUNCHERS[start_method], output, even is None)
+        )
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        return self._iterate(self._next_epoch())
+        return evened(self, self._next_epoch(), self._iterate, self._count)
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
         self._current.end("another iteration of this loader has begun")
@@ -225,6 +242,7 @@ class MultiLoader(LoaderStages):
             "seed": self.seed,
             "persistent": self.persistent,
             "on_worker_death": self.on_worker_death,
+            "even": self.even,
         }
         return functools.partial(type(self), **options), (self.dataset, self.workers)
 
@@ -239,10 +257,14 @@ class MultiLoader(LoaderStages):
     def _setup_maker(self) -> Callable[[], WorkerSetup]:
         dataset, workers, seed = self.dataset, self.workers, self.seed
         blocks = self.prefetch + BLOCKS_OF_CONSUMER
+        even = self.even
 
         def make() -> WorkerSetup:
             here = Context.current()
-            return WorkerSetup(dataset, workers, blocks, here.rank, here.world_size, seed, list(sys.argv))
+            ahead = 0 if even is None or here.world_size == 1 else -(-MOST_AHEAD // workers)
+            return WorkerSetup(
+                dataset, workers, blocks + ahead, here.rank, here.world_size, seed, list(sys.argv)
+            )
 
         return make
 

@@ -50,10 +50,9 @@ class PipelinePlace:
     def __reduce__(self) -> Any:
         return PipelinePlace, ()  # a copy of a pipeline begins anew
 
-    def iterate(self, pipeline: LoaderPipeline) -> Iterator[Any]:
-        """Begins the next epoch, or continues the one that was loaded."""
+    def iterate(self, pipeline: LoaderPipeline, epoch: int) -> Iterator[Any]:
+        """Begins an epoch, or continues it if it is the one that was loaded."""
         loaded, self._loaded, self._run = self._loaded, None, None
-        epoch = pipeline.loader._next_epoch()
         stream = pipeline.stream(Context.current(epoch))
         if loaded is not None:
             if loaded["epoch"] == epoch:

@@ -62,6 +62,14 @@ closes all workers, then raises it. One that belongs to an epoch left early is o
 forks and reaps on request, over a socket pair, and has a lifeline of its own. It ends with the last loader
 and the last worker that need it; its workers end if it does.
 
+*Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
+each of them has, they talk (``loader.agreement``), in a gloo group of their own, made at the first talk.
+There is one kind of message, an all-reduce of as many integers each time, so that ranks which are not at
+the same place see that from the message itself. The first of an epoch compares how many batches they have;
+if one does not know, another follows each time as many are delivered as all were sure of. A rank whose
+dataset fails says so in its next message, and all raise. One that leaves an epoch early says nothing: the
+others see it by its next message, or by the end of its process.
+
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
 
@@ -70,8 +78,8 @@ worker had sent; if that does not finish the epoch, the worker died.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, and for about ``GRACE_S`` when it closes. A block's finalizer blocks on nothing. While
-workers are started or closed, Ctrl-C waits.
+with its process, on other ranks inside a talk, and for about ``GRACE_S`` when it closes. A block's finalizer
+blocks on nothing. While workers are started or closed, Ctrl-C waits.
 """
 
 from __future__ import annotations

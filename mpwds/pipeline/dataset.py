@@ -190,6 +190,22 @@ class DataPipeline(Fluent, TorchIterable):
         origin, *stages = self.parts
         seeded = replace(context, seed=self._seed) if context.seed is None else context
         return lambda: self._epochs.stream(lambda context: _chain(origin, stages, context), seeded)
+    def before(self, position: int, context: Context) -> Stream[Any]:
+        """The stream of what stage number ``position`` gets when the pipeline runs once.
+
+        Args:
+            position: The stage's number, from 1; it and those behind it do not run.
+            context: Epoch, seed, rank, worker.
+
+        Example:
+            >>> dataset = DataPipeline(["a.tar", "b.tar"]).slice(1).map(len)
+            >>> [element for _, element in dataset.before(2, Context())]
+            ['a.tar']
+        """
+        origin, *stages = self.parts
+        if context.seed is None:
+            context = replace(context, seed=self._seed)
+        return _chain(origin, stages, context, position - 1)
 
     def append(self, f: Any) -> None:
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
@@ -318,8 +334,8 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
 
-def _chain(origin: Origin, stages: list[Stage], context: Context) -> Stream[Any]:
-    """The stream that runs a pipeline once.
+def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | None = None) -> Stream[Any]:
+    """The stream that runs a pipeline once, or the first ``number`` stages of it.
 
     What stands before a cache (a stage with ``pins_epoch``) runs as in epoch 0 every time: the cache holds
     what that epoch gave, and an epoch that was left early is gone on with.
@@ -340,7 +356,7 @@ def _chain(origin: Origin, stages: list[Stage], context: Context) -> Stream[Any]
         return replace(part, epoch=0, run=0) if position < pinned else part
 
     stream = origin.stream(of_part(0))
-    for position, stage in enumerate(stages, start=1):
+    for position, stage in enumerate(stages[:number], start=1):
         stream = stage.stream(stream, of_part(position))
     return stream
 

@@ -59,8 +59,8 @@ class Repetitions:
 
     def _run(self, number: int) -> Stream[Any]:
         epoch = self._context.epoch
-        if number:  # an epoch that no run of any other epoch has, nor one of a repetition inside a repetition
-            epoch = _FIRST + Draws("repetition", epoch, self._context.stage).index(number, _FIRST)
+        if number:  # nor one of a repetition inside a repetition
+            epoch = epoch_of_repetition(number, epoch, self._context.stage)
         return self._start(replace(self._context, epoch=epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,3 +69,17 @@ class Repetitions:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.begin(state["repetition"])
         self.stream.load_state_dict(state["source"])
+
+
+def epoch_of_repetition(number: int, *facts: object) -> int:
+    """The number of an epoch that no run of any other epoch has.
+
+    Args:
+        number: Number of the repetition.
+        facts: What is repeated.
+
+    Example:
+        >>> epoch_of_repetition(1, 3) == epoch_of_repetition(1, 3) != epoch_of_repetition(2, 3)
+        True
+    """
+    return _FIRST + Draws("repetition", *facts).index(number, _FIRST)

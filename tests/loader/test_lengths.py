@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader
@@ -37,6 +39,9 @@ KNOWN = [
     (numbers().batched(5), lambda loader: loader.rebatched(4).repeat(3, 10)),
     (numbers().batched(5), lambda loader: loader.rebatched(4).with_epoch(17)),
     (numbers().map(abs), lambda loader: loader.with_epoch(17)),
+    (DataPipeline([(n, n) for n in range(23)]).map_tuple(abs).batched(4), lambda loader: loader),
+    (DataPipeline([{"a": n} for n in range(23)]).map_dict(a=abs).to_tuple("a"), lambda loader: loader),
+    (mpwds.MockDataset(np.zeros(3), 7).batched(2), lambda loader: loader.rebatched(3)),
     (lambda: iter(range(5)), lambda loader: loader.map(abs).with_epoch(17)),
 ]
 
@@ -58,6 +63,52 @@ def _of_all_workers(loader, epoch):
         yield from elements(
             loader.dataset, replace(Context.current(epoch), worker=worker, workers=loader.workers)
         )
+
+
+STAGES = st.one_of(
+    st.builds(lambda n: ("shuffle", n), st.integers(1, 9)),
+    st.builds(lambda n, partial: ("batched", n, None, partial), st.integers(1, 5), st.booleans()),
+    st.builds(lambda start, n, step: ("slice", start, start + n, step), *[st.integers(1, 9)] * 3),
+    st.just(("info", None, 0)),
+)
+
+
+def with_stages(pipeline, stages):
+    for name, *arguments in stages:
+        pipeline = getattr(pipeline, name)(*arguments)
+    return pipeline
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    size=st.integers(0, 40),
+    in_workers=st.lists(STAGES, max_size=3),
+    here=st.lists(STAGES, max_size=3),
+    repeats=st.none() | st.tuples(st.integers(1, 3), st.integers(-1, 30).filter(bool)),
+    workers=st.integers(1, 4),
+    world_size=st.integers(1, 3),
+    even=st.sampled_from([None, "drop", "pad", "wrap"]),
+)
+def test_len_is_what_comes_on_all_ranks_whatever_the_stages(
+    size, in_workers, here, repeats, workers, world_size, even
+):
+    dataset = with_stages(DataPipeline(range(size)), in_workers)
+    delivered, lengths = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MultiLoader, "_iterate", lambda loader, epoch: iter(_of_all_workers(loader, epoch)))
+        patch.setenv("WORLD_SIZE", str(world_size))
+        for rank in range(world_size):
+            patch.setenv("RANK", str(rank))
+            loader = with_stages(MultiLoader(dataset, workers=workers).compose(), here)
+            if repeats is not None:
+                loader = loader.repeat(*repeats)
+            delivered.append(sum(1 for _ in loader))
+            loader.loader.even = even
+            lengths.append(len(loader))
+    if even is None:
+        assert lengths == delivered
+    else:
+        assert lengths == [min(delivered) if even == "drop" else max(delivered)] * world_size
 
 
 def test_len_is_that_of_this_ranks_part(monkeypatch):

@@ -38,13 +38,21 @@ class Indexed:
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _IndexedStream(self, context)
 
+    def indices(self, context: Context) -> range:
+        """The indices that a worker reads."""
+        indices = range(len(self.elements))
+        return indices[context.rank :: context.world_size][context.worker :: context.workers]
+
+    def count_in(self, context: Context) -> int:
+        """How many elements a worker gets."""
+        return len(self.indices(context))
+
 
 class _IndexedStream:
     def __init__(self, origin: Indexed, context: Context) -> None:
         self._origin = origin
         self._elements = origin.elements
-        indices = range(len(self._elements))
-        self._own = indices[context.rank :: context.world_size][context.worker :: context.workers]
+        self._own = origin.indices(context)
         self._cursor = 0
         draws_nothing = type(self._elements).__module__ in ("builtins", "numpy")
         self._call = unseeded if draws_nothing else seeded(context)

@@ -45,6 +45,9 @@ class _Mock:
     def __str__(self) -> str:
         return f"MockDataset({type(self._sample).__name__}, {self._length})"
 
+    def count_in(self, context: Context) -> int:
+        return self._length
+
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _Mocked(self._sample, self._length, context)
 

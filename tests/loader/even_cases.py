@@ -1,0 +1,138 @@
+"""What ``test_even_distributed`` runs on each rank: epochs of many kinds, a step of all ranks for each batch.
+
+Writes what each rank saw to ``<folder>/<rank>.json``.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
+
+FOLDER = Path(sys.argv[1])
+SHARDS = str(FOLDER / "part-{0..4}.tar")
+TWO_SHARDS = str(FOLDER / "part-{0..1}.tar")
+
+
+def number_of(sample):
+    return int(sample["cls"])
+
+
+def keys(urls=SHARDS, **given):
+    """Numbers of samples, of a pipeline whose length is not known: ``map`` may drop samples."""
+    return WebDataset(urls, empty_check=False, **given).map(number_of)
+
+
+def counted():
+    """The same, of a pipeline that keeps every sample: shards can be counted by their headers."""
+    return WebDataset(SHARDS, shardshuffle=True, empty_check=False).decode().to_tuple("cls")
+
+
+def odd(number):
+    return number % 2 == 1 or number > 20
+
+
+def epoch_of(loader):
+    """The numbers in the batches of an epoch, one after the other with a step that needs all ranks."""
+    batches = []
+    for batch in loader:
+        step = torch.ones(1)
+        dist.all_reduce(step)
+        assert step.item() == dist.get_world_size()
+        numbers = batch[0] if isinstance(batch, (tuple, list)) else batch
+        batches.append([int(number) for number in numbers])
+    return batches
+
+
+def epochs_of(loader, number=2):
+    with loader:
+        return [epoch_of(loader) for _ in range(number)]
+
+
+def modes(make, even=("drop", "pad", "wrap")):
+    return {each: epochs_of(make(each)) for each in even}
+
+
+def left_early():
+    """All ranks leave an epoch at the same batch; the next one is whole."""
+    with MultiLoader(keys().batched(2), workers=0, even="drop") as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == 3:
+                break
+        return [epoch_of(loader)]
+
+
+def validation_in_between():
+    """An epoch of another loader in the middle of one."""
+    training = MultiLoader(keys().batched(2), workers=0, even="drop")
+    validation = MultiLoader(keys().batched(3), workers=0, even="pad")
+    batches = []
+    for number, batch in enumerate(training):
+        batches.append(batch.tolist())
+        if number == 1:
+            between = epoch_of(validation)
+    return [batches, between]
+
+
+def nothing_here():
+    """More ranks than shards: an error on all ranks, or an epoch without batches."""
+    found = {}
+    for even in ("drop", "pad", "wrap"):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                found[even] = epoch_of(MultiLoader(keys(TWO_SHARDS).batched(2), workers=0, even=even))
+            except EvenEpochError as error:
+                found[even] = str(error)
+            found[even + " warned"] = [str(each.message) for each in warned]
+    return found
+
+
+def trained(even):
+    """What a model has learnt by gradients averaged over the ranks, as each of them sees it."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with MultiLoader(keys().batched(4), workers=0, even=even) as loader:
+        for batch in loader.rebatched(3, shuffle=20):
+            optimizer.zero_grad()
+            inputs = batch.float().unsqueeze(1)
+            torch.nn.functional.mse_loss(model(inputs), 2 * inputs).backward()
+            optimizer.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def main():
+    dist.init_process_group("gloo")
+    found = {
+        "unknown": modes(lambda even: MultiLoader(keys().select(odd).batched(2), workers=0, even=even)),
+        "by headers": modes(lambda even: MultiLoader(counted().batched(2), workers=0, even=even)),
+        "sequence": modes(lambda even: MultiLoader(DataPipeline(range(31)).batched(5), workers=0, even=even)),
+        "rebatched": modes(
+            lambda even: MultiLoader(keys().batched(4), workers=0, even=even).rebatched(3, shuffle=9)
+        ),
+        "workers": modes(
+            lambda even: MultiLoader(keys(shardshuffle=True).batched(2), workers=2, even=even), ["wrap"]
+        ),
+        "as they come": modes(
+            lambda even: MultiLoader(
+                keys().batched(2), workers=2, even=even, in_order=False, persistent=False, start_method="fork"
+            ),
+            ["pad"],
+        ),
+        "left early": left_early(),
+        "in between": validation_in_between(),
+        "nothing here": nothing_here(),
+        "trained": {even: trained(even) for even in ("drop", "pad", "wrap")},
+    }
+    (FOLDER / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

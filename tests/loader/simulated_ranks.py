@@ -1,0 +1,43 @@
+"""Ranks that are threads of one process, for tests of how ranks talk."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from mpwds.errors import EvenEpochError
+
+
+class _Rank:
+    def __init__(self, rank, said, barrier):
+        self.rank = rank
+        self.size = len(said)
+        self._said = said
+        self._barrier = barrier
+        self._talks = itertools.count()
+
+    def begin_talk(self):
+        return next(self._talks)
+
+    def largest(self, numbers, timeout):
+        self._said[self.rank] = numbers
+        try:
+            self._barrier.wait(timeout or 20)
+            heard = [max(column) for column in zip(*self._said, strict=True)]
+            self._barrier.wait(20)
+        except threading.BrokenBarrierError:
+            raise EvenEpochError("a rank is gone") from None
+        return heard
+
+
+def on_all_ranks(size, run):
+    """What ``run(ranks)`` returns on each of ``size`` ranks, or the exception that it raises there."""
+    said, barrier = [None] * size, threading.Barrier(size)
+
+    def run_one(rank):
+        try:
+            return run(_Rank(rank, said, barrier))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run_one, range(size)))

@@ -1,0 +1,123 @@
+"""Even epochs over real processes: torchrun, gloo, shards of different sizes."""
+
+import io
+import itertools
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+MODES = ("drop", "pad", "wrap")
+RANKS = 3
+SAMPLES = (9, 4, 14, 5, 1)  # of five shards; three ranks have 14, 5 and 14
+
+
+def write_shards(folder):
+    number = 0
+    for shard, samples in enumerate(SAMPLES):
+        with tarfile.open(folder / f"part-{shard}.tar", "w") as archive:
+            for _ in range(samples):
+                member = tarfile.TarInfo(f"{number:04}.cls")
+                data = str(number).encode()
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+                number += 1
+
+
+def torchrun(program, *arguments, ranks, cwd=None):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+            *(str(program), *map(str, arguments)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each rank saw, of every case: one launch for all of them."""
+    folder = tmp_path_factory.mktemp("even")
+    write_shards(folder)
+    torchrun(Path(__file__).with_name("even_cases.py"), folder, ranks=RANKS)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def odd(number):
+    return number % 2 == 1 or number > 20
+
+
+EVERYTHING = set(range(33))
+CASES = [
+    *((case, even) for case in ("unknown", "by headers", "sequence", "rebatched") for even in MODES),
+    ("workers", "wrap"),
+    ("as they come", "pad"),
+]
+OF_CASE = {"unknown": set(filter(odd, range(33))), "sequence": set(range(31))}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("case", "even"), CASES)
+def test_all_ranks_have_as_many_batches_in_each_epoch(case, even, found):
+    kept = OF_CASE.get(case, EVERYTHING)
+    for epochs in zip(*(rank[case][even] for rank in found), strict=True):
+        assert len({len(batches) for batches in epochs}) == 1
+        delivered = [number for batches in epochs for batch in batches for number in batch]
+        if even == "drop":
+            assert len(set(delivered)) == len(delivered) > 0
+            assert set(delivered) < kept
+        else:
+            assert set(delivered) == kept
+
+
+def own_batches(rank):
+    """What a rank's shards have for the case "unknown"."""
+    starts = [0, *itertools.accumulate(SAMPLES)]
+    kept = [n for shard in range(rank, 5, RANKS) for n in range(starts[shard], starts[shard + 1]) if odd(n)]
+    return [kept[at : at + 2] for at in range(0, len(kept), 2)]
+
+
+@pytest.mark.timeout(300)
+def test_what_comes_behind_a_ranks_own_batches_is_the_last_one_or_they_all_again(found):
+    own = [own_batches(rank) for rank in range(RANKS)]
+    least, most = min(map(len, own)), max(map(len, own))
+    assert 1 < least < most
+    for batches, rank in zip(own, found, strict=True):
+        missing = most - len(batches)
+        assert rank["unknown"]["drop"] == [batches[:least]] * 2
+        assert rank["unknown"]["pad"] == [batches + batches[-1:] * missing] * 2
+        assert rank["unknown"]["wrap"] == [(batches * most)[:most]] * 2
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_leave_an_epoch_together_have_the_next_one_whole(found):
+    assert {len(rank["left early"][0]) for rank in found} == {3}
+
+
+@pytest.mark.timeout(300)
+def test_an_epoch_of_another_loader_may_come_in_between(found):
+    assert [[len(epoch) for epoch in rank["in between"]] for rank in found] == [[3, 5]] * RANKS
+
+
+@pytest.mark.timeout(300)
+def test_where_a_rank_has_no_shard_all_ranks_are_told(found):
+    for rank in found:
+        nothing = rank["nothing here"]
+        assert nothing["drop"] == []
+        assert any("no rank gets any" in warning for warning in nothing["drop warned"])
+        assert all("no batch at all" in nothing[even] for even in ("pad", "wrap"))
+
+
+@pytest.mark.timeout(300)
+def test_models_trained_in_parallel_are_the_same_on_all_ranks(found):
+    for even in MODES:
+        assert found[0]["trained"][even] == found[1]["trained"][even] == found[2]["trained"][even]
+    assert found[0]["trained"]["drop"] != found[0]["trained"]["pad"]
