@@ -35,6 +35,7 @@ from mpwds.loader.data_loader import DataLoader as DataLoader
 from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
 from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
+from mpwds.loader.pool import WorkerPool as WorkerPool
 from mpwds.loader.web_loader import WebLoader as WebLoader
 from mpwds.pipeline.caching.db_cache import DBCache as DBCache
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
@@ -136,6 +137,8 @@ from mpwds.pipeline.stages.unlisted import unlisted as unlisted
 from mpwds.pipeline.stages.xdecode import xdecode as xdecode
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
+from mpwds.sharedmem.share import SharedList as SharedList
+from mpwds.sharedmem.share import share as share
 from mpwds.storage.caches.eviction import LRUCleanup as LRUCleanup
 from mpwds.storage.caches.names import pipe_cleaner as pipe_cleaner
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache

@@ -38,10 +38,17 @@ class Commands:
         Raises:
             ChannelClosed: The worker shall end.
         """
-        self._read_all()
-        while self._start is None:
+        while (start := self.next_start()) is None:
             self._arrival.poll()
-            self._read_all()
+        return start
+
+    def next_start(self) -> dict[str, Any] | None:
+        """The fields of the next ``start``, if it has come; never waits.
+
+        Raises:
+            ChannelClosed: The worker shall end.
+        """
+        self._read_all()
         start, self._start = self._start, None
         return start
 

@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 
 def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) -> tuple[bytes, set[str]]:
@@ -55,7 +56,7 @@ class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
                 self.modules.add(module)
         else:
-            reduced = reduced_tensor(item)
+            reduced = reduced_tensor(item) or _reduced_array(item)
             if reduced is not None:
                 return reduced
         return super().reducer_override(item)
@@ -79,6 +80,28 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
         return _tensor, (item.numpy(), None)
     except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
         return None
+
+
+def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """How to pickle an array that NumPy would not leave where it is: a mapped one, or one with gaps."""
+    kind = type(item)
+    if (kind is not np.ndarray and kind is not np.memmap) or item.dtype.hasobject:
+        return None
+    flags = item.flags
+    if kind is np.memmap:
+        return _memmap, (item.view(np.ndarray),)
+    if flags.c_contiguous or flags.f_contiguous:
+        return None
+    return _array, (np.ascontiguousarray(item), flags.writeable)
+
+
+def _array(array: Any, writeable: bool) -> Any:
+    array.flags.writeable = writeable
+    return array
+
+
+def _memmap(array: Any) -> Any:
+    return array.view(np.memmap)
 
 
 def _tensor(array: Any, dtype: str | None) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpwds.loader import processes, protocol
+from mpwds.loader import processes, protocol, warming
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver, Output
@@ -22,11 +22,19 @@ BLOCKS_OF_CONSUMER = 2
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How workers are started and their batches received; see ``MultiLoader``."""
+    """How workers are started and their batches received; see ``MultiLoader``.
+
+    Args:
+        launcher: Makes what starts them.
+        output: What arrays become.
+        warn_of_copies: Warn when more batches are kept than the arenas have blocks for.
+        replaces_dead: An epoch starts with new workers if one has died since the last. Otherwise it fails.
+    """
 
     launcher: Callable[[WorkerSetup], Launcher]
     output: Output
     warn_of_copies: bool = True
+    replaces_dead: bool = False
 
 
 class WorkerGroup:
@@ -73,7 +81,7 @@ class WorkerGroup:
             SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
         self._check_owner()
-        if not self._workers:
+        if not self._all_run():
             self._start()
         with processes.interrupts_deferred():
             self._generation += 1
@@ -103,6 +111,25 @@ class WorkerGroup:
             dead.release()
         return remote
 
+    def start(self) -> None:
+        """Starts the workers if they are not running.
+
+        Raises:
+            RuntimeError, TypeError, SharedMemoryError, OSError: As :meth:`begin_epoch`.
+        """
+        self._check_owner()
+        if not self._all_run():
+            self._start()
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        """Waits until all workers, which :meth:`start` started, have their dataset.
+
+        Raises:
+            Exception: What unpickling the dataset in a worker raised.
+            WorkerDied, WorkerTimeout: One never will.
+        """
+        warming.wait_until_ready(self._workers, timeout)
+
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""
         if os.getpid() != self._owner:
@@ -117,6 +144,11 @@ class WorkerGroup:
             launcher, self._launcher = self._launcher, None
             if launcher is not None:
                 launcher.close()
+
+    def _all_run(self) -> bool:
+        if self._options.replaces_dead and any(remote.process.wait(0) for remote in self._workers):
+            self.close()
+        return bool(self._workers)
 
     def _start(self) -> None:
         setup = self._make_setup()

@@ -58,7 +58,6 @@ class Spawn:
 
     def open(self) -> None:
         self._setup = worker_setup.store(self._pickled)
-        del self._pickled
 
     def wait(self) -> None:
         pass
@@ -109,7 +108,6 @@ class ForkServer:
         with contextlib.ExitStack() as servers_ends, contextlib.ExitStack() as ours:
             setup = worker_setup.store(self._pickled)
             servers_ends.callback(os.close, setup)
-            del self._pickled
             self._server, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             servers_ends.callback(connection.close)
             ours.callback(self._server.close)

@@ -164,6 +164,18 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         self._place.load(self, state_dict)
 
+    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
+        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`.
+
+        Args:
+            wait: Return when all of them are ready; otherwise at once.
+            timeout: Seconds to wait for them; ``None`` waits for ever.
+
+        Raises:
+            Exception: Whatever hinders them.
+        """
+        self.loader.warm_up(wait=wait, timeout=timeout)
+
     def __len__(self) -> int:
         """Elements in an epoch of this rank, or what ``with_length`` says.
 
@@ -295,6 +307,10 @@ class LoaderStages(Rebatching, Fluent):
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``."""
+
+    @abstractmethod
+    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
+        """Starts the workers before the first epoch."""
 
     @abstractmethod
     def close(self) -> None:

@@ -18,6 +18,7 @@ from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.launchers import LAUNCHERS
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
+from mpwds.loader.pool import WorkerPool
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.receiving import Output
 from mpwds.loader.restarts import OnWorkerDeath, Restarts
@@ -51,15 +52,16 @@ class MultiLoader(LoaderStages):
             ``webdataset.WebDataset`` or function that returns an iterator: each worker iterates it
             whole, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
             ``WORKER`` and ``NUM_WORKERS``.
-        workers: Worker processes; 0 does the work in this process, with the results of one worker.
+        workers: Worker processes, 4 unless a ``pool`` has them; 0 does the work in this process, with the
+            results of one worker.
         in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number
             of workers. Otherwise the first batch to come is next, and a slow worker holds nobody back.
         prefetch: Batches each worker prepares ahead. Its arena has two blocks more, for what the
             training loop holds. Batches up to 32 kB take no blocks: a worker prepares as many as its
             channel holds, about 200 kB.
-        start_method: ``"spawn"`` starts fresh interpreters; ``"forkserver"`` forks one fresh interpreter
-            that has loaded the dataset; ``"fork"`` forks this process, and is for datasets that cannot
-            be pickled.
+        start_method: ``"spawn"``, the default, starts fresh interpreters; ``"forkserver"`` forks one fresh
+            interpreter that has loaded the dataset; ``"fork"`` forks this process, and is for datasets that
+            cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors or ``"numpy"`` arrays.
@@ -78,10 +80,12 @@ class MultiLoader(LoaderStages):
             Where the numbers are not known beforehand, the ranks agree on them by ``torch.distributed``: all
             of them have to iterate the loader, and up to 5 batches are made ahead. See
             ``docs/distributed.md``.
+        pool: A :class:`~mpwds.WorkerPool`, whose processes do the work in place of processes of this loader;
+            it says their number and start method.
 
     Raises:
-        ValueError: An argument is out of range.
-        TypeError: ``dataset`` is not iterable.
+        ValueError: An argument is out of range, or given though the pool determines it.
+        TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
@@ -100,18 +104,20 @@ class MultiLoader(LoaderStages):
     def __init__(
         self,
         dataset: Any,
-        workers: int = 4,
+        workers: int | None = None,
         *,
         in_order: bool = True,
         prefetch: int = 2,
-        start_method: str = "spawn",
+        start_method: str | None = None,
         timeout: float | None = None,
         output: Output = "torch",
         seed: int | None = None,
         persistent: bool = True,
         on_worker_death: OnWorkerDeath = "raise",
         even: Even | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
+        workers, start_method = _workers_of(pool, workers, start_method)
         _check_integer("workers", workers, at_least=0)
         _check_integer("prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
         _check_choice("start_method", start_method, tuple(LAUNCHERS))
@@ -137,9 +143,14 @@ class MultiLoader(LoaderStages):
         self._epoch = 0
         self._bookmark = Bookmark()
         self._current = _Current()
+        self._pool = pool
+        launcher = LAUNCHERS[start_method] if pool is None else pool.launcher
         self._group = WorkerGroup(
-            self._setup_maker(), GroupOptions(LAUNCHERS[start_method], output, even is None)
+            self._setup_maker(),
+            GroupOptions(launcher, output, warn_of_copies=even is None, replaces_dead=pool is not None),
         )
+        if pool is not None:
+            pool.register(self)
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
 
     def __iter__(self) -> Iterator[Any]:
@@ -168,6 +179,25 @@ class MultiLoader(LoaderStages):
         )
         self._current.iterator = weakref.ref(iterator)
         return iterator
+
+    @staticmethod
+    def pool(workers: int = 4, *, start_method: str = "spawn") -> WorkerPool:
+        """Worker processes for several loaders, to be passed to them as ``pool=``.
+
+        Args:
+            workers: Number of processes, and of the workers of each loader.
+            start_method: As for a loader.
+
+        Raises:
+            ValueError: An argument is out of range.
+
+        Example:
+            >>> with MultiLoader.pool(workers=2) as pool:
+            ...     train, val = (MultiLoader(range(n), pool=pool) for n in (4, 2))
+            ...     list(map(int, train)), list(map(int, val))
+            ([0, 1, 2, 3], [0, 1])
+        """
+        return WorkerPool(workers, start_method=start_method)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -220,9 +250,43 @@ class MultiLoader(LoaderStages):
         self._current.end("a state was loaded")
         self._epoch = self._bookmark.load(self, state_dict)
 
+    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
+        """Starts the workers now, before the first epoch, unless they run already.
+
+        Args:
+            wait: Return when all of them have the dataset and what it imports; otherwise at once.
+            timeout: Seconds to wait for them; ``None`` waits for ever.
+
+        Raises:
+            Exception: What unpickling the dataset raised in a worker.
+            WorkerDied: A worker was killed or exited.
+            WorkerTimeout: One was not ready within ``timeout`` seconds.
+            TypeError: The dataset cannot be sent to workers.
+
+        Example:
+            >>> with MultiLoader([1, 2], workers=2) as loader:
+            ...     loader.warm_up()
+            ...     len(loader.worker_pids)
+            2
+        """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"warm_up: timeout must be above 0 seconds or None, got {timeout!r}")
+        if self.workers == 0:
+            return
+        self._group.start()
+        if wait:
+            try:
+                self._group.wait_until_ready(timeout)
+            except BaseException:
+                self._close("the loader's workers could not be warmed up")
+                raise
+
     def close(self) -> None:
         """Ends the workers, in about half a second at the most. Iterating again starts new ones."""
-        self._current.end("the loader was closed")
+        self._close("the loader was closed")
+
+    def _close(self, because: str) -> None:
+        self._current.end(because)
         self._group.close()
 
     def __enter__(self) -> MultiLoader:
@@ -233,18 +297,21 @@ class MultiLoader(LoaderStages):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, made by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
+        pool = self._pool
         options: dict[str, Any] = {
             "in_order": self.in_order,
             "prefetch": self.prefetch,
-            "start_method": self.start_method,
+            "start_method": self.start_method if pool is None else None,
             "timeout": self.timeout,
             "output": self.output,
             "seed": self.seed,
             "persistent": self.persistent,
             "on_worker_death": self.on_worker_death,
             "even": self.even,
+            "pool": pool,
         }
-        return functools.partial(type(self), **options), (self.dataset, self.workers)
+        workers = self.workers if pool is None else None
+        return functools.partial(type(self), **options), (self.dataset, workers)
 
     def __repr__(self) -> str:
         return f"MultiLoader({self.dataset!r}, workers={self.workers})"
@@ -267,6 +334,17 @@ class MultiLoader(LoaderStages):
             )
 
         return make
+
+
+def _workers_of(pool: WorkerPool | None, workers: int | None, start_method: str | None) -> tuple[int, str]:
+    if pool is None:
+        return 4 if workers is None else workers, "spawn" if start_method is None else start_method
+    if not isinstance(pool, WorkerPool):
+        raise TypeError(f"MultiLoader: pool must be a WorkerPool, as MultiLoader.pool() makes, got {pool!r}")
+    for name, value in (("workers", workers), ("start_method", start_method)):
+        if value is not None:
+            raise ValueError(f"MultiLoader: {name} is the pool's to say, so leave it out, got {value!r}")
+    return pool.workers, pool.start_method
 
 
 def _check_integer(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> None:

@@ -148,7 +148,6 @@ class FromNursery:
 
     def open(self) -> None:
         self._setup = worker_setup.store(self._pickled, surroundings.here())
-        del self._pickled
         self._nursery.open()
 
     def wait(self) -> None:

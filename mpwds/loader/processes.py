@@ -12,7 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mpwds.loader.status import StatusPage
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -44,11 +47,15 @@ class WorkerProcess:
         pid: Its process id.
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when
             someone else in this process has reaped it.
+        is_stuck: It has not done what it should in the time it had.
+        hint: Why it was killed, where this process did it and knows.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exitcode: int | None = None
+        self.is_stuck = False
+        self.hint = ""
         self._ended = False
         self._sentinel = os.pidfd_open(pid)
         self._poller = select.poll()
@@ -71,6 +78,14 @@ class WorkerProcess:
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
+
+    def stack(self, page: StatusPage) -> str:
+        """Where its main thread stands; empty if it does not tell.
+
+        Args:
+            page: The worker's status page.
+        """
+        return page.stack(self.pid)
 
     def _reap(self) -> int | None:
         try:

@@ -44,6 +44,7 @@ class RemoteWorker:
         index: The worker's index.
         process: Its process.
         restarts: Processes that were this worker before and died.
+        is_ready: Whether it has told that it has its dataset.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RemoteWorker:
     ) -> None:
         self.index = index
         self.restarts = 0
+        self.is_ready = False
         bell = Bell()
         self._receiver = make_receiver(bell)
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
@@ -151,7 +153,9 @@ class RemoteWorker:
                 # What it sent just before its end may have come after the look above.
                 message = self._last_words()
             kind = message.fields["kind"]
-            if kind == protocol.SEGMENT:
+            if kind == protocol.READY:
+                self.is_ready = True
+            elif kind == protocol.SEGMENT:
                 with interrupts_deferred():
                     self._receiver.map_segment(message, handover.take(self._handover))
             elif message.fields["generation"] in (generation, protocol.BEFORE_ANY):
@@ -169,9 +173,44 @@ class RemoteWorker:
         """Hands back the block of a batch that nobody wants."""
         self._receiver.discard(message)
 
+    def receive_ready(self) -> Message | None:
+        """Sets :attr:`is_ready` if the worker has told that it is; never waits.
+
+        Returns:
+            What it told instead: the error because of which it never will be.
+
+        Raises:
+            WorkerDied: The worker is gone.
+        """
+        if self.is_ready:
+            return None
+        try:
+            message = self._channel.receive()
+        except ChannelClosed:
+            raise self._died() from None
+        if message is None:
+            if not self.process.wait(0):
+                return None
+            message = self._last_words()
+        self.is_ready = message.fields["kind"] == protocol.READY
+        return None if self.is_ready else message
+
+    def hand_over(self, descriptors: list[int]) -> None:
+        """Gives the worker descriptors, if it is one that takes them (``loader.pool_worker``).
+
+        Raises:
+            BlockingIOError: It has not taken earlier ones, and there is no room for more.
+        """
+        handover.give_all(self._handover, descriptors)
+
+    def stack(self) -> str:
+        """Where the worker's main thread stands, innermost call first; empty if it does not tell."""
+        return self.process.stack(self._status)
+
     def timed_out(self, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that delivered nothing for ``timeout_s`` seconds."""
-        stack = self._status.stack(self.process.pid)
+        self.process.is_stuck = True
+        stack = self.stack()
         stage = status.stage_in(stack)
         where = f", in stage {stage}" if stage else ""
         return WorkerTimeout(
@@ -220,6 +259,7 @@ class RemoteWorker:
         else:
             how = f"exited with status {code}"
             hint = "see its message above, if there is one; a dataset must raise an exception, not call exit"
+        hint = self.process.hint or hint
         return WorkerDied(
             f"worker {self.index} (pid {self.process.pid}) {how} before its epoch was done"
             f"{self._last_shard()}: {hint}",

@@ -24,6 +24,10 @@ class EpochStopped(Exception):
     """The trainer wants no more of this epoch."""
 
 
+class NoRoom(Exception):
+    """All blocks are in use, and the sender is one that does not wait (``loader.session``)."""
+
+
 class BatchSender:
     """Writes each batch once: from the dataset's arrays, or from rows not collated yet, into its place.
 

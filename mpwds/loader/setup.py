@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
 
 from mpwds.errors import MpwdsError
 from mpwds.loader import surroundings, unpicklable
 from mpwds.loader.dataset_pickler import pickled_apart
 from mpwds.loader.surroundings import Surroundings
 from mpwds.sharedmem import segment
+from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
 _ALIGNMENT = 64
+_WORTH_A_LOOK = 64 << 10
 
 
 @dataclass
@@ -55,19 +58,22 @@ class CannotPickle(TypeError):
 
 
 class Pickled(NamedTuple):
-    """A setup that is ready to be stored.
+    """A setup that is ready to be stored. Workers can be started as long as this is there.
 
     Args:
-        parts: The pickle, and behind it the large arrays where they are.
+        parts: The pickle, and behind it the large arrays where they are: in this process' memory, or in such
+            that workers can map as well.
         modules: Modules that unpickling it will import.
+        mappings: Keeps the latter.
     """
 
-    parts: list[memoryview]
+    parts: list[memoryview | Region]
     modules: list[str]
+    mappings: Mappings | None = None
 
 
 def pickled(setup: WorkerSetup) -> Pickled:
-    """``setup`` pickled by cloudpickle, for :func:`store`; large arrays and tensors are left where they are.
+    """``setup`` pickled by cloudpickle, for :func:`store`; arrays and tensors are left where they are.
 
     Raises:
         CannotPickle: It holds something that cannot be pickled.
@@ -82,14 +88,23 @@ def pickled(setup: WorkerSetup) -> Pickled:
             "files, locks and connections where the dataset is iterated, or use start_method='fork'",
             what,
         ) from error
-    return Pickled([memoryview(data), *(buffer.raw() for buffer in buffers)], sorted(modules))
+    arrays = [buffer.raw() for buffer in buffers]
+    mappings = Mappings() if any(array.nbytes >= _WORTH_A_LOOK for array in arrays) else None
+    parts = [_where(array, mappings) for array in arrays]
+    return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+
+def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
+    if mappings is None or array.nbytes < _WORTH_A_LOOK:
+        return array
+    return mappings.find(np.frombuffer(array, np.uint8).ctypes.data, array.nbytes) or array
 
 
 def store(pickled: Pickled, around: Surroundings | None = None) -> int:
-    """A segment that holds a pickled setup, arrays and all.
+    """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
 
     Args:
-        pickled: What :func:`pickled` returned.
+        pickled: What :func:`pickled` returned; it lets go of what is stored.
         around: What the worker takes on before it reads the setup, where it does not inherit it.
 
     Returns:
@@ -106,8 +121,10 @@ def store(pickled: Pickled, around: Surroundings | None = None) -> int:
         >>> os.close(descriptor)
     """
     parts = pickled.parts
-    head = msgpack.packb([[part.nbytes for part in parts], around], unicode_errors="surrogateescape")
-    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in parts)
+    places = [part if isinstance(part, Region) else part.nbytes for part in parts]
+    stored = [part for part in parts if not isinstance(part, Region)]
+    head = msgpack.packb([places, around], unicode_errors="surrogateescape")
+    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
     descriptor = segment.create(size)
     try:
         segment.commit(descriptor, 0, size)
@@ -119,28 +136,36 @@ def store(pickled: Pickled, around: Surroundings | None = None) -> int:
         memory[:4] = len(head).to_bytes(4, "little")
         memory[4 : 4 + len(head)] = head
         offset = _aligned(4 + len(head))
-        for part in parts:
+        for part in stored:
             memory[offset : offset + part.nbytes] = part
             offset += _aligned(part.nbytes)
+    parts.clear()
     return descriptor
 
 
-def read(descriptor: int) -> WorkerSetup:
+def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.take_on) -> WorkerSetup:
     """The setup that :func:`store` put into a segment.
 
     Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
-    copy of the pages it writes to.
+    copy of the pages it writes to. Those that the trainer has in shared memory are views of that.
+
+    Args:
+        descriptor: The segment.
+        join: What is done with the trainer's surroundings, if they came along, before the rest is read.
     """
-    memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    memory = map_privately(descriptor)
     head_nbytes = int.from_bytes(memory[:4], "little")
     offset = _aligned(4 + head_nbytes)
-    parts = []
-    sizes, around = msgpack.unpackb(memory[4 : 4 + head_nbytes], unicode_errors="surrogateescape")
+    parts: list[memoryview] = []
+    places, around = msgpack.unpackb(memory[4 : 4 + head_nbytes], unicode_errors="surrogateescape")
     if around is not None:
-        surroundings.take_on(Surroundings(*around))
-    for nbytes in sizes:
-        parts.append(memory[offset : offset + nbytes])
-        offset += _aligned(nbytes)
+        join(Surroundings(*around))
+    for place in places:
+        if isinstance(place, int):
+            parts.append(memory[offset : offset + place])
+            offset += _aligned(place)
+        else:
+            parts.append(map_region(Region(*place)))
     setup = pickle.loads(parts[0], buffers=parts[1:])
     if not isinstance(setup, WorkerSetup):
         raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")

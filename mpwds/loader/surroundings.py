@@ -57,3 +57,14 @@ def take_on(surroundings: Surroundings) -> None:
     if sorted(os.sched_getaffinity(0)) != surroundings.processors:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, surroundings.processors)
+
+
+def add(surroundings: Surroundings) -> None:
+    """Makes this process have their variables and path beside its own, for others work in it too.
+
+    Example:
+        >>> add(here())
+    """
+    variables = surroundings.environ
+    os.environ.update({name: variables[name] for name in variables if name not in THREAD_VARIABLES})
+    sys.path.extend(item for item in surroundings.path if item not in sys.path)

@@ -6,21 +6,21 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
-from mpwds.loader import failures, lifeline, protocol, torch_worker
+from mpwds.loader import failures, lifeline, process_state, protocol, torch_worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
 from mpwds.loader.course import Course
 from mpwds.loader.elements import process_seed
 from mpwds.loader.fetching import FetchingSetup
+from mpwds.loader.pool_worker import PoolSetup, PoolWorker
 from mpwds.loader.processes import WorkerEnds
 from mpwds.loader.progress import Position
-from mpwds.loader.sending import BatchSender, EpochStopped
+from mpwds.loader.sending import BatchSender, EpochStopped, NoRoom
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
 from mpwds.loader.task_worker import TaskWorker
@@ -60,17 +60,31 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
                 {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY, **failures.describe(error)}
             )
             return
+        channel.send({"kind": protocol.READY})
         commands = Commands(channel)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks)
-        _announce_place(index, setup)
+        process_state.announce_place(index, setup)
         if isinstance(setup, FetchingSetup):
             sender.arrays_as_they_are = True
             TaskWorker(index, setup, channel, commands, sender, status).run()
+        elif isinstance(setup, PoolSetup):
+            PoolWorker(index, channel, handover, Worker).run()
         else:
-            _Worker(index, setup, channel, commands, sender, status).run()
+            Worker(index, setup, channel, commands, sender, status).run()
 
 
-class _Worker:
+class Worker:
+    """Iterates the dataset of worker ``index`` and sends its elements.
+
+    Args:
+        index: The worker's index.
+        setup: The dataset, and the worker's surroundings.
+        channel: To the trainer.
+        commands: From the trainer.
+        sender: Sends batches to it.
+        status: Says which shard is read.
+    """
+
     def __init__(
         self,
         index: int,
@@ -90,11 +104,19 @@ class _Worker:
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
         while True:
-            start = self._commands.wait_for_start()
-            position = Position(start["first"], start["state"], start["at"])
-            self._run_epoch(start["epoch"], start["generation"], position)
+            for _ in self.epoch(self._commands.wait_for_start()):
+                pass
 
-    def _run_epoch(self, epoch: int, generation: int, position: Position) -> None:
+    def epoch(self, start: dict[str, Any]) -> Generator[bool, None, None]:
+        """Runs one epoch, in steps: after each element, and while a sender that does not wait has no room.
+
+        Args:
+            start: The fields of the command.
+
+        Yields:
+            Whether it can go on at once.
+        """
+        epoch, generation = start["epoch"], start["generation"]
         context = Context(
             epoch=epoch,
             seed=self._setup.seed,
@@ -112,16 +134,19 @@ class _Worker:
         seed_generators(seed)
         end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
         try:
-            end["sent"] = self._send_elements(context, generation, position)
+            position = Position(start["first"], start["state"], start["at"])
+            end["sent"] = yield from self._send_elements(context, generation, position)
         except ChannelClosed:
             raise
-        except SystemExit:
+        except (SystemExit, GeneratorExit):
             raise
         except BaseException as error:
             end.update(kind=protocol.ERROR, **failures.describe(error))
         self._channel.send(end)
 
-    def _send_elements(self, context: Context, generation: int, position: Position) -> int:
+    def _send_elements(
+        self, context: Context, generation: int, position: Position
+    ) -> Generator[bool, None, int]:
         """Sends the elements of one epoch from a position on.
 
         Returns:
@@ -138,23 +163,23 @@ class _Worker:
                         break
                     checked = now
                 if course.number >= sent:
-                    self._sender.send(element, generation, sent, course.state(now))
+                    state = course.state(now)
+                    while not self._sends(element, generation, sent, state):
+                        yield False
                     sent += 1
+                yield True
         except EpochStopped:
             pass
         finally:
             course.close()
         return sent
 
-
-def _announce_place(index: int, setup: WorkerSetup) -> None:
-    sys.argv = list(setup.argv)
-    os.environ.update(
-        RANK=str(setup.rank),
-        WORLD_SIZE=str(setup.world_size),
-        WORKER=str(index),
-        NUM_WORKERS=str(setup.workers),
-    )
+    def _sends(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> bool:
+        try:
+            self._sender.send(element, generation, sequence, state)
+        except NoRoom:
+            return False
+        return True
 
 
 def _leave_the_trainers_signals() -> None:

@@ -190,6 +190,7 @@ class DataPipeline(Fluent, TorchIterable):
         origin, *stages = self.parts
         seeded = replace(context, seed=self._seed) if context.seed is None else context
         return lambda: self._epochs.stream(lambda context: _chain(origin, stages, context), seeded)
+
     def before(self, position: int, context: Context) -> Stream[Any]:
         """The stream of what stage number ``position`` gets when the pipeline runs once.
 

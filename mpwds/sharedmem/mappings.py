@@ -1,0 +1,147 @@
+"""Memory of this process that others can map too: found by its address, named by a path."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mpwds.errors import SharedMemoryError
+
+_DELETED = " (deleted)"
+_MAP_NORESERVE = 0x4000
+"""Not in Python's ``mmap`` before 3.13. A private mapping counts as memory that may be needed without it."""
+
+
+class Region(NamedTuple):
+    """A part of a file, or of a segment without a name.
+
+    Args:
+        path: Where any process of this user can open it.
+        offset: Where it starts, in bytes.
+        nbytes: Its length.
+        writable: What is written there can be seen by all that have mapped it.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+    writable: bool
+
+
+class Mappings:
+    """The shared mappings that this process has now.
+
+    Segments without a name, or whose name is gone, are opened by way of ``/proc/<pid>/fd``: as long as this
+    object lives.
+
+    Example:
+        >>> import numpy as np
+        >>> from mpwds.sharedmem.share import share
+        >>> array = share(np.arange(1000))
+        >>> region = Mappings().find(array.ctypes.data, array.nbytes)
+        >>> region.offset, region.nbytes, region.writable
+        (0, 8000, True)
+    """
+
+    def __init__(self) -> None:
+        self._ranges = list(_shared_ranges())
+        self._held: dict[tuple[str, int], int] = {}
+        self._close = os.close
+
+    def find(self, address: int, nbytes: int) -> Region | None:
+        """The region that lies at an address; ``None`` if that is this process' own memory.
+
+        Args:
+            address: Of its first byte.
+            nbytes: Its length.
+        """
+        for item in self._ranges:
+            if item.start <= address and address + nbytes <= item.end:
+                path = self._path(item)
+                if path is None:
+                    return None
+                return Region(path, item.offset + address - item.start, nbytes, item.writable)
+        return None
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_held", {}).values():
+            self._close(descriptor)
+
+    def _path(self, item: _Range) -> str | None:
+        if os.path.isfile(item.path):
+            return item.path
+        key = item.device, item.inode
+        if key not in self._held:
+            descriptor = _descriptor_of(*key)
+            if descriptor is None:
+                return None
+            self._held[key] = descriptor
+        return f"/proc/{os.getpid()}/fd/{self._held[key]}"
+
+
+def map_region(region: Region) -> memoryview:
+    """The memory of a region that another process found.
+
+    Where that process may not write, what is written here stays here.
+
+    Raises:
+        SharedMemoryError: It is not there any more, or cannot be opened by this process.
+    """
+    start = region.offset - region.offset % mmap.ALLOCATIONGRANULARITY
+    length = region.offset + region.nbytes - start
+    try:
+        descriptor = os.open(region.path, os.O_CLOEXEC | (os.O_RDWR if region.writable else os.O_RDONLY))
+        try:
+            memory = mmap.mmap(descriptor, length, flags=_flags(region), offset=start)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise SharedMemoryError(
+            f"memory that the dataset shares with other processes ({region.path}) cannot be mapped in this "
+            f"one ({error}): give the dataset a copy of its own"
+        ) from error
+    return memoryview(memory)[region.offset - start :]
+
+
+def map_privately(descriptor: int) -> memoryview:
+    """A segment's memory, shared until it is written to: the writer then gets its own copy of that page."""
+    return memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE))
+
+
+def _flags(region: Region) -> int:
+    return mmap.MAP_SHARED if region.writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
+
+
+class _Range(NamedTuple):
+    start: int
+    end: int
+    offset: int
+    writable: bool
+    device: str
+    inode: int
+    path: str
+
+
+def _shared_ranges() -> Iterator[_Range]:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            addresses, permissions, offset, device, inode, *rest = line.rstrip("\n").split(maxsplit=5)
+            if permissions[3] == "s" and rest:
+                start, end = (int(text, 16) for text in addresses.split("-"))
+                yield _Range(start, end, int(offset, 16), permissions[1] == "w", device, int(inode), rest[0])
+
+
+def _descriptor_of(device: str, inode: int) -> int | None:
+    """A duplicate of the descriptor by which this process has mapped a file; whoever mapped it keeps one."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found = os.fstat(int(name))
+            if (
+                found.st_ino == inode
+                and f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}" == device
+            ):
+                return os.dup(int(name))
+    return None

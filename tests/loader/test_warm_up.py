@@ -1,0 +1,150 @@
+"""Warming up: workers that are ready before the first epoch, or an error that says why not."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, MultiLoader
+
+start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+
+
+class Arriving:
+    """A dataset that leaves a mark where it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        (self.folder / f"arrived-{os.getpid()}").touch()
+
+    def __iter__(self):
+        return iter([7])
+
+
+class Slow:
+    """Takes long to arrive."""
+
+    def __reduce__(self):
+        return time.sleep, (30,)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_workers_have_their_dataset_when_it_returns(start_method, tmp_path):
+    with MultiLoader(Arriving(tmp_path), workers=2, start_method=start_method) as loader:
+        loader.warm_up()
+        assert len(list(tmp_path.iterdir())) == (2 if start_method == "spawn" else 1)
+        assert [int(element) for element in loader] == [7, 7]
+
+
+@start_methods
+def test_it_starts_each_worker_once_however_often_it_is_called(start_method):
+    with MultiLoader(range(4), workers=2, start_method=start_method) as loader:
+        loader.warm_up(wait=False)
+        pids = loader.worker_pids
+        for _ in range(2):
+            loader.warm_up()
+        assert [int(element) for element in loader] == [0, 1, 2, 3]
+        loader.warm_up()
+        assert loader.worker_pids == pids
+        assert [int(element) for element in loader] == [0, 1, 2, 3]
+
+
+def test_in_the_middle_of_an_epoch_it_takes_nothing_away():
+    with MultiLoader(range(20), workers=2) as loader:
+        iterator = iter(loader)
+        loader.warm_up()
+        seen = [int(next(iterator))]
+        loader.warm_up()
+        assert [*seen, *map(int, iterator)] == list(range(20))
+
+
+def test_without_waiting_it_returns_before_workers_are_ready():
+    with MultiLoader([Slow()], workers=1) as loader:
+        loader.warm_up(wait=False)
+        assert len(loader.worker_pids) == 1
+        with pytest.raises(mpwds.WorkerTimeout, match="worker 0"):
+            loader.warm_up(timeout=0.3)
+        assert loader.worker_pids == []
+
+
+def test_a_dataset_that_cannot_be_unpickled_is_its_error():
+    class Bad:
+        def __reduce__(self):
+            return int, ("no number",)
+
+        def __iter__(self):
+            return iter([1])
+
+    with MultiLoader(Bad(), workers=2) as loader:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no number") as raised:
+                loader.warm_up()
+            assert "in worker 0" in str(raised.value.__cause__)
+            assert loader.worker_pids == []
+
+
+def test_a_worker_that_dies_is_told():
+    def exits():
+        os._exit(5)
+
+    class Exits:
+        def __reduce__(self):
+            return exits, ()
+
+        def __iter__(self):
+            return iter([1])
+
+    with MultiLoader(Exits(), workers=1) as loader, pytest.raises(mpwds.WorkerDied, match="status 5"):
+        loader.warm_up()
+
+
+def test_a_worker_that_is_killed_meanwhile_is_told():
+    with MultiLoader([Slow()], workers=1) as loader:
+        loader.warm_up(wait=False)
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(mpwds.WorkerDied, match="SIGKILL"):
+            loader.warm_up()
+
+
+def test_a_dataset_that_cannot_be_sent_is_an_error():
+    with MultiLoader([threading.Lock()], workers=1) as loader, pytest.raises(TypeError, match="be sent"):
+        loader.warm_up()
+
+
+def test_a_loader_without_workers_has_nothing_to_warm_up():
+    loader = MultiLoader(range(3), workers=0)
+    loader.warm_up()
+    assert [int(element) for element in loader] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_timeout_that_is_none_is_an_error(timeout):
+    with pytest.raises(ValueError, match="warm_up: timeout"):
+        MultiLoader(range(3)).warm_up(timeout=timeout)
+
+
+def test_what_is_behind_a_loader_warms_it_up():
+    with MultiLoader(DataPipeline(range(8)).batched(2), workers=2).unbatched() as pipeline:
+        pipeline.warm_up()
+        assert len(pipeline.loader.worker_pids) == 2
+        assert sorted(map(int, pipeline)) == list(range(8))
+
+
+def test_loaders_of_a_pool_warm_up_one_by_one():
+    with MultiLoader.pool(workers=2) as pool:
+        first = MultiLoader([np.zeros(20_000)] * 6, pool=pool)
+        first.warm_up()
+        iterator = iter(first)
+        next(iterator)
+        second = MultiLoader(range(4), pool=pool)
+        second.warm_up()
+        second.warm_up()
+        assert [int(element) for element in second] == [0, 1, 2, 3]
+        assert sum(1 for _ in iterator) == 5

@@ -1,0 +1,124 @@
+"""share: arrays, tensors and lists in memory that other processes can map."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpwds
+from mpwds.sharedmem.mappings import Mappings, map_region
+
+ARRAYS = {
+    "numbers": np.arange(24.0).reshape(2, 3, 4),
+    "Fortran order": np.arange(24.0).reshape(4, 6).T,
+    "gaps": np.arange(24)[::3],
+    "records": np.zeros(3, [("x", "f4"), ("y", "i8")]),
+    "text": np.array(["a", "bcd"]),
+    "a number": np.array(5),
+    "nothing": np.zeros((0, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_stays_what_it_is_and_is_another(kind):
+    array = ARRAYS[kind]
+    shared = mpwds.share(array)
+    assert (shared.shape, shared.dtype, shared.tolist()) == (array.shape, array.dtype, array.tolist())
+    assert shared.flags.writeable
+    assert not np.shares_memory(shared, array)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64])
+def test_a_tensor_stays_what_it_is_and_is_another(dtype):
+    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    shared = mpwds.share(tensor)
+    assert shared.dtype == dtype
+    assert torch.equal(shared, tensor)
+    assert shared.data_ptr() != tensor.data_ptr()
+
+
+def test_an_array_of_fortran_order_keeps_it():
+    assert mpwds.share(np.arange(24).reshape(4, 6).T).flags.f_contiguous
+
+
+def test_other_processes_can_map_it():
+    shared = mpwds.share(np.arange(100_000))
+    mappings = Mappings()
+    memory = map_region(mappings.find(shared[1000:].ctypes.data, 8000))
+    assert np.array_equal(np.frombuffer(memory, np.int64), np.arange(1000, 2000))
+    shared[1000] = -1
+    assert np.frombuffer(memory, np.int64)[0] == -1
+
+
+def test_memory_of_ones_own_cannot_be_found():
+    array = np.arange(100_000)
+    assert Mappings().find(array.ctypes.data, array.nbytes) is None
+
+
+def test_memory_without_a_file_cannot_be_found():
+    import mmap
+
+    memory = mmap.mmap(-1, 1 << 20)
+    assert Mappings().find(np.frombuffer(memory, np.uint8).ctypes.data, 1 << 20) is None
+
+
+def test_what_reaches_beyond_the_mapping_cannot_be_found():
+    shared = mpwds.share(np.zeros(4096, np.uint8))
+    assert Mappings().find(shared.ctypes.data, 1 << 30) is None
+
+
+@given(st.lists(st.one_of(st.text(), st.integers(), st.lists(st.floats(allow_nan=False))), max_size=20))
+def test_a_list_has_the_same_elements(items):
+    shared = mpwds.share(items)
+    assert list(shared) == items
+    assert shared[::2] == items[::2]
+    assert [shared[-1 - number] for number in range(len(items))] == items[::-1]
+
+
+def test_a_list_refuses_what_lists_refuse():
+    shared = mpwds.share(["a", "b"])
+    for index in (2, -3):
+        with pytest.raises(IndexError):
+            shared[index]
+    with pytest.raises(TypeError):
+        shared["a"]
+
+
+def test_a_list_costs_what_its_elements_hold():
+    shared = mpwds.share([f"image-{number:08}.jpg" for number in range(10_000)])
+    assert len(pickle.dumps(shared)) < 60 * 10_000
+    assert repr(shared) == "<SharedList of 10000 elements, 0.3 MB>"
+
+
+def test_a_shared_list_is_dealt_to_workers_like_a_list():
+    shared = mpwds.share([{"path": f"{number}.jpg", "cls": number} for number in range(10)])
+    with mpwds.MultiLoader(shared, workers=2) as loader:
+        assert [element["path"] for element in loader] == [f"{number}.jpg" for number in range(10)]
+
+
+def test_a_shared_list_reaches_workers_without_being_copied():
+    from mpwds.loader import setup
+
+    shared = mpwds.share([str(number) for number in range(100_000)])
+    descriptor = setup.store(pickled := setup.pickled(setup.WorkerSetup(shared, workers=1, blocks=4)))
+    try:
+        assert os.fstat(descriptor).st_size < 100_000
+        assert setup.read(descriptor).dataset[99_999] == "99999"
+    finally:
+        os.close(descriptor)
+    del pickled
+
+
+@pytest.mark.parametrize("data", [3, "text", {"a": 1}, np.array([object()])])
+def test_anything_else_is_an_error(data):
+    with pytest.raises(TypeError, match="share: "):
+        mpwds.share(data)
+
+
+def test_a_tensor_that_is_not_dense_is_an_error():
+    with pytest.raises(TypeError, match="dense tensor"):
+        mpwds.share(torch.eye(3).to_sparse())
