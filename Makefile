@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
-BENCH ?= transport pipeline rebatch
+BENCH ?= transport pipeline rebatch device
 
 .PHONY: demo test lint bench clean
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds import tenbin
+from mpwds.loader import array_views
 
 ARRAY = ord("a")
 TENSOR = ord("t")
@@ -64,14 +64,14 @@ def view(buffer: Any, offset: int, kind: int) -> Any:
     """The array that is encoded at ``offset``, as what it was.
 
     Example:
+        >>> from mpwds import tenbin
         >>> buffer = bytearray(160)
         >>> tenbin.write_array(buffer, 0, np.arange(2))
         160
         >>> view(buffer, 0, ARRAY)
         array([0, 1])
     """
-    header = tenbin.parse_array(buffer, offset)
-    array = tenbin.view_array(buffer, header, "numpy" if kind == ARRAY else "torch")
+    array = array_views.view(buffer, offset, "numpy" if kind == ARRAY else "torch")
     return array.requires_grad_() if kind == TENSOR_WITH_GRADIENT else array
 
 

@@ -21,9 +21,13 @@ from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.arena import MOST_BLOCKS
+from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.sharedmem.pinning import Pinning
 
 if TYPE_CHECKING:
     from mpwds.loader.data_loader import DataLoader
+
+_PINNED_BY_COPYING = "batches are copied to pinned memory one by one"
 
 
 class DataLoaderIterator(Iterator[Any]):
@@ -54,7 +58,11 @@ class DataLoaderIterator(Iterator[Any]):
         # Once here and once when the epoch begins, as in torch: a sampler may draw numbers when it is asked.
         iter(self._indices)
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        options = GroupOptions(start_methods.launcher_of(loader), "torch", warn_of_copies=False)
+        access = CudaAccess()
+        pins = self._pin is not None and access.device_count() > 0  # other accelerators register nothing
+        pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
+        launcher = start_methods.launcher_of(loader)
+        options = GroupOptions(launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
         self._finalizer = weakref.finalize(self, self._group.close)
         self._epoch: TaskEpoch | None
@@ -198,7 +206,10 @@ def _count_epoch(dataset: Any) -> int:
 
 
 def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
-    """What copies a batch to pinned memory, where that is asked for and of use."""
+    """What copies a batch to pinned memory, where that is asked for and of use.
+
+    It leaves tensors that are pinned already as they are, and calls ``pin_memory()`` of whatever has that.
+    """
     if not loader.pin_memory:
         return None
     import torch

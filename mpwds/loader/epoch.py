@@ -6,14 +6,19 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.remote import RemoteWorker
-from mpwds.loader.waiting import next_message
+from mpwds.loader.waiting import message_here, next_message
+
+T = TypeVar("T")
+
+NOT_YET = object()
+"""No batch is here, and there may be more."""
 
 
 class EpochIterator(Iterator[Any]):
@@ -74,6 +79,18 @@ class EpochIterator(Iterator[Any]):
         self._ended_because = ""
 
     def __next__(self) -> Any:
+        return self._advance(wait=True)
+
+    def next_now(self) -> Any:
+        """As ``next()``, but ``NOT_YET`` if that would wait."""
+        return self._advance(wait=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``next()`` is an error by now: the loader was closed, or iterated anew."""
+        return bool(self._ended_because)
+
+    def _advance(self, wait: bool) -> Any:
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
@@ -82,16 +99,19 @@ class EpochIterator(Iterator[Any]):
         if not self._entrance.acquire(blocking=False):
             raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
         try:
-            return self._next()
+            return self._next(wait)
         finally:
             self._entrance.release()
 
-    def _next(self) -> Any:
+    def _next(self, wait: bool) -> Any:
         try:
             if self._running:
                 while self._turns:
                     candidates = [self._turns[0]] if self._in_order else list(self._turns)
-                    worker, message = self._next_message(candidates)
+                    arrived = self._survived(self._awaited if wait else self._here, candidates)
+                    if arrived is None:
+                        return NOT_YET
+                    worker, message = arrived
                     kind = message.fields["kind"]
                     if kind == protocol.BATCH:
                         number = self._counted(worker, message)
@@ -123,7 +143,7 @@ class EpochIterator(Iterator[Any]):
         """
         try:
             turn = [remote for remote in self._turns if remote.index == worker]
-            remote, message = self._next_message(turn)
+            remote, message = self._survived(self._awaited, turn)
             if message.fields["kind"] == protocol.ERROR:
                 raise failures.revive(message.fields, worker, remote.process.pid)
             if message.fields["kind"] == protocol.END:
@@ -156,11 +176,17 @@ class EpochIterator(Iterator[Any]):
         self._running = self.progress.running = False
         self._on_leave()
 
-    def _next_message(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message]:
-        """The next message of one of the candidates, or of what takes a candidate's place."""
+    def _awaited(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message]:
+        return next_message(candidates, self._generation, self._timeout, self._turns)
+
+    def _here(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message] | None:
+        return message_here(candidates, self._generation)
+
+    def _survived(self, receive: Callable[[list[RemoteWorker]], T], candidates: list[RemoteWorker]) -> T:
+        """What is received of the candidates, or of the worker that takes the place of one that died."""
         while True:
             try:
-                return next_message(candidates, self._generation, self._timeout, self._turns)
+                return receive(candidates)
             except WorkerDied as death:
                 remote = self._on_death(death)
                 candidates = [remote if worker.index == remote.index else worker for worker in candidates]

@@ -14,6 +14,7 @@ from mpwds.loader.receiving import BatchReceiver, Output
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.setup import WorkerSetup
 from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 
 BLOCKS_OF_CONSUMER = 2
@@ -29,12 +30,14 @@ class GroupOptions:
         output: What arrays become.
         warn_of_copies: Warn when more batches are kept than the arenas have blocks for.
         replaces_dead: An epoch starts with new workers if one has died since the last. Otherwise it fails.
+        pinning: What pins the memory that batches lie in.
     """
 
     launcher: Callable[[WorkerSetup], Launcher]
     output: Output
     warn_of_copies: bool = True
     replaces_dead: bool = False
+    pinning: Pinning | None = None
 
 
 class WorkerGroup:
@@ -52,7 +55,7 @@ class WorkerGroup:
         self._generation = 0
         self._workers: list[RemoteWorker] = []
         self._launcher: Launcher | None = None
-        self._copies = PrivateCopies()
+        self._copies = PrivateCopies(pinning=options.pinning)
         self._make_receiver: Callable[[Bell], BatchReceiver]
 
     @property
@@ -159,6 +162,7 @@ class WorkerGroup:
             keep=keep,
             copies=self._copies,
             warn=self._options.warn_of_copies,
+            pinning=self._options.pinning,
         )
         launcher = self._options.launcher(setup)
         try:

@@ -51,7 +51,7 @@ class Rebatching(Composable):
                 the pool is full).
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
             pin_memory: Whether tensors lie in pinned memory. By default they do if this process has used CUDA
-                by the time a batch is made.
+                by the time a batch is made, as it has if the loader pins memory or delivers to a device.
 
         Raises:
             ValueError: A number is out of range.
@@ -81,7 +81,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
     The methods of ``MultiLoader`` that are named after stages make one. It is the loader with stages: each
     ``iter()`` is the loader's next epoch, and ends an unfinished one of the loader and of other pipelines
     behind it; ``set_epoch`` and ``close`` are the loader's, and so is the end of a ``with`` block. It keeps
-    the loader alive. A pickled copy has a loader of its own.
+    the loader alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device``,
+    and ``output="jax"``, are for what the last one yields.
 
     Args:
         loader: The loader.
@@ -110,7 +111,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return evened(self.loader, epoch, self._begin, self._count)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        return self._place.iterate(self, epoch)
+        return self.loader._hand_out(self._place.iterate(self, epoch), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
@@ -324,6 +325,10 @@ class LoaderStages(Rebatching, Fluent):
             epoch: Its number.
             progress: Where to begin; at its start, or where a state was loaded, by default.
         """
+
+    @abstractmethod
+    def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+        """What the loader yields, or the last stage behind it (``staged``), as the program gets it."""
 
     def _next_epoch(self) -> int:
         epoch, self._epoch = self._epoch, self._epoch + 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
+from mpwds.loader import array_views
 from mpwds.loader.course import Course
 from mpwds.loader.elements import elements, process_seed
 from mpwds.loader.epoch import made_fewer
@@ -17,6 +18,7 @@ from mpwds.loader.receiving import Output
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
+from mpwds.sharedmem.pinning import Pinning
 
 
 class LocalIterator(Iterator[Any]):
@@ -31,6 +33,7 @@ class LocalIterator(Iterator[Any]):
         output: What arrays become.
         owner: Kept alive as long as this iterator is.
         progress: Where to begin, and what is brought up to date with every element.
+        pinning: Where the memory of arrays comes from; ``None`` for any.
 
     Attributes:
         progress: The same.
@@ -38,7 +41,13 @@ class LocalIterator(Iterator[Any]):
     """
 
     def __init__(
-        self, dataset: Any, context: Context, output: Output, owner: object, progress: EpochProgress
+        self,
+        dataset: Any,
+        context: Context,
+        output: Output,
+        owner: object,
+        progress: EpochProgress,
+        pinning: Pinning | None = None,
     ) -> None:
         self._owner = owner
         context = replace(context, worker=0, workers=1, owns_process=False)
@@ -46,7 +55,7 @@ class LocalIterator(Iterator[Any]):
         position = progress.positions()[0]
         iterate = elements if isinstance(dataset, DataPipeline) else _with_own_generators
         self._course = Course(dataset, context, position, iterate)
-        self._batches = _delivered(self._course, position.first, output)
+        self._batches = _delivered(self._course, position.first, output, pinning)
         self._ended_because = ""
         self.place = (0, -1)
         progress.running = True
@@ -91,6 +100,11 @@ class LocalIterator(Iterator[Any]):
         own.received += 1
         return element
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``next()`` is an error by now: the loader was closed, or iterated anew."""
+        return bool(self._ended_because)
+
     def close(self, because: str = "") -> None:
         """Leaves the epoch. A later ``next()`` raises RuntimeError with ``because``, if one is given."""
         self._ended_because = because
@@ -123,14 +137,19 @@ def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
         yield element
 
 
-def _delivered(course: Course, first: int, output: Output) -> Generator[Any, None, None]:
+def _delivered(
+    course: Course, first: int, output: Output, pinning: Pinning | None
+) -> Generator[Any, None, None]:
     for element in course:
         if course.number >= first:
             structure, arrays = nest.flatten(element, allow_pickle=True)
-            yield nest.unflatten(structure, [_copied(array, output) for array in arrays], allow_pickle=True)
+            copies = [_copied(array, output, pinning) for array in arrays]
+            yield nest.unflatten(structure, copies, allow_pickle=True)
 
 
-def _copied(array: Any, output: Output) -> Any:
-    buffer = bytearray(tenbin.array_nbytes(array))
-    tenbin.write_array(buffer, 0, array)
-    return tenbin.view_array(buffer, tenbin.parse_array(buffer, 0), output)
+def _copied(array: Any, output: Output, pinning: Pinning | None) -> Any:
+    nbytes = tenbin.array_nbytes(array)
+    pinned = None if pinning is None else pinning.memory(nbytes)
+    memory = bytearray(nbytes) if pinned is None else pinned
+    tenbin.write_array(memory if pinned is None else pinned.numpy(), 0, array)
+    return array_views.view(memory, 0, output)

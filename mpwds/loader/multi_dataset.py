@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.pinned_elements import pinned
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.passing import Passing
@@ -116,27 +117,6 @@ class MultiDatasetIterator(Iterator[Any]):
         """
         self._elements = iter(())
         self._loader.close()
-
-
-def pinned(element: Any) -> Any:
-    """``element`` with copies in pinned memory of the CPU tensors in it.
-
-    Args:
-        element: A tensor, or any nesting of dict, list, tuple and namedtuple; all else is left as it is.
-
-    Example:
-        >>> pinned({"__key__": "0017", "cls": (7, None)})
-        {'__key__': '0017', 'cls': (7, None)}
-    """
-    if isinstance(element, dict):
-        return {key: pinned(value) for key, value in element.items()}
-    if isinstance(element, (list, tuple)):
-        values = [pinned(value) for value in element]
-        return type(element)(*values) if hasattr(element, "_fields") else type(element)(values)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(element, torch.Tensor) and element.device.type == "cpu":
-        return element.pin_memory()
-    return element
 
 
 def _cuda_is_available() -> bool:

@@ -7,10 +7,11 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.loader.agreement import EVEN, Even
 from mpwds.loader.bookmark import Bookmark
+from mpwds.loader.delivery import Delivery, FinalOutput
 from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
 from mpwds.loader.even import MOST_AHEAD, evened
@@ -20,12 +21,12 @@ from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.pool import WorkerPool
 from mpwds.loader.progress import EpochProgress
-from mpwds.loader.receiving import Output
 from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import MOST_BLOCKS
+from mpwds.sharedmem.cuda import CudaAccess
 
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER - MOST_AHEAD
 
@@ -64,7 +65,10 @@ class MultiLoader(LoaderStages):
             cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
-        output: Arrays become ``"torch"`` tensors or ``"numpy"`` arrays.
+        output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share the
+            memory of NumPy's where jax can
+            (:func:`~mpwds.loader.jax_arrays.with_jax_arrays` says where). Stages behind the workers get NumPy
+            arrays then; those that the last of them yields become jax's.
         seed: Overrides the dataset's seed; for a dataset that is not ours it seeds ``random``,
             ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
@@ -82,10 +86,24 @@ class MultiLoader(LoaderStages):
             ``docs/distributed.md``.
         pool: A :class:`~mpwds.WorkerPool`, whose processes do the work in place of processes of this loader;
             it says their number and start method.
+        pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
+            not make this process wait: the workers' shared memory is registered with CUDA, once. A batch's
+            memory is written to again when the devices have done what had been begun, on the current streams,
+            when its last tensor was dropped. Whoever copies on another stream drops the batch there, too
+            (inside ``with torch.cuda.stream(...)``), or lets ``device`` do it. Arenas get all of their memory
+            at once. What stages behind the workers yield is pinned by a copy if it is not pinned yet.
+            Without CUDA, or where it refuses, there is one warning, and batches are not pinned.
+        device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``), copied on
+            a stream of their own, from pinned memory, up to ``prefetch`` batches before they are asked for.
+            Stages behind the workers run on the CPU: what the last of them yields is copied when it is asked
+            for. What is no tensor stays as it is. ``"cpu"`` is as ``None``.
 
     Raises:
-        ValueError: An argument is out of range, or given though the pool determines it.
+        ValueError: An argument is out of range, or given though the pool determines it, or ``pin_memory`` or
+            ``device`` goes with an ``output`` other than ``"torch"``.
+        RuntimeError: There is no such ``device`` here.
         TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
+        ImportError: The package that ``output`` needs is not installed.
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
@@ -101,6 +119,8 @@ class MultiLoader(LoaderStages):
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
     """
 
+    _cuda: ClassVar[CudaAccess] = CudaAccess()
+
     def __init__(
         self,
         dataset: Any,
@@ -110,18 +130,20 @@ class MultiLoader(LoaderStages):
         prefetch: int = 2,
         start_method: str | None = None,
         timeout: float | None = None,
-        output: Output = "torch",
+        output: FinalOutput = "torch",
         seed: int | None = None,
         persistent: bool = True,
         on_worker_death: OnWorkerDeath = "raise",
         even: Even | None = None,
         pool: WorkerPool | None = None,
+        pin_memory: bool = False,
+        device: Any = None,
     ) -> None:
         workers, start_method = _workers_of(pool, workers, start_method)
         _check_integer("workers", workers, at_least=0)
         _check_integer("prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
         _check_choice("start_method", start_method, tuple(LAUNCHERS))
-        _check_choice("output", output, ("torch", "numpy"))
+        _check_choice("output", output, ("torch", "numpy", "jax"))
         _check_choice("on_worker_death", on_worker_death, ("raise", "restart"))
         if even is not None:
             _check_choice("even", even, EVEN)
@@ -135,34 +157,44 @@ class MultiLoader(LoaderStages):
         self.prefetch = prefetch
         self.start_method = start_method
         self.timeout = timeout
-        self.output: Output = output
+        self.output: FinalOutput = output
         self.seed = seed
         self.persistent = persistent
         self.on_worker_death: OnWorkerDeath = on_worker_death
         self.even: Even | None = even
+        self.pin_memory = pin_memory
+        self.device = device
+        self._delivery = Delivery(output, device, pin_memory, prefetch, self._cuda)
         self._epoch = 0
         self._bookmark = Bookmark()
         self._current = _Current()
         self._pool = pool
-        launcher = LAUNCHERS[start_method] if pool is None else pool.launcher
-        self._group = WorkerGroup(
-            self._setup_maker(),
-            GroupOptions(launcher, output, warn_of_copies=even is None, replaces_dead=pool is not None),
+        options = GroupOptions(
+            LAUNCHERS[start_method] if pool is None else pool.launcher,
+            self._delivery.received,
+            warn_of_copies=even is None,
+            replaces_dead=pool is not None,
+            pinning=self._delivery.pinning,
         )
+        self._group = WorkerGroup(self._setup_maker(), options)
         if pool is not None:
             pool.register(self)
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        return evened(self, self._next_epoch(), self._iterate, self._count)
+        return evened(self, self._next_epoch(), self._begin, self._count)
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        return self._hand_out(self._iterate(epoch))
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
         self._current.end("another iteration of this loader has begun")
         progress = self._bookmark.begin(self, epoch, progress)
         if self.workers == 0:
             context = replace(Context.current(epoch), seed=self.seed)
-            local = LocalIterator(self.dataset, context, self.output, owner=self, progress=progress)
+            output, pinning = self._delivery.received, self._delivery.pinning
+            local = LocalIterator(self.dataset, context, output, self, progress, pinning)
             self._current.iterator = weakref.ref(local)
             return local
         workers, generation = self._group.begin_epoch(epoch, progress.positions())
@@ -198,6 +230,9 @@ class MultiLoader(LoaderStages):
             ([0, 1, 2, 3], [0, 1])
         """
         return WorkerPool(workers, start_method=start_method)
+
+    def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+        return self._delivery.handed_out(elements, staged)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -309,6 +344,8 @@ class MultiLoader(LoaderStages):
             "on_worker_death": self.on_worker_death,
             "even": self.even,
             "pool": pool,
+            "pin_memory": self.pin_memory,
+            "device": self.device,
         }
         workers = self.workers if pool is None else None
         return functools.partial(type(self), **options), (self.dataset, workers)

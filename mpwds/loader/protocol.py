@@ -87,13 +87,20 @@ trainer has waited for it longer than the loader's ``timeout``.
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
 
+*Pinned memory.* A device may still read a block that the trainer holds no more (``sharedmem.lease``). It is
+handed back by whoever receives next, when the device has got to the fence that was made when the last view
+went. The trainer looks for that with each batch and, while it waits for messages, every millisecond; a worker
+that lacks a block may be waiting for just this one.
+
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what the
 worker had sent; if that does not finish the epoch, the worker died.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on other ranks inside a talk, and for about ``GRACE_S`` when it closes. A block's finalizer
-blocks on nothing. While workers are started or closed, Ctrl-C waits.
+with its process, on other ranks inside a talk, and for about ``GRACE_S`` when it closes; and, while it waits
+for a worker, on a device that still reads one of that worker's blocks. A block's finalizer blocks on
+nothing. The end of a pinned segment waits for devices that read it, ``PATIENCE_S`` at the most
+(``sharedmem.pinning``). While workers are started or closed, Ctrl-C waits.
 """
 
 from __future__ import annotations

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any, Literal
 
-from mpwds import nest, tenbin
+from mpwds import nest
 from mpwds.errors import MpwdsError
+from mpwds.loader import array_views
 from mpwds.loader.arrays_as_sent import view
 from mpwds.loader.channel import Message
 from mpwds.loader.objects_apart import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
+from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
+from mpwds.warn import warn
 
 Output = Literal["torch", "numpy"]
 
@@ -29,23 +31,32 @@ class BatchReceiver:
             always has a block to write to.
         copies: Where those copies go.
         warn: Warn of the first of them.
+        pinning: Pins the memory that batches lie in; ``None`` leaves it as it is.
     """
 
     def __init__(
-        self, bell: Bell, output: Output, keep: int, copies: PrivateCopies, *, warn: bool = True
+        self,
+        bell: Bell,
+        output: Output,
+        keep: int,
+        copies: PrivateCopies,
+        *,
+        warn: bool = True,
+        pinning: Pinning | None = None,
     ) -> None:
         self._bell = bell
         self._output = output
         self._keep = keep
         self._copies = copies
         self._warn = warn
+        self._pinning = pinning
         self._arena: LeasedArena | None = None
 
     def map_segment(self, message: Message, descriptor: int) -> None:
         """Maps a new segment; views of the one before stay valid."""
         layout = Layout(message.fields["blocks"], message.fields["block_nbytes"])
         try:
-            self._arena = LeasedArena(layout, descriptor, self._bell)
+            self._arena = LeasedArena(layout, descriptor, self._bell, self._pinning)
         finally:
             os.close(descriptor)
 
@@ -60,16 +71,23 @@ class BatchReceiver:
             batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
             return put_together(batch) if fields["apart"] else batch
         output = self._output
-        arrays = [
-            tenbin.view_array(buffer, tenbin.parse_array(buffer, offset), output)
-            for offset in fields["offsets"]
-        ]
+        arrays = [array_views.view(buffer, offset, output) for offset in fields["offsets"]]
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
 
     def reclaim(self) -> None:
-        """Hands back blocks that nobody holds but whose hand-back was interrupted."""
+        """Hands back blocks that nobody holds, and that were not handed back when they were let go of."""
         if self._arena is not None:
             self._arena.reclaim()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there are such blocks, because devices may still read them."""
+        return self._arena is not None and self._arena.unsettled
+
+    def settle(self) -> None:
+        """Waits until one of them has been read."""
+        if self._arena is not None:
+            self._arena.settle()
 
     def discard(self, message: Message) -> None:
         """Hands back the block of a batch that nobody wants."""
@@ -86,9 +104,12 @@ class BatchReceiver:
     def _buffer(self, message: Message) -> Any:
         block, arena = message.fields.get("block"), self._arena
         if block is None:
-            return bytearray(message.payload)
+            pinned = self._pinning.copy(message.payload) if self._pinning and message.payload else None
+            return bytearray(message.payload) if pinned is None else pinned
         if arena is None:
             raise MpwdsError(f"a batch came in block {block} of a segment that is not mapped")
+        if self._pinning is not None:
+            arena.reclaim()
         if arena.leased < self._keep:
             return arena.lease(block)
         if self._warn and self._copies.made == 0:
@@ -99,10 +120,7 @@ class BatchReceiver:
 
 
 def _warn_of_copies(keep: int) -> None:
-    # The user's ``for`` statement, above: this function, _buffer, batch (twice), _batch, _next, __next__.
-    warnings.warn(
+    warn(
         f"more than {keep} batches of one worker are kept, so further ones are copied out of shared memory: "
-        "raise prefetch to keep more of them there, or drop batches sooner",
-        RuntimeWarning,
-        stacklevel=8,
+        "raise prefetch to keep more of them there, or drop batches sooner"
     )

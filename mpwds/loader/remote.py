@@ -207,6 +207,15 @@ class RemoteWorker:
         """Where the worker's main thread stands, innermost call first; empty if it does not tell."""
         return self.process.stack(self._status)
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether it lacks blocks that nobody holds, because devices may still read them."""
+        return self._receiver.unsettled
+
+    def settle(self) -> None:
+        """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
+        self._receiver.settle()
+
     def timed_out(self, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that delivered nothing for ``timeout_s`` seconds."""
         self.process.is_stuck = True

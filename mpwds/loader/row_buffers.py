@@ -93,7 +93,7 @@ class RowBuffers:
         torch = sys.modules.get("torch") if self._has_tensors else None
         if torch is not None and self._pins(torch):
             # torch's allocator gives such memory out again, once all that was started with it has run.
-            return torch.empty(self._nbytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._nbytes < _SMALL_NBYTES:
             memory = np.empty(self._nbytes, np.uint8)
         else:

@@ -10,6 +10,8 @@ from mpwds.loader.channel import Message
 from mpwds.loader.remote import RemoteWorker
 
 _LONGEST_POLL_S = 86_400.0
+_DEVICE_POLL_S = 0.001
+_DEVICE_POLLS = 50
 
 
 def next_message(
@@ -19,6 +21,9 @@ def next_message(
     others: Iterable[RemoteWorker] = (),
 ) -> tuple[RemoteWorker, Message]:
     """The next message of a generation, and the worker that sent it.
+
+    A worker may lack a block that a device still reads. Nothing but a look tells when that is done, so there
+    is a look every millisecond; and if it is not seen to be done, the device is waited for instead.
 
     Args:
         candidates: The workers whose messages are wanted, the most wanted first.
@@ -31,11 +36,11 @@ def next_message(
         WorkerTimeout: None of them sent anything for ``timeout`` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    looks = 0
     while True:
-        for worker in candidates:
-            message = worker.receive(generation)
-            if message is not None:
-                return worker, message
+        arrived = message_here(candidates, generation)
+        if arrived is not None:
+            return arrived
         poller = select.poll()
         for worker in candidates:
             poller.register(worker, select.POLLIN | (select.POLLOUT if worker.unheard else 0))
@@ -46,6 +51,24 @@ def next_message(
         remaining_s = _LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
         if remaining_s <= 0:
             raise candidates[0].timed_out(timeout or 0.0)
-        poller.poll(min(remaining_s, _LONGEST_POLL_S) * 1000)
+        unsettled = next((worker for worker in candidates if worker.unsettled), None)
+        longest_s = _LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
+        if not poller.poll(min(remaining_s, longest_s) * 1000) and unsettled is not None:
+            looks += 1
+            if looks % _DEVICE_POLLS == 0:
+                unsettled.settle()
         for worker in deaf:
             worker.tell()
+
+
+def message_here(candidates: Sequence[RemoteWorker], generation: int) -> tuple[RemoteWorker, Message] | None:
+    """The next message of a generation that has arrived, and the worker that sent it; never waits.
+
+    Raises:
+        WorkerDied: A candidate is gone, and everything it had sent has been received.
+    """
+    for worker in candidates:
+        message = worker.receive(generation)
+        if message is not None:
+            return worker, message
+    return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +13,8 @@ from typing import Any, NamedTuple
 from mpwds.sharedmem import interrupts, segment
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.cuda import Fence, Runtime
+from mpwds.sharedmem.pinning import Pinning
 
 Exporter = Any
 """A ctypes array: the object that every view of a block holds on to, directly or through other views."""
@@ -23,18 +27,28 @@ class LeasedArena:
     garbage collection; the block goes back to the producer at that moment. A process forked from this
     one inherits the views but not the leases: dropping them there changes nothing.
 
+    From pinned memory a device copies by itself, perhaps still when the last view is gone. A fence is made
+    then, and :meth:`reclaim` hands the block back when the device has got there.
+
     Args:
         layout: The segment's layout, as the producer announced it.
         descriptor: The segment; the caller closes it after this returns.
         bell: Rung after each block that is handed back.
+        pinning: Pins the segment; ``None`` leaves it as it is.
 
     Raises:
         SharedMemoryError: The segment cannot be mapped.
     """
 
-    def __init__(self, layout: Layout, descriptor: int, bell: Bell) -> None:
+    def __init__(self, layout: Layout, descriptor: int, bell: Bell, pinning: Pinning | None = None) -> None:
         self._layout = layout
-        self._mapping = segment.map(descriptor, layout.nbytes)
+        self._fences: list[Fence | None] = [None] * layout.blocks
+        self._cuda: Runtime | None = None
+        self._mapping: mmap.mmap
+        if pinning is None:
+            self._mapping = segment.map(descriptor, layout.nbytes)
+        else:
+            self._mapping, self._cuda = pinning.map(descriptor, layout.nbytes, self._fences)
         self._taken, self._released = layout.counters(memoryview(self._mapping))
         self._bell = bell
         self._owner = os.getpid()
@@ -46,6 +60,14 @@ class LeasedArena:
         """Number of blocks that views still hold."""
         return sum(lease is not None and lease.exporter() is not None for lease in self._leases)
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether there are blocks that no view holds any more and that are not handed back yet."""
+        return any(
+            lease is not None and lease.exporter() is None and self._released[block] < lease.taken
+            for block, lease in enumerate(self._leases)
+        )
+
     def lease(self, block: int) -> Exporter:
         """Block ``block`` as a writable buffer, leased until nothing refers to it or to a view of it.
 
@@ -55,21 +77,31 @@ class LeasedArena:
         # views, so an array made from another outlives it, but none outlives the exporter.
         exporter = self._block_type.from_buffer(self._mapping, self._layout.offset(block))
         count = self._taken[block]
-        self._leases[block] = _Lease(weakref.ref(exporter, self._returner(block, count)), count)
+        self._fences[block] = None
+        self._leases[block] = _Lease(weakref.ref(exporter, self._finalizer(block, count)), count)
         return exporter
 
     def reclaim(self) -> None:
-        """Hands back blocks whose finalizer was cut short.
+        """Hands back blocks that a device has read by now, and those whose finalizer was cut short.
 
         An exception that a signal handler raises, KeyboardInterrupt as a rule, may come inside a finalizer,
         where Python swallows it. Call this before waiting for the producer.
         """
         for block, lease in enumerate(self._leases):
             if lease is not None and lease.exporter() is None:
-                self._leases[block] = None
                 if self._released[block] < lease.taken:
+                    if not self._read_by_devices(block):
+                        continue
                     self._released[block] = lease.taken
                     self._bell.ring()
+                self._leases[block] = None
+
+    def settle(self) -> None:
+        """Waits until the devices have read a block that is to be handed back; :meth:`reclaim` does that."""
+        for lease, fence in zip(self._leases, self._fences, strict=True):
+            if lease is not None and lease.exporter() is None and fence is not None:
+                fence.wait()
+                return
 
     def peek(self, block: int) -> memoryview:
         """A block's memory without a lease, for a copy; :meth:`discard` the block afterwards."""
@@ -81,9 +113,22 @@ class LeasedArena:
         self._released[block] = self._taken[block]
         self._bell.ring()
 
+    def _read_by_devices(self, block: int) -> bool:
+        if self._cuda is None:
+            return True
+        fence = self._fences[block]
+        if fence is None:
+            # Its finalizer was cut short, or is at work in another thread: ask for its fence the next time.
+            self._fences[block] = self._cuda.fence()
+            return False
+        return fence.done()
+
+    def _finalizer(self, block: int, count: int) -> Callable[[object], None]:
+        # What it returns runs in any thread, between any two instructions, at interpreter exit too: no lock,
+        # no socket, nothing looked up in a module that may be gone by then.
+        return self._returner(block, count) if self._cuda is None else self._fencer(block, count, self._cuda)
+
     def _returner(self, block: int, count: int) -> Callable[[object], None]:
-        # Runs in any thread, between any two instructions, at interpreter exit too: no lock, no
-        # socket, nothing looked up in a module that may be gone by then.
         released, bell, keep = self._released, self._bell, interrupts.keep
         owner, current_process = self._owner, os.getpid
 
@@ -96,6 +141,27 @@ class LeasedArena:
                 keep(interrupt)
 
         return hand_back
+
+    def _fencer(self, block: int, count: int, cuda: Runtime) -> Callable[[object], None]:
+        released, fences, bell, keep = self._released, self._fences, self._bell, interrupts.keep
+        owner, current_process, finalizing = self._owner, os.getpid, sys.is_finalizing
+
+        def put_aside(_: object) -> None:
+            try:
+                if current_process() != owner or finalizing() or released[block] >= count:
+                    return
+                fence = cuda.fence()
+                if fence is None or not fence.done():
+                    fences[block] = fence
+                elif released[block] < count:
+                    released[block] = count
+                    bell.ring()
+            except KeyboardInterrupt as interrupt:
+                keep(interrupt)
+            except RuntimeError:
+                pass  # a device has failed; the next look at the block says so where it can be heard
+
+        return put_aside
 
 
 class _Lease(NamedTuple):

@@ -12,6 +12,7 @@ from collections import deque
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.lease import Exporter
+from mpwds.sharedmem.pinning import Pinning
 
 HUGE_PAGE_NBYTES = 2 << 20
 
@@ -25,6 +26,7 @@ class PrivateCopies:
 
     Args:
         keep: Freed buffers to keep for later copies.
+        pinning: Where pinned memory comes from, which copies then go to; torch keeps it for later ones.
 
     Attributes:
         made: Copies made so far.
@@ -35,21 +37,25 @@ class PrivateCopies:
         b'batch'
     """
 
-    def __init__(self, keep: int = 4) -> None:
+    def __init__(self, keep: int = 4, pinning: Pinning | None = None) -> None:
+        self._pinning = pinning
         self._free: deque[mmap.mmap] = deque(maxlen=keep)
         self._ends: dict[int, weakref.ref[Exporter]] = {}
         self._number = itertools.count()
         self.made = 0
 
     def copy(self, source: memoryview) -> Exporter:
-        """A writable buffer that starts with the bytes of ``source`` (one-dimensional, of bytes).
+        """A writable buffer, or a pinned tensor, that starts with the bytes of ``source`` (one-dimensional).
 
         Raises:
             SharedMemoryError: There is no memory left.
         """
+        self.made += 1
+        pinned = None if self._pinning is None else self._pinning.copy(source)
+        if pinned is not None:
+            return pinned
         exporter = self.blank(source.nbytes)
         memoryview(exporter).cast("B")[:] = source
-        self.made += 1
         return exporter
 
     def blank(self, nbytes: int) -> Exporter:

@@ -7,10 +7,13 @@ import mmap
 import os
 import secrets
 from pathlib import Path
+from typing import TypeVar
 
 from mpwds.errors import SharedMemoryError
 
 PAGE_NBYTES = 4096
+
+Mapping = TypeVar("Mapping", bound=mmap.mmap)
 
 
 def create(nbytes: int) -> int:
@@ -80,8 +83,13 @@ def map(descriptor: int, nbytes: int) -> mmap.mmap:
     Raises:
         SharedMemoryError: There is no room for it in this process' address space, or no mapping left.
     """
+    return map_as(mmap.mmap, descriptor, nbytes)
+
+
+def map_as(kind: type[Mapping], descriptor: int, nbytes: int) -> Mapping:
+    """As :func:`map`; the mapping is of class ``kind``."""
     try:
-        return mmap.mmap(descriptor, nbytes)
+        return kind(descriptor, nbytes)
     except OSError as error:
         raise _refused(nbytes, error) from error
 

@@ -477,7 +477,7 @@ def test_a_copy_is_a_loader_with_the_same_options():
             {"start_method": "thread"},
             "start_method must be one of 'spawn', 'fork', 'forkserver', got 'thread'",
         ),
-        ({"output": "tf"}, "output must be one of 'torch', 'numpy', got 'tf'"),
+        ({"output": "tf"}, "output must be one of 'torch', 'numpy', 'jax', got 'tf'"),
         ({"timeout": 0}, "timeout must be above 0 seconds or None, got 0"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
     ],

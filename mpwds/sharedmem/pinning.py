@@ -1,0 +1,202 @@
+"""Pinned memory: shared memory that CUDA reads by itself, and memory from torch's own allocator."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem import interrupts, segment
+from mpwds.sharedmem.cuda import Fence, PinningRefused, Runtime
+from mpwds.warn import warn
+
+PATIENCE_S = 0.2
+"""How long the end of a mapping waits for the devices that read it. One that they still read then is kept."""
+
+_STEP_S = 0.001
+
+
+class PinnedMapping(mmap.mmap):
+    """A mapping that is registered with CUDA until nothing refers to it any more.
+
+    It must be unregistered before it is unmapped, and not while a device reads it. ``mmap`` unmaps before
+    it calls weak references back, so the place for that is ``__del__``, which every view of the mapping puts
+    off. What the interpreter does not collect at its exit is unregistered just before. A fork of this
+    process, which has no part in CUDA, does nothing.
+
+    Attributes:
+        cuda: What it is registered with, if it is.
+    """
+
+    cuda: Runtime | None = None
+    _has_last_fence = False
+
+    def pin(self, cuda: Runtime, fences: list[Fence | None]) -> None:
+        """Registers the mapping, whose pages must be there.
+
+        Args:
+            cuda: What to register it with.
+            fences: Will hold places in the work of the devices that its end is to wait for.
+
+        Raises:
+            PinningRefused: CUDA does not pin it.
+        """
+        self._fences = fences
+        self._owner = os.getpid()
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
+        # Bound here, because the end may come when modules are gone already.
+        self._finalizing = sys.is_finalizing
+        cuda.register(self._address, len(self))
+        self.cuda = cuda
+        _pinned.add(self)
+
+    def unpin(self, patience_s: float = 0.0) -> bool:
+        """Unregisters the mapping, unless the devices still read it after ``patience_s`` seconds.
+
+        Returns:
+            Whether it is unregistered now.
+        """
+        cuda = self.cuda
+        if cuda is None:
+            return True
+        if os.getpid() != self._owner:
+            return False
+        deadline = time.monotonic() + patience_s
+        while not self._unread(cuda):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_STEP_S)
+        self.cuda = None
+        cuda.unregister(self._address)
+        return True
+
+    def _unread(self, cuda: Runtime) -> bool:
+        # A last fence: what has just let go of the mapping may have begun a copy just before.
+        if not self._has_last_fence:
+            last = cuda.fence()
+            if last is None:
+                return False
+            self._fences = [*self._fences, last]
+            self._has_last_fence = True
+        return all(fence is None or fence.done() for fence in self._fences)
+
+    def __del__(self) -> None:
+        if self.cuda is None or self._finalizing() or os.getpid() != self._owner:
+            return
+        try:
+            if not self.unpin(PATIENCE_S):
+                _still_read.append(self)
+        except KeyboardInterrupt as interrupt:
+            _still_read.append(self)
+            interrupts.keep(interrupt)
+        except RuntimeError:
+            # The device has failed, and says so at the program's next call.
+            _still_read.append(self)
+
+
+_pinned: weakref.WeakSet[PinnedMapping] = weakref.WeakSet()
+_still_read: list[PinnedMapping] = []
+
+
+def _unpin_late() -> None:
+    for mapping in tuple(_still_read):
+        if mapping.unpin():
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _still_read.remove(mapping)
+
+
+@atexit.register
+def _unpin_all() -> None:
+    for mapping in (*_pinned, *_still_read):
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            mapping.unpin(PATIENCE_S)
+
+
+class Pinning:
+    """Pinned memory for the batches of one loader, as far as it can be had: it warns once if it cannot.
+
+    Args:
+        find_cuda: Called when memory is first wanted; ``None`` if there is no CUDA.
+        without: What is told to happen if the workers' shared memory cannot be pinned.
+    """
+
+    def __init__(
+        self,
+        find_cuda: Callable[[], Runtime | None],
+        without: str = "batches are delivered unpinned, and copying them to a device makes the program wait",
+    ) -> None:
+        self._find_cuda = find_cuda
+        self._without = without
+        self._looked = False
+        self._cuda: Runtime | None = None
+        self._refused: set[str] = set()
+
+    @property
+    def cuda(self) -> Runtime | None:
+        """CUDA, or ``None`` if there is none."""
+        if not self._looked:
+            self._cuda = self._find_cuda()
+            self._looked = True
+            if self._cuda is None:
+                warn("pin_memory=True has no effect: torch finds no CUDA device")
+        return self._cuda
+
+    def map(
+        self, descriptor: int, nbytes: int, fences: list[Fence | None]
+    ) -> tuple[mmap.mmap, Runtime | None]:
+        """A segment's memory, pinned if it can be.
+
+        Args:
+            descriptor: The segment.
+            nbytes: Its size in bytes. To be pinned, all of it gets its memory now.
+            fences: Where the fences of blocks that are let go of will stand.
+
+        Returns:
+            The mapping, and what it is registered with.
+
+        Raises:
+            SharedMemoryError: The segment cannot be mapped.
+        """
+        _unpin_late()
+        mapping = segment.map_as(PinnedMapping, descriptor, nbytes)
+        cuda = self.cuda
+        if cuda is not None and "segment" not in self._refused:
+            try:
+                segment.commit(descriptor, 0, nbytes)
+                mapping.pin(cuda, fences)
+            except (PinningRefused, SharedMemoryError) as error:
+                self._refuse("segment", f"{nbytes / 1e6:,.1f} MB of a worker's shared memory", error)
+        return mapping, mapping.cuda
+
+    def memory(self, nbytes: int) -> Any:
+        """Pinned memory as a tensor of bytes; ``None`` if there is none."""
+        cuda = self.cuda
+        if cuda is None or "memory" in self._refused:
+            return None
+        try:
+            return cuda.pinned(nbytes)
+        except PinningRefused as error:
+            self._refuse("memory", f"{nbytes / 1e6:,.1f} MB", error)
+            return None
+
+    def copy(self, source: memoryview) -> Any:
+        """A copy of some bytes in pinned memory, as a tensor; ``None`` if there is none."""
+        memory = self.memory(source.nbytes)
+        if memory is not None:
+            memory.numpy()[:] = source
+        return memory
+
+    def _refuse(self, which: str, what: str, error: Exception) -> None:
+        self._refused.add(which)
+        warn(
+            f"{what} could not be pinned ({error}): {self._without}. See the limit on locked memory "
+            "(ulimit -l), or use fewer workers, a lower prefetch or smaller batches"
+        )

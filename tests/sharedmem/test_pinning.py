@@ -1,0 +1,334 @@
+"""Pinned memory: registered once, handed back behind a fence, unregistered before it is unmapped."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from mpwds.sharedmem import pinning
+from mpwds.sharedmem.arena import Arena
+from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.lease import LeasedArena
+from mpwds.sharedmem.pinning import Pinning
+from mpwds.sharedmem.private import PrivateCopies
+from tests.fake_cuda import FakeCuda
+
+
+class Pair:
+    """A producer's arena and the consumer's pinned mapping of it, in one process."""
+
+    def __init__(self, cuda, blocks=2, nbytes=4096):
+        self.bell = Bell()
+        self.pinning = Pinning(lambda: cuda)
+        self.consumer = None
+        self.producer = Arena(blocks, self._map)
+        self.nbytes = nbytes
+
+    def _map(self, layout, descriptor):
+        self.consumer = LeasedArena(layout, descriptor, self.bell, self.pinning)
+
+    def send(self, value):
+        block = self.producer.acquire(self.nbytes)
+        block.memory[:] = bytes([value]) * block.memory.nbytes
+        return torch.frombuffer(self.consumer.lease(block.number), dtype=torch.uint8)
+
+    def free(self):
+        """Blocks that the producer could take now."""
+        taken = []
+        while (block := self.producer.acquire(1)) is not None:
+            taken.append(block)
+        for block in taken:
+            self.producer.release(block)
+        return len(taken)
+
+    def close(self):
+        self.producer.close()
+        self.consumer = None
+
+
+@pytest.fixture
+def cuda():
+    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
+    fake = FakeCuda()
+    yield fake
+    fake.failed = fake.capturing = False
+    fake.run()
+    if fake.registered:
+        gc.collect()
+        pinning._unpin_late()
+    assert fake.violations == []
+    assert fake.registered == {}
+
+
+@pytest.fixture
+def pair(cuda):
+    made = Pair(cuda)
+    yield made
+    made.close()
+
+
+def test_a_segment_is_registered_once_and_all_of_its_blocks_are_pinned(cuda, pair):
+    tensors = [pair.send(1), pair.send(2)]
+    del tensors[0]
+    tensors.append(pair.send(3))
+    assert all(map(cuda.is_pinned, tensors))
+    assert cuda.events.count("register") == 1
+
+
+def test_a_block_that_no_device_reads_goes_back_at_once(pair):
+    tensor = pair.send(7)
+    pair.bell.hush()
+    del tensor
+    assert (pair.free(), pair.consumer.unsettled, pair.bell.hush()) == (2, False, True)
+
+
+def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
+    tensor = pair.send(7)
+    copy = cuda.copy(tensor)
+    del tensor
+    pair.consumer.reclaim()
+    assert (pair.free(), pair.consumer.leased, pair.consumer.unsettled, pair.bell.hush()) == (
+        1,
+        0,
+        True,
+        False,
+    )
+    cuda.run()
+    pair.consumer.reclaim()
+    assert (pair.free(), pair.consumer.unsettled, pair.bell.hush()) == (2, False, True)
+    assert set(copy.tolist()) == {7}
+
+
+def test_the_fence_stands_in_the_stream_that_is_current_where_the_last_view_goes(cuda, pair):
+    tensor = pair.send(7)
+    with cuda.selected("mine"):
+        copy = cuda.copy(tensor)
+        del tensor
+    cuda.run_stream("default", 100)
+    pair.consumer.reclaim()
+    assert pair.free() == 1
+    cuda.run_stream("mine", 100)
+    pair.consumer.reclaim()
+    assert (pair.free(), set(copy.tolist())) == (2, {7})
+
+
+def test_each_block_waits_for_its_own_copies_alone(cuda, pair):
+    first, second = pair.send(1), pair.send(2)
+    cuda.copy(first)
+    del first
+    with cuda.selected("other"):
+        cuda.copy(second)
+        del second
+    cuda.run_stream("other", 100)
+    pair.consumer.reclaim()
+    assert pair.producer.acquire(1).number == 1
+
+
+def test_a_fence_is_waited_for_if_asking_does_not_help(cuda, pair):
+    cuda.works = "when awaited"
+    tensor = pair.send(7)
+    cuda.copy(tensor)
+    del tensor
+    pair.consumer.reclaim()
+    assert pair.free() == 1
+    pair.consumer.settle()
+    pair.consumer.reclaim()
+    assert (pair.free(), cuda.events.count("wait")) == (2, 1)
+
+
+def test_a_block_that_is_let_go_of_in_another_thread_or_in_a_cycle_gets_its_fence(cuda, pair):
+    held = [pair.send(1)]
+    cycle = [pair.send(2)]
+    cycle.append(cycle)
+    copies = [cuda.copy(held[0]), cuda.copy(cycle[0])]
+    thread = threading.Thread(target=held.clear)
+    with cuda.selected("default"):
+        thread.start()
+        thread.join()
+        del cycle
+        gc.collect()
+    pair.consumer.reclaim()
+    assert pair.free() == 0
+    cuda.run()
+    pair.consumer.reclaim()
+    assert (pair.free(), [set(copy.tolist()) for copy in copies]) == (2, [{1}, {2}])
+
+
+def test_a_block_whose_finalizer_was_interrupted_gets_a_fence_later(cuda, pair):
+    def interrupt(*_):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    def interrupt_put_aside(frame, event, argument):
+        return interrupt if frame.f_code.co_name == "put_aside" else None
+
+    tensor = pair.send(7)
+    cuda.copy(tensor)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    sys.settrace(interrupt_put_aside)
+    try:
+        del tensor
+    finally:
+        sys.settrace(None)
+        sys.unraisablehook = hook
+    pair.consumer.reclaim()
+    assert pair.free() == 1
+    cuda.run()
+    pair.consumer.reclaim()
+    assert pair.free() == 2
+
+
+def test_while_a_graph_is_captured_no_fence_is_made_and_no_block_goes_back(cuda, pair):
+    tensor = pair.send(7)
+    cuda.capturing = True
+    del tensor
+    pair.consumer.reclaim()
+    assert (pair.free(), "fence" in cuda.events) == (1, False)
+    cuda.capturing = False
+    pair.consumer.reclaim()
+    pair.consumer.reclaim()
+    assert pair.free() == 2
+
+
+def test_a_device_that_has_failed_is_heard_where_blocks_are_handed_back_and_not_in_a_finalizer(cuda, pair):
+    tensor = pair.send(7)
+    cuda.failed = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del tensor
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        pair.consumer.reclaim()
+
+
+def test_a_segment_is_unregistered_before_it_is_unmapped_when_the_last_view_is_gone(cuda, pair):
+    part = pair.send(7)[100:200]
+    pair.close()
+    assert (len(cuda.registered), set(part.tolist())) == (1, {7})
+    del part
+    assert cuda.registered == {}
+    assert cuda.events[-2:] == ["fence", "unregister"]
+
+
+def test_a_segment_that_is_replaced_by_a_larger_one_ends_with_its_last_view(cuda, pair):
+    small = pair.send(1)
+    pair.nbytes = 100_000
+    large = pair.send(2)
+    assert (cuda.is_pinned(small), cuda.is_pinned(large), len(cuda.registered)) == (True, True, 2)
+    del small
+    assert len(cuda.registered) == 1
+    pair.nbytes = 200_000
+    assert cuda.is_pinned(pair.send(3))
+    del large
+    assert len(cuda.registered) == 1
+
+
+def test_a_segment_that_a_device_still_reads_is_kept_until_it_has(cuda, pair, monkeypatch):
+    monkeypatch.setattr(pinning, "PATIENCE_S", 0.01)
+    tensor = pair.send(7)
+    copy = cuda.copy(tensor)
+    pair.close()
+    del tensor
+    assert len(cuda.registered) == 1
+    another = Pair(cuda)
+    del another
+    cuda.run()
+    pinning._unpin_late()
+    assert (cuda.registered, set(copy.tolist())) == ({}, {7})
+
+
+def test_blocks_that_were_let_go_of_in_other_streams_keep_their_segment_too(cuda, pair, monkeypatch):
+    monkeypatch.setattr(pinning, "PATIENCE_S", 0.01)
+    tensor = pair.send(7)
+    with cuda.selected("mine"):
+        cuda.copy(tensor)
+        del tensor
+    pair.close()
+    assert len(cuda.registered) == 1
+    cuda.run()
+    pinning._unpin_late()
+    assert cuda.registered == {}
+
+
+def test_memory_that_cannot_be_pinned_is_used_as_it_is_with_one_warning(cuda):
+    cuda.refuses = "out of memory"
+    with pytest.warns(RuntimeWarning, match=r"shared memory could not be pinned \(out of memory\)") as caught:
+        pair = Pair(cuda)
+        tensor = pair.send(7)
+        pair.nbytes = 100_000
+        larger = pair.send(8)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert (set(tensor.tolist()), set(larger.tolist())) == ({7}, {8})
+    del larger
+    assert (pair.free(), "fence" in cuda.events) == (2, False)
+    pair.close()
+
+
+def test_without_cuda_there_is_one_warning():
+    without = Pinning(lambda: None)
+    with pytest.warns(
+        RuntimeWarning, match="pin_memory=True has no effect: torch finds no CUDA device"
+    ) as caught:
+        assert [without.memory(10), without.copy(memoryview(b"x"))] == [None, None]
+    assert len(caught) == 1
+
+
+def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair):
+    tensor = pair.send(7)
+    before = list(cuda.events)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            del tensor
+            pair.close()
+            pinning._unpin_all()
+            gc.collect()
+            status = cuda.events != before
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (pair.free(), set(tensor.tolist())) == (1, {7})
+
+
+def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
+    program = """
+        import atexit, sys
+        sys.path.insert(0, {root!r})
+        from tests.fake_cuda import FakeCuda
+        cuda = FakeCuda()
+        atexit.register(lambda: print(cuda.events[-1], cuda.registered, cuda.violations))
+        from tests.sharedmem.test_pinning import Pair
+        pair = Pair(cuda)
+        tensor = pair.send(7)
+        cuda.run()
+        sys.modules["keeps"] = tensor
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program).format(root=root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.stdout, run.stderr) == ("unregister {} []\n", "")
+
+
+def test_private_copies_are_pinned_and_counted():
+    cuda = FakeCuda()
+    copies = PrivateCopies(pinning=Pinning(lambda: cuda))
+    copy = copies.copy(memoryview(b"batch"))
+    assert (bytes(copy.numpy()), cuda.events, copies.made) == (b"batch", ["pinned"], 1)
+
+
+def test_private_copies_that_cannot_be_pinned_are_made_all_the_same():
+    copies = PrivateCopies(pinning=Pinning(lambda: FakeCuda(refuses="no memory")))
+    with pytest.warns(RuntimeWarning, match=r"0\.0 MB could not be pinned \(no memory\)"):
+        first, second = (np.frombuffer(copies.copy(memoryview(b"batch")), np.uint8) for _ in range(2))
+    assert bytes(first) == bytes(second) == b"batch"
