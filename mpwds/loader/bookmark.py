@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.loader.course import replays_because
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.state import VERSION, Facts, described, field, progress_as_state, progress_from_state
+from mpwds.pipeline.repetitions import is_repetition
 
 if TYPE_CHECKING:
     from mpwds.loader.loader_pipeline import LoaderStages
@@ -37,6 +38,8 @@ class Bookmark:
             epoch: The epoch's number.
             progress: Where it begins; where it was loaded, or at its start, if that is not said.
         """
+        if progress is None and is_repetition(epoch):  # another pass, of an epoch that is made even
+            return EpochProgress.at_start(epoch, max(loader.workers, 1))
         loaded, self._loaded = self._loaded, None
         if progress is None:
             continues = loaded is not None and loaded.epoch == epoch
@@ -45,6 +48,18 @@ class Bookmark:
         _warn_of_replay(loader, progress)
         self._progress = progress
         return progress
+
+    @property
+    def progress(self) -> EpochProgress:
+        """The progress of the epoch that began last."""
+        if self._progress is None:
+            raise LookupError("no epoch has begun")
+        return self._progress
+
+    def handed(self, epoch: int) -> int:
+        """Batches of an epoch that the consumer got before it begins here."""
+        loaded = self._loaded
+        return loaded.delivered + loaded.repeated if loaded is not None and loaded.epoch == epoch else 0
 
     def epoch_behind(self, epoch: int) -> int:
         """The number of the epoch that comes after ``epoch``, which begins."""

@@ -123,7 +123,7 @@ class EpochIterator(Iterator[Any]):
                     else:
                         self._check_end(worker, message)
                         self._turns.remove(worker)
-                self.progress.finished = True
+                self.progress.end()
                 self._leave()
         except BaseException:
             if self._running:
@@ -211,10 +211,10 @@ class EpochIterator(Iterator[Any]):
             self._turns.rotate(-1)
         self._turns.rotate(-1)
         batch = worker.batch(message)
-        fields, progress = message.fields, self.progress
+        fields = message.fields
         self.place = worker.index, fields["sequence"]
-        progress.turn = self._turns[0].index
-        progress.workers[worker.index].count(fields.get("state"), fields.get("stateless"))
+        turn = self._turns[0].index
+        self.progress.count(worker.index, turn, fields.get("state"), fields.get("stateless"))
         return batch
 
     def _check_end(self, worker: RemoteWorker, message: Message) -> None:

@@ -190,9 +190,9 @@ def evened(
     Raises:
         EvenEpochError: The ranks have to talk and cannot, or one has no batch.
     """
-    if loader.even is None or world_size() == 1:
-        return start(epoch)
     even = loader.even
+    if even is None or not is_to_be_even(loader):
+        return start(epoch)
 
     def begin(number: int) -> Iterator[Any]:
         return start(epoch_of_repetition(number, "wrap", epoch) if number else epoch)
@@ -211,6 +211,11 @@ def evened(
     agreement = Agreement(ranks, even, epoch, timeout)
     part = OwnPart(begin, even)
     return EvenIterator(part, Agreed(part, even, agreement, lambda: count_by_headers(count, here)), delivered)
+
+
+def is_to_be_even(loader: Evened) -> bool:
+    """Whether a loader's epochs are made even: it says so, and there are several ranks."""
+    return loader.even is not None and world_size() > 1
 
 
 def even_length(even: Even | None, count: CountOf) -> int:

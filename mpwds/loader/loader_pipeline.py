@@ -10,7 +10,8 @@ from mpwds.loader.agreement import Even
 from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.continued import Continued
 from mpwds.loader.delivered import Delivered, Delivering
-from mpwds.loader.even import even_length, evened
+from mpwds.loader.even import even_length, evened, is_to_be_even
+from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
@@ -108,7 +109,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.loader._next_epoch()
-        return evened(self.loader, epoch, self._begin, self._count)
+        elements = evened(self.loader, epoch, self._begin, self._count, self._place.handed(epoch))
+        return HandedOn(elements, self._place.run) if is_to_be_even(self.loader) else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         return self.loader._hand_out(self._place.iterate(self, epoch), staged=True)

@@ -67,15 +67,16 @@ class LocalIterator(Iterator[Any]):
         try:
             element = self._next_new()
         except StopIteration:
-            progress.finished = progress.running
+            if progress.running:
+                progress.end()
             progress.running = False
             raise
         except BaseException:
             progress.running = False
             raise
         state = self._course.state(time.monotonic()) or {}
-        self.place = (0, progress.workers[0].delivered)
-        progress.workers[0].count(state.get("state"), state.get("stateless"))
+        self.place = (0, progress.workers[0].received - 1)
+        progress.count(0, 0, state.get("state"), state.get("stateless"))
         return element
 
     def remake(self, worker: int) -> tuple[int, Any]:

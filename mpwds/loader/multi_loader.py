@@ -14,8 +14,9 @@ from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.delivery import Delivery, FinalOutput
 from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
-from mpwds.loader.even import MOST_AHEAD, evened
+from mpwds.loader.even import MOST_AHEAD, evened, is_to_be_even
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.launchers import LAUNCHERS
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
@@ -25,10 +26,11 @@ from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.repetitions import is_repetition
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 
-_MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER - MOST_AHEAD
+_MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
 
 class MultiLoader(LoaderStages):
@@ -183,10 +185,18 @@ class MultiLoader(LoaderStages):
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        return evened(self, self._next_epoch(), self._begin, self._count)
+        epoch = self._next_epoch()
+        batches = evened(self, epoch, self._begin, self._count, self._bookmark.handed(epoch))
+        return HandedOn(batches, self._bookmark.progress) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        return self._hand_out(self._iterate(epoch))
+        batches = self._iterate(epoch)
+        if self._takes_ahead() and not is_repetition(epoch):
+            batches.progress.take_ahead()
+        return self._hand_out(batches)
+
+    def _takes_ahead(self) -> bool:
+        return self._delivery.to_device is not None or is_to_be_even(self)
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
         self._current.end("another iteration of this loader has begun")
@@ -366,9 +376,8 @@ class MultiLoader(LoaderStages):
         def make() -> WorkerSetup:
             here = Context.current()
             ahead = 0 if even is None or here.world_size == 1 else -(-MOST_AHEAD // workers)
-            return WorkerSetup(
-                dataset, workers, blocks + ahead, here.rank, here.world_size, seed, list(sys.argv)
-            )
+            number = min(blocks + ahead, MOST_BLOCKS)
+            return WorkerSetup(dataset, workers, number, here.rank, here.world_size, seed, list(sys.argv))
 
         return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,27 +93,75 @@ class EpochProgress:
         epoch: Its number.
         workers: The progress of each worker.
         turn: Index of the worker whose batch is next, where workers take turns.
+        repeated: Batches that the consumer got beyond those of the workers, to make the epoch even.
 
     Attributes:
         running: An iterator delivers it.
         finished: It is delivered to its end.
+
+    Example:
+        >>> progress = EpochProgress.at_start(0, workers=1)
+        >>> progress.take_ahead()
+        >>> progress.count(0), progress.count(0), progress.hand_on()
+        (None, None, None)
+        >>> progress.delivered
+        1
     """
 
-    def __init__(self, epoch: int, workers: Sequence[WorkerProgress], turn: int = 0) -> None:
+    def __init__(
+        self, epoch: int, workers: Sequence[WorkerProgress], turn: int = 0, repeated: int = 0
+    ) -> None:
         self.epoch = epoch
         self.workers = list(workers)
         self.turn = turn
+        self.repeated = repeated
         self.running = False
         self.finished = False
+        self._ahead: deque[tuple[int, int, bytes | None, str | None]] | None = None
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
         """Nothing is delivered of an epoch."""
         return cls(epoch, [WorkerProgress() for _ in range(workers)])
 
+    def take_ahead(self) -> None:
+        """From now on batches count when :meth:`hand_on` is called: steps behind the workers hold some."""
+        self._ahead = deque()
+
+    def count(
+        self, worker: int, turn: int = 0, state: bytes | None = None, stateless: str | None = None
+    ) -> None:
+        """Counts a batch of a worker as delivered, or as taken ahead.
+
+        Args:
+            worker: The worker's index.
+            turn: Index of the worker whose batch is next.
+            state: See :meth:`WorkerProgress.count`.
+            stateless: The same.
+        """
+        if self._ahead is None:
+            self._count(worker, turn, state, stateless)
+        else:
+            self._ahead.append((worker, turn, state, stateless))
+
+    def hand_on(self) -> None:
+        """Counts the first batch that was taken ahead as delivered; if there is none, one is repeated."""
+        if self._ahead:
+            self._count(*self._ahead.popleft())
+        else:
+            self.repeated += 1
+
+    def end(self) -> None:
+        """The workers have no more batches. That finishes the epoch, if none was taken ahead."""
+        self.finished = self._ahead is None
+
+    def _count(self, worker: int, turn: int, state: bytes | None, stateless: str | None) -> None:
+        self.turn = turn
+        self.workers[worker].count(state, stateless)
+
     @property
     def delivered(self) -> int:
-        """Batches that the consumer got."""
+        """Batches of the workers that the consumer got."""
         return sum(worker.delivered for worker in self.workers)
 
     @property

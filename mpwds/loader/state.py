@@ -133,6 +133,7 @@ def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
     return {
         "epoch": progress.epoch,
         "turn": progress.turn,
+        "repeated": progress.repeated,
         "workers": [
             {
                 "delivered": worker.delivered,
@@ -152,7 +153,10 @@ def progress_from_state(state: Any) -> EpochProgress:
     """
     workers = field(state, "workers", list)
     progress = EpochProgress(
-        field(state, "epoch", int), [_worker(worker) for worker in workers], field(state, "turn", int)
+        field(state, "epoch", int),
+        [_worker(worker) for worker in workers],
+        field(state, "turn", int),
+        field(state, "repeated", int),
     )
     if not 0 <= progress.turn < max(len(workers), 1):
         raise wrong("turn", "the index of a worker", progress.turn)

@@ -71,6 +71,11 @@ class Repetitions:
         self.stream.load_state_dict(state["source"])
 
 
+def is_repetition(epoch: int) -> bool:
+    """Whether :func:`epoch_of_repetition` numbered an epoch."""
+    return epoch >= _FIRST
+
+
 def epoch_of_repetition(number: int, *facts: object) -> int:
     """The number of an epoch that no run of any other epoch has.
 

@@ -1,0 +1,38 @@
+"""Counting what a program gets, where steps of the loader take batches ahead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+
+class Counting(Protocol):
+    """What counts the batches of an epoch."""
+
+    finished: bool
+
+    def hand_on(self) -> None:
+        """Counts a batch."""
+        ...
+
+
+class HandedOn(Iterator[Any]):
+    """The last step of an epoch: what is delivered here has been delivered.
+
+    Args:
+        source: The step before.
+        counting: Told of each batch, and of the end.
+    """
+
+    def __init__(self, source: Iterator[Any], counting: Counting) -> None:
+        self._source = source
+        self._counting = counting
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._counting.finished = True
+            raise
+        self._counting.hand_on()
+        return batch
