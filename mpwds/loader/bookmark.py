@@ -115,6 +115,7 @@ class Bookmark:
                 f"a loader's state has the progress of {len(progress.workers)} workers, "
                 f"expected {facts.workers}"
             )
+        progress.loaded = progress.delivered
         self._loaded, self._behind = progress, field(state, "behind", int)
         return progress.epoch
 

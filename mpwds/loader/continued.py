@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from mpwds.loader.delivered import naming_what_is_held, only_needed
+from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import field
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.stream import Address, Stream
@@ -34,12 +35,18 @@ class Continued:
         self._stream = start()
         self._next = self._stream.__next__
         self._delivered = 0
+        self._loaded = 0
 
     def __iter__(self) -> Continued:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
-        item: tuple[Address, Any] = self._next()
+        try:
+            item: tuple[Address, Any] = self._next()
+        except StopIteration:
+            if self._loaded and self._delivered == self._loaded:
+                warn_of_empty_epoch(stacklevel=5)
+            raise
         self._delivered += 1
         return item
 
@@ -69,7 +76,7 @@ class Continued:
             ValueError: That would give elements in another order, some of them twice and others not at all.
             RuntimeError: The epoch has fewer elements now.
         """
-        delivered = field(state, "delivered", int)
+        delivered = self._loaded = field(state, "delivered", int)
         stream = state.get("stream")
         if delivered == 0:
             self._begin(0)

@@ -79,7 +79,7 @@ class Course:
             now: ``time.monotonic()``.
 
         Returns:
-            ``{"state": bytes}`` if one is due; ``{"stateless": reason}``, once, if it cannot be had.
+            ``{"state": bytes}`` if one is due; ``{"state": str}``, once, the reason why it cannot be had.
         """
         if now < self._due or self._stream is None:
             return None
@@ -87,7 +87,7 @@ class Course:
             packed = pack_state(self._stream.state_dict())
         except Exception as error:
             self._due = math.inf
-            return {"stateless": f"{type(error).__name__}: {error}"}
+            return {"state": f"{type(error).__name__}: {error}"}
         done = time.monotonic()
         self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
         return {"state": packed}

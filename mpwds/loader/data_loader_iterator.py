@@ -130,7 +130,7 @@ class DataLoaderIterator(Iterator[Any]):
             answer = epoch.next_answer()
         except StopIteration:
             self._epoch = None
-            self._record_of_epoch.finished = True
+            self._record_of_epoch.finish(stacklevel=4)
             if not self._persists:
                 self._group.close()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.answered import Answered
+from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import VERSION, field, wrong
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
@@ -28,7 +29,7 @@ class EpochRecord:
 
     Attributes:
         finished: The epoch is at its end.
-        loaded: It comes from a state.
+        loaded: If it comes from a state, the number of tasks that were answered there.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class EpochRecord:
         self.dataset_epoch = dataset_epoch
         self.answered = answered
         self.finished = False
-        self.loaded = False
+        self.loaded: int | None = None
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], finished: bool = False) -> EpochRecord:
@@ -53,6 +54,12 @@ class EpochRecord:
         )
         record.finished = finished
         return record
+
+    def finish(self, stacklevel: int) -> None:
+        """The epoch is at its end."""
+        if not self.finished and self.loaded and self.answered.count == self.loaded:
+            warn_of_empty_epoch(stacklevel + 1)
+        self.finished = True
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
         """Tells the loader's sampler and dataset which epoch it is, if they count."""
@@ -126,7 +133,7 @@ class EpochRecord:
         )
         generator = torch.frombuffer(data, dtype=torch.uint8)
         record = cls(generator, state.get("sampler_epoch"), state.get("dataset_epoch"), answered)
-        record.loaded = True
+        record.loaded = answered.count
         return record
 
 

@@ -82,7 +82,7 @@ class DeviceIterator(Iterator[Any]):
             try:
                 batch = self._next_now()
             except Exception as ending:
-                self._ending = ending
+                self._ending = ending.with_traceback(None)  # whose frames refer to this iterator
                 return
             if batch is NOT_YET:
                 return

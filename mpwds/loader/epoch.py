@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
-from mpwds.loader.progress import EpochProgress
+from mpwds.loader.progress import EpochProgress, WorkerProgress
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.waiting import message_here, next_message
 
@@ -114,16 +114,16 @@ class EpochIterator(Iterator[Any]):
                     worker, message = arrived
                     kind = message.fields["kind"]
                     if kind == protocol.BATCH:
-                        number = self._counted(worker, message)
-                        if number >= self.progress.workers[worker.index].delivered:
-                            return self._batch(worker, message)
+                        progress = self._count(worker, message)
+                        if progress.received > progress.delivered:
+                            return self._batch(worker, message, progress)
                         worker.discard(message)
                     elif kind == protocol.ERROR:
                         raise failures.revive(message.fields, worker.index, worker.process.pid)
                     else:
                         self._check_end(worker, message)
                         self._turns.remove(worker)
-                self.progress.end()
+                self.progress.finish()
                 self._leave()
         except BaseException:
             if self._running:
@@ -148,8 +148,8 @@ class EpochIterator(Iterator[Any]):
                 raise failures.revive(message.fields, worker, remote.process.pid)
             if message.fields["kind"] == protocol.END:
                 raise made_fewer(worker, message.fields["sent"], self.progress.workers[worker].delivered)
-            number = self._counted(remote, message)
-            return number, remote.batch(message)
+            progress = self._count(remote, message)
+            return progress.received - 1, remote.batch(message)
         except BaseException:
             self._running = self.progress.running = False
             self._on_failure()
@@ -194,27 +194,25 @@ class EpochIterator(Iterator[Any]):
                     if worker.index == remote.index:
                         self._turns[number] = remote
 
-    def _counted(self, worker: RemoteWorker, message: Message) -> int:
-        """Counts a batch as received; its number."""
+    def _count(self, worker: RemoteWorker, message: Message) -> WorkerProgress:
+        """Counts a batch as received."""
         progress = self.progress.workers[worker.index]
-        sequence: int = message.fields["sequence"]
+        sequence = message.fields["sequence"]
         if sequence != progress.received:
             raise MpwdsError(
                 f"worker {worker.index} sent batch {sequence}, expected {progress.received}: "
                 "batches were lost"
             )
         progress.received += 1
-        return sequence
+        return progress
 
-    def _batch(self, worker: RemoteWorker, message: Message) -> Any:
+    def _batch(self, worker: RemoteWorker, message: Message, progress: WorkerProgress) -> Any:
         while self._turns[0] is not worker:
             self._turns.rotate(-1)
         self._turns.rotate(-1)
         batch = worker.batch(message)
-        fields = message.fields
-        self.place = worker.index, fields["sequence"]
-        turn = self._turns[0].index
-        self.progress.count(worker.index, turn, fields.get("state"), fields.get("stateless"))
+        self.place = worker.index, progress.received - 1
+        self.progress.count(worker.index, self._turns[0].index, message.fields.get("state"))
         return batch
 
     def _check_end(self, worker: RemoteWorker, message: Message) -> None:

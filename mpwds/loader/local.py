@@ -68,16 +68,20 @@ class LocalIterator(Iterator[Any]):
             element = self._next_new()
         except StopIteration:
             if progress.running:
-                progress.end()
+                progress.finish()
             progress.running = False
             raise
         except BaseException:
             progress.running = False
             raise
-        state = self._course.state(time.monotonic()) or {}
         self.place = (0, progress.workers[0].received - 1)
-        progress.count(0, 0, state.get("state"), state.get("stateless"))
+        state = self._course.state(time.monotonic())
+        progress.count(0, 0, None if state is None else state["state"])
         return element
+
+    def __del__(self) -> None:
+        if hasattr(self, "progress"):
+            self.progress.running = False
 
     def remake(self, worker: int) -> tuple[int, Any]:
         """The number of the next element and itself, which was delivered before this iteration.

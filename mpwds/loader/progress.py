@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ class WorkerProgress:
     """What one worker's batches have come to.
 
     Args:
-        delivered: Batches of this epoch that the consumer got.
+        delivered: Batches of this epoch that the consumer got; also an attribute.
         states: States of the worker's stream, packed, and the numbers of batches before them, ascending.
         stateless: Why the stream has no state, if that is so.
 
@@ -57,23 +58,29 @@ class WorkerProgress:
         self.stateless = stateless
         self.keeps = NEWEST_ONLY
 
-    def count(self, state: bytes | None, stateless: str | None) -> None:
-        """Counts a batch as delivered.
+    def keep(self, state: bytes | str) -> None:
+        """Keeps a state; of the older ones, fewer and fewer.
 
         Args:
-            state: The stream's state behind it, packed, if it came with one. Of older ones, fewer and fewer
-                are kept.
-            stateless: Why there is none, if that is told now.
+            state: The stream's state behind the last batch that was delivered, packed; or why there is none.
         """
-        self.delivered += 1
-        if state is not None:
-            if self.keeps == NEWEST_ONLY:
-                self.states.clear()
-            self.states.append((self.delivered, state))
-            if len(self.states) > self.keeps:
-                del self.states[1 : self.keeps // 2 : 2]
-        elif stateless is not None:
-            self.stateless = stateless
+        if isinstance(state, str):
+            self.stateless = state
+            return
+        if self.keeps == NEWEST_ONLY:
+            self.states.clear()
+        self.states.append((self.delivered, state))
+        if len(self.states) > self.keeps:
+            del self.states[self._least_missed()]
+
+    def _least_missed(self) -> int:
+        """The state without which the gap is smallest, as measured by how long ago it is."""
+        numbers = [at for at, _ in self.states]
+
+        def gap(index: int) -> float:
+            return (numbers[index + 1] - numbers[index - 1]) / (numbers[-1] - numbers[index - 1])
+
+        return min(range(1, len(numbers) - 1), key=gap)
 
     def position(self, first: int | None = None) -> Position:
         """Where a worker begins that is to send batch ``first``: by default the next one to be delivered."""
@@ -98,6 +105,7 @@ class EpochProgress:
     Attributes:
         running: An iterator delivers it.
         finished: It is delivered to its end.
+        loaded: Batches that were delivered before a state was loaded.
 
     Example:
         >>> progress = EpochProgress.at_start(0, workers=1)
@@ -117,7 +125,14 @@ class EpochProgress:
         self.repeated = repeated
         self.running = False
         self.finished = False
-        self._ahead: deque[tuple[int, int, bytes | None, str | None]] | None = None
+        self.loaded = 0
+        self._ahead: deque[tuple[int, int, bytes | str | None]] | None = None
+
+    def finish(self) -> None:
+        """The workers have no more batches. That finishes the epoch, if none can have been taken ahead."""
+        self.finished = self._ahead is None
+        if self.finished and self.loaded and self.delivered == self.loaded:
+            warn_of_empty_epoch(stacklevel=5)
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
@@ -128,21 +143,18 @@ class EpochProgress:
         """From now on batches count when :meth:`hand_on` is called: steps behind the workers hold some."""
         self._ahead = deque()
 
-    def count(
-        self, worker: int, turn: int = 0, state: bytes | None = None, stateless: str | None = None
-    ) -> None:
+    def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
         """Counts a batch of a worker as delivered, or as taken ahead.
 
         Args:
             worker: The worker's index.
             turn: Index of the worker whose batch is next.
-            state: See :meth:`WorkerProgress.count`.
-            stateless: The same.
+            state: The worker's behind it, if it sent one: see :meth:`WorkerProgress.keep`.
         """
         if self._ahead is None:
-            self._count(worker, turn, state, stateless)
+            self._count(worker, turn, state)
         else:
-            self._ahead.append((worker, turn, state, stateless))
+            self._ahead.append((worker, turn, state))
 
     def hand_on(self) -> None:
         """Counts the first batch that was taken ahead as delivered; if there is none, one is repeated."""
@@ -151,13 +163,12 @@ class EpochProgress:
         else:
             self.repeated += 1
 
-    def end(self) -> None:
-        """The workers have no more batches. That finishes the epoch, if none was taken ahead."""
-        self.finished = self._ahead is None
-
-    def _count(self, worker: int, turn: int, state: bytes | None, stateless: str | None) -> None:
+    def _count(self, worker: int, turn: int, state: bytes | str | None) -> None:
         self.turn = turn
-        self.workers[worker].count(state, stateless)
+        progress = self.workers[worker]
+        progress.delivered += 1
+        if state is not None:
+            progress.keep(state)
 
     @property
     def delivered(self) -> int:
@@ -172,6 +183,16 @@ class EpochProgress:
     def positions(self) -> list[Position]:
         """Where the workers begin that continue this epoch."""
         return [worker.position(worker.received) for worker in self.workers]
+
+
+def warn_of_empty_epoch(stacklevel: int) -> None:
+    """Warns that an epoch was continued of which nothing was left."""
+    warnings.warn(
+        "the epoch that load_state_dict continued had nothing left, so this iteration is empty. Where it "
+        "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is the "
+        "start of the next",
+        stacklevel=stacklevel,
+    )
 
 
 def pack_state(state: Any) -> bytes:

@@ -14,7 +14,7 @@ from mpwds.loader.batch_form import Form, columns_of, leaves
 from mpwds.loader.infer_form import form_of
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
 from mpwds.loader.row_mixer import RowMixer
-from mpwds.loader.row_places import TakenBatches, as_places, gather, places_of, rows_like
+from mpwds.loader.row_places import TakenBatches, gather, places_of, rows_like
 from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -208,7 +208,7 @@ class _Rebatched:
             self._given = given if len(given[0]) else []
 
     def _given_places(self) -> npt.NDArray[np.int64]:
-        return as_places(self._given[-1]) if self._given else _NOTHING
+        return self._given[-1] if self._given else _NOTHING
 
 
 _NOTHING: npt.NDArray[np.int64] = np.empty(0, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpwds.loader.batch_form import Form, build
 from mpwds.loader.row_buffers import RowBuffer, RowBuffers, Rows
-from mpwds.loader.row_places import Places, as_places
+from mpwds.loader.row_places import Places
 from mpwds.loader.row_pool import RowPool
 
 
@@ -64,7 +64,7 @@ class RowMixer:
 
     def places(self) -> tuple[Places, Places]:
         """Where the rows come from that the pool holds, and those of the batch: the last column of each."""
-        pool = np.empty(0, np.int64) if self._pool is None else as_places(self._pool.held()[-1])
+        pool: Places = np.empty(0, np.int64) if self._pool is None else self._pool.held()[-1]
         return pool, self._places[: self.filled].copy()
 
     @property
@@ -113,8 +113,7 @@ class RowMixer:
         if self._buffer is None:
             self._buffer = self._buffers.make()
         begin, self.filled = self.filled, self.filled + count
-        places = self._places[begin : begin + count].view(np.uint8).reshape(count, 8)
-        return [*(rows[begin : begin + count] for rows in self._buffer.rows), places]
+        return [rows[begin : begin + count] for rows in (*self._buffer.rows, self._places)]
 
 
 def _behind(given: list[Rows], count: int) -> list[Rows]:

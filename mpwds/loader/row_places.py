@@ -33,7 +33,7 @@ class TakenBatches:
         self._next = max(self._addresses, default=-1) + 1
         self._kept = 0
 
-    def take(self, address: Address, rows: int) -> Rows:
+    def take(self, address: Address, rows: int) -> Places:
         """Remembers a batch; the column of its rows' places."""
         number, self._next = self._next, self._next + 1
         self._addresses[number] = address
@@ -58,22 +58,20 @@ class TakenBatches:
         return iter(sorted(self._addresses.items(), key=lambda item: item[1]))
 
 
-def places_of(batch: int, rows: int) -> Rows:
+def places_of(batch: int, rows: int) -> Places:
     """The column of places of all rows of a batch.
 
+    Raises:
+        ValueError: It has too many rows.
+
     Example:
-        >>> as_places(places_of(1, 3)) - (1 << 24)
+        >>> places_of(1, 3) - (1 << 24)
         array([0, 1, 2])
     """
     if rows >= 1 << _ROW_BITS:
         raise ValueError(f"rebatched: a batch has {rows:,} rows, it may have {(1 << _ROW_BITS) - 1:,}")
-    places = np.arange(rows, dtype=np.int64) + (batch << _ROW_BITS)
-    return places.view(np.uint8).reshape(rows, 8)
-
-
-def as_places(column: Rows) -> Places:
-    """The places in a column of them."""
-    return np.ascontiguousarray(column).view(np.int64).reshape(-1)
+    first = batch << _ROW_BITS
+    return np.arange(first, first + rows)
 
 
 def rows_like(rows: Sequence[Rows], count: int) -> list[Rows]:

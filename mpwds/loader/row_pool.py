@@ -88,6 +88,10 @@ class RowPool:
         """
         slots = self._rng.choice(self.count, len(rows[0]), replace=False)
         for column, new, old, portion in zip(self._columns, rows, out, self._portions, strict=True):
+            if len(slots) <= portion:
+                np.take(column, slots, axis=0, out=old, mode="clip")
+                column[slots] = new
+                continue
             for begin in range(0, len(slots), portion):
                 end = begin + portion
                 some = slots[begin:end]

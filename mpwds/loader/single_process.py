@@ -31,7 +31,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         if is_iterable(loader.dataset):
             for number in range(delivered):
                 self._make_again(number, delivered)
-        elif record.loaded:
+        elif record.loaded is not None:
             left = (index for _, index in record.answered.left(self._sampler_iter))
             # The first one now, while the generator that the order is drawn from stands where it did.
             self._sampler_iter = chain(list(islice(left, 1)), left)
@@ -42,7 +42,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         try:
             batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
         except StopIteration:
-            self._record.finished = True
+            self._record.finish(stacklevel=4)
             raise
         except Exception:
             answered.add(answered.below)

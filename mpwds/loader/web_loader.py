@@ -61,8 +61,8 @@ class WebLoader(Rebatching, DataPipeline):
         delivered = 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"]
         if delivered:
             warnings.warn(
-                f"the stages behind a WebLoader are continued by running the first {delivered} elements of the "
-                "epoch again",
+                f"the stages behind a WebLoader are continued by running the first {delivered} elements of "
+                "the epoch again",
                 stacklevel=2,
             )
             run.skip(elements, delivered)
@@ -106,8 +106,8 @@ class WebLoader(Rebatching, DataPipeline):
         """Makes the next ``iter()`` go on where ``state_dict`` was saved, as ``DataLoader`` does.
 
         With stages the epoch is run again from its start, and what was delivered is dropped; one warning says
-        so. With ``repeat`` or ``with_epoch`` this takes a ``generator``, or what follows the DataLoader's first
-        epoch has another order.
+        so. With ``repeat`` or ``with_epoch`` this takes a ``generator``, or what follows the DataLoader's
+        first epoch has another order.
 
         Args:
             state_dict: What ``state_dict()`` returned.
@@ -116,19 +116,17 @@ class WebLoader(Rebatching, DataPipeline):
             ValueError: It is the state of another loader: the message says what differs.
         """
         if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
-            raise ValueError(
-                f"a WebLoader's state is the dict that its state_dict() gave, got {state_dict!r}"
-            )
+            raise ValueError(f"a WebLoader's state is what its state_dict() gave, got {state_dict!r}")
         if state_dict.get("version") != VERSION or state_dict.get("stages") != self._described():
             raise ValueError(
-                f"the state is of version {state_dict.get('version')!r} and stages {state_dict.get('stages')}; "
-                f"this loader is of version {VERSION} and has {self._described()}"
+                f"the state is of version {state_dict.get('version')!r} and stages "
+                f"{state_dict.get('stages')}; this loader is of version {VERSION} and has {self._described()}"
             )
         epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
         if delivered and not self.loader.in_order:
             raise ValueError(
-                "the epoch would have to be run again from its start, and with in_order=False batches come in "
-                "another order then: use in_order=True, or begin the epoch anew"
+                "the epoch would have to be run again from its start, and with in_order=False batches come "
+                "in another order then: use in_order=True, or begin the epoch anew"
             )
         self.loader.load_state_dict(field(state_dict, "loader", dict))
         self._epoch = epoch
@@ -165,8 +163,8 @@ class _Run:
         self.delivered = sum(1 for _ in islice(elements, count))
         if self.delivered < count:
             raise RuntimeError(
-                f"the epoch ended after {self.delivered} elements, {count} were to be skipped: the dataset has "
-                "changed, or gives other samples each time it runs"
+                f"the epoch ended after {self.delivered} elements, {count} were to be skipped: the dataset "
+                "has changed, or gives other samples each time it runs"
             )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from mpwds.loader import failures, lifeline, process_state, protocol, torch_worker
+from mpwds.loader import allocation, failures, lifeline, process_state, protocol, torch_worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
@@ -48,6 +48,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
     """
     _leave_the_trainers_signals()
     lifeline.hold(ends.lifeline)
+    allocation.keep_freed_memory()
     status = StatusPage(ends.status)
     status.answer_stack_requests()
     channel = Channel(socket.socket(fileno=ends.channel))

@@ -12,6 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
+# Run by test_jax_arrays in a process of its own; --doctest-modules would import it, and jax, here.
+collect_ignore = ["jax_specification.py"]
+
 
 @pytest.fixture(autouse=True)
 def _nothing_left(nothing_left):

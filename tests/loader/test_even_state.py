@@ -40,7 +40,7 @@ def is_even(number):
 
 def unknown(**options):
     """A loader whose number of batches nobody knows; there are 14, of all even numbers, on this rank."""
-    dataset = DataPipeline(range(0, 80)).select(is_even).batched(3)
+    dataset = DataPipeline(range(80)).select(is_even).batched(3)
     return MultiLoader(dataset, output="numpy", **options)
 
 

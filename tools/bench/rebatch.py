@@ -1,6 +1,7 @@
 """Measures taking batches apart, shuffling their rows and batching them anew in the training process.
 
     python tools/bench/rebatch.py             # all, about seven minutes
+    python tools/bench/rebatch.py --quick     # two minutes, less exact
     python tools/bench/rebatch.py --rounds 1 --seconds 0.5 --only small
 
 ``webdataset.WebLoader(...).unbatched().shuffle(n).batched(m)``, which is torch's DataLoader with stages
@@ -180,10 +181,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each loader in each case")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a run, once it is warm")
+    parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--workers", type=int, default=2)
     groups = [case.group for case in CASES]
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 1, 0.2
 
     versions = (
         f"Python {platform.python_version()}, torch {torch.__version__}, webdataset {webdataset.__version__}"

@@ -1,6 +1,7 @@
 """Measures what a MultiLoader takes the place of: getting ready batches from workers to the training loop.
 
     python tools/bench/transport.py            # all, about five minutes
+    python tools/bench/transport.py --quick    # under a minute, less exact
     python tools/bench/transport.py --rounds 1 --seconds 0.3 --only small
 
 torch's DataLoader (``batch_size=None``, its default start method) and MultiLoader (its defaults) run in turn
@@ -275,10 +276,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="runs of each loader in each case")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a run, after warming up")
+    parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     groups = ["large", "small", "reads", "collate", "start", "stall"]
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 1, 0.2
 
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {versions}")

@@ -1,0 +1,93 @@
+"""Measures loaders beside their peers, from what is stored to the training loop.
+
+    python tools/bench/loader.py                  # all, about six minutes
+    python tools/bench/loader.py --quick          # under a minute, less exact
+    python tools/bench/loader.py --only uint8 --rounds 5
+
+Contestants run in turn, each in a fresh process: the training process, which looks at one value of each batch
+and drops it. A figure is the best of the rounds. What is counted begins when workers run and their
+buffers have been used once; ``first batch`` is the time from nothing to the first batch, workers started.
+``CPU/sample`` is the processor time of all processes, which other programs on the machine disturb less
+than they do the rate; ``trainer/batch`` is that of the training process alone: what a training step loses.
+Ratios are of the first contestant to each, by time and by processor time; a goal is for these.
+
+``images``: JPEG to float32, and ``uint8`` to uint8, 224x224, batches of 64, one decode function for all
+(Pillow), and our reader for those who have none. SPDL and the bare processes, which have no transport at
+all, make their batches in the same memory again and again; grain and the map-style datasets have the images
+in memory. ``samples``: map-style datasets that do nothing, so only fetching, collating and transport are
+measured. ``ready``: transport alone, of one array that is changed a little each time. ``slow``: one worker
+is 20 times slower than the other three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from loading import contest, images, jpegs, ready_batches, samples, slow_worker
+from loading.contest import Contest
+
+GOALS = {"webdataset + DataLoader": 1.5, "webdataset + DataLoader, default collate": 1.35}
+GOALS_UINT8 = {"webdataset + DataLoader": 1.2}
+GOALS_OF_BOTH = {"SPDL, SharedMemorySegmentPool": 1.0, "bare processes": 0.97}
+# They differ from others by nothing that depends on the dtype.
+FLOAT32_ONLY = frozenset(
+    {"mpwds.WebLoader", "mpwds.DataLoader, map-style", "webdataset.WebLoader", "torch DataLoader, map-style"}
+)
+
+GROUPS = ["images", "uint8", "samples", "ready", "slow"]
+
+
+def contests(groups: list[str], folder: Path) -> Iterator[Contest]:
+    if "images" in groups or "uint8" in groups:
+        shards = jpegs.write_shards(folder, shards=4, samples=64)
+        if "images" in groups:
+            yield images.contest(images.float32(shards), GOALS | GOALS_OF_BOTH)
+        if "uint8" in groups:
+            yield images.contest(images.uint8(shards), GOALS_UINT8 | GOALS_OF_BOTH, FLOAT32_ONLY)
+    if "samples" in groups:
+        yield from samples.contests()
+    if "ready" in groups:
+        yield from map(ready_batches.contest, (16, 160, 640))
+    if "slow" in groups:
+        yield slow_worker.contest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant; the best counts")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a run, once it is warm")
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
+    options = parser.parse_args()
+    rounds, seconds = (1, 0.3) if options.quick else (options.rounds, options.seconds)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {_versions()}")
+    print(f"best of {rounds} alternating runs of {seconds:g} s")
+    with tempfile.TemporaryDirectory() as folder:
+        for one in contests(options.only, Path(folder)):
+            contest.hold(one, rounds, seconds)
+
+
+def _versions() -> str:
+    # Once here, not in each contestant: a training script has torch before its loader.
+    import torch.utils.data
+    import webdataset
+
+    found = [f"torch {torch.__version__}", f"webdataset {webdataset.__version__}"]
+    for package in ("spdl", "grain"):
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"no {package} (pip install 'mpwds[bench]')")
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    main()
