@@ -13,6 +13,7 @@ _NAMES = {
         "SharedMemoryError SpecError StreamError StreamNotFound TenbinError WorkerDied "
         "WorkerTimeout WorkerTraceback"
     ),
+    "mpwds.loader.accelerated": "use_in_accelerate",
     "mpwds.loader.data_loader": "DataLoader",
     "mpwds.loader.multi_dataset": "MultiDataset MultiDatasetIterator",
     "mpwds.loader.multi_loader": "MultiLoader",

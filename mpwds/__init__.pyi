@@ -31,6 +31,7 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.loader.accelerated import use_in_accelerate as use_in_accelerate
 from mpwds.loader.data_loader import DataLoader as DataLoader
 from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
 from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator

@@ -17,6 +17,7 @@ import torch.utils.data
 
 from mpwds.loader.data_loader_iterator import DataLoaderIterator
 from mpwds.loader.data_loader_state import EpochRecord, is_iterable
+from mpwds.loader.dividing import check_not_divided_again, refuse_workers_of_workers
 from mpwds.loader.nursery import Nursery
 from mpwds.loader.single_process import SingleProcessIterator
 from mpwds.loader.start_methods import Forks
@@ -45,7 +46,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Args:
         dataset: A map-style dataset or list, or an ``IterableDataset``. A pipeline of this package is one,
-            and counts its epochs by itself here.
+            and counts its epochs by itself here. So is a ``MultiLoader``, with what is behind it: its own
+            workers do the work, so that ``num_workers`` stays 0.
         batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: Draw the samples in random order.
         sampler: Gives the indices of the samples in order, in place of ``shuffle``.
@@ -66,6 +68,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: As torch's DataLoader, for arguments that do not fit together.
+        ValueError: ``num_workers`` for a dataset that is a loader with workers of its own.
 
     While iterating:
         The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type, attributes and,
@@ -106,6 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
+        refuse_workers_of_workers(dataset, num_workers)
         super().__init__(
             dataset,
             batch_size,
@@ -212,6 +216,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         record.tell_epoch(self)
         self._loaded = record
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the dataset and the samplers, those that have a ``set_epoch``, which epoch comes next.
+
+        Trainers look for this method, and some call it before each epoch.
+
+        Args:
+            epoch: Number of the epoch.
+        """
+        inner = getattr(self.batch_sampler, "sampler", None)
+        parts: list[Any] = [self.dataset, self.sampler, self.batch_sampler, inner]
+        for part in {id(part): part for part in parts}.values():
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
     def close(self) -> None:
         """Ends all workers of this loader now. Iterating again starts new ones."""
         self._iterator = None
@@ -223,6 +241,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """What ``Accelerator.prepare`` asks before it divides a loader among ranks."""
+        check_not_divided_again(self.dataset)
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: the same options, no workers."""

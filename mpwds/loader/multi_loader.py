@@ -27,13 +27,14 @@ from mpwds.loader.setup import WorkerSetup
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import is_repetition
+from mpwds.pipeline.torch_dataset import TorchIterable
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
 
-class MultiLoader(LoaderStages):
+class MultiLoader(LoaderStages, TorchIterable):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
     Each ``iter()`` is an epoch. What the dataset yields is delivered as it is, a batch or a single
@@ -43,6 +44,9 @@ class MultiLoader(LoaderStages):
 
     The methods named after stages (``unbatched``, ``shuffle``, ``batched``, ``map``, ...) put these behind
     the workers: they run here. ``rebatched`` is the fast way to shuffle and batch anew what workers deliver.
+
+    What insists on a ``torch.utils.data.DataLoader`` gets ``mpwds.DataLoader(loader, batch_size=None)``: it
+    delivers what the loader does.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the interpreter's exit; they end when this process dies, however it dies. A

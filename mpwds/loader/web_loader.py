@@ -167,6 +167,11 @@ class _Run:
                 "has changed, or gives other samples each time it runs"
             )
 
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
+        super().set_epoch(epoch)
+        self.loader.set_epoch(epoch)
+
 
 class _Loaded:
     """Beginning of a pipeline: what a DataLoader delivers. Its elements cannot be made again."""

@@ -1,0 +1,34 @@
+"""Runs programs as a user would, on one rank or on several."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+collect_ignore_glob = ["programs/*", "ranks/*"]  # run, not imported
+
+
+@pytest.fixture
+def run():
+    """Runs a program; returns the lines that it prints."""
+
+    def run(program, *arguments, ranks=1):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, *(launcher if ranks > 1 else []), str(program), *map(str, arguments)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout.splitlines()
+
+    return run
+
+
+def needs(package, extra):
+    """Skips the test where an extra is not installed."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"needs mpwds[{extra}]")

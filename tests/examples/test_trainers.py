@@ -1,0 +1,91 @@
+"""The examples of docs/examples learn, and ranks that train together see each sample once."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.examples.conftest import ROOT, needs
+
+EXAMPLES = ROOT / "docs" / "examples"
+RANKS = Path(__file__).parent / "ranks"
+
+needs_lightning = needs("lightning", "lightning")
+needs_huggingface = needs("transformers", "huggingface")
+needs_keras = needs("keras", "keras")
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param("lightning_fit.py", marks=needs_lightning),
+        pytest.param("accelerate_loop.py", marks=needs_huggingface),
+        pytest.param("keras_fit.py", marks=needs_keras),
+    ],
+)
+def test_an_example_learns_from_both_loaders(run, example):
+    lines = run(EXAMPLES / example)
+    epochs = [re.fullmatch(r"epoch (\d): loss ([\d.]+), accuracy ([\d.]+)", line) for line in lines]
+    figures = [
+        (float(loss), float(accuracy)) for _, loss, accuracy in (found.groups() for found in epochs if found)
+    ]
+    assert len(figures) == 8
+    for of_loader in (figures[:4], figures[4:]):
+        (first_loss, _), *_, (last_loss, last_accuracy) = of_loader
+        assert last_loss < first_loss / 4
+        assert last_accuracy > 0.9
+
+
+@needs_huggingface
+def test_a_trainer_learns_from_both_loaders_and_resumes_in_the_middle_of_an_epoch(run, tmp_path):
+    lines = run(EXAMPLES / "huggingface_trainer.py", tmp_path)
+    scores = [line.split()[-1] for line in lines if line.startswith("accuracy after each epoch")]
+    resumed = [line.rpartition(": ")[2] for line in lines if line.startswith("resumed from checkpoint")]
+    assert len(scores) == 2
+    assert min(map(float, scores)) > 0.9
+    assert resumed == ["True", "True"]
+
+
+def told(lines):
+    """What the ranks told."""
+    return [json.loads(line.removeprefix("tells ")) for line in lines if line.startswith("tells ")]
+
+
+def seen_by_ranks(messages):
+    """What each rank saw in each epoch, by case: ``{case: [[rank 0, rank 1], ...]}``."""
+    cases = {}
+    for report in sorted(
+        (report for report in messages if "case" in report), key=lambda report: report["rank"]
+    ):
+        cases.setdefault(report["case"], []).append(report["epochs"])
+    return {case: list(zip(*ranks, strict=True)) for case, ranks in cases.items()}
+
+
+def check_each_sample_is_seen_once(seen):
+    for case, epochs in seen.items():
+        for number, ranks in enumerate(epochs):
+            samples = sorted(sample for rank in ranks for sample in rank)
+            assert samples == list(range(48)), f"{case}, epoch {number}"
+        assert len(epochs) == 2, case
+        assert epochs[0] != epochs[1], f"{case}: both epochs have the same order"
+
+
+@needs_lightning
+def test_ranks_of_lightning_see_each_sample_once(run):
+    seen = seen_by_ranks(told(run(RANKS / "of_lightning.py", ranks=2)))
+    assert set(seen) == {"DataLoader", "MultiLoader", "rebatched", "DataLoader of a pipeline"}
+    check_each_sample_is_seen_once(seen)
+
+
+@needs_huggingface
+def test_ranks_of_accelerate_and_trainer_see_each_sample_once(run, tmp_path):
+    messages = told(run(RANKS / "of_huggingface.py", tmp_path, ranks=2))
+    seen = seen_by_ranks(messages)
+    loaders = {f"Accelerator, {loader}" for loader in ("DataLoader", "MultiLoader", "rebatched", "WebLoader")}
+    assert set(seen) == loaders | {"Trainer, DataLoader", "Trainer, MultiLoader"}
+    check_each_sample_is_seen_once(seen)
+    refusals = [message["refused"] for message in messages if "refused" in message]
+    assert len(refusals) == 2
+    assert all("divides itself among the 2 ranks" in refusal for refusal in refusals)

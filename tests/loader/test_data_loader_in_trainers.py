@@ -1,0 +1,103 @@
+"""DataLoader: what trainers look for, and loaders that must pass for one."""
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+import mpwds
+
+
+class Told(torch.utils.data.Dataset):
+    """Remembers the epochs that it was told."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+class ToldSampler(torch.utils.data.Sampler):
+    def __init__(self):
+        self.epochs = []
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def __len__(self):
+        return 4
+
+    set_epoch = Told.set_epoch
+
+
+def test_dataset_and_sampler_are_told_the_epoch_once():
+    dataset, sampler = Told(), ToldSampler()
+    mpwds.DataLoader(dataset, sampler=sampler).set_epoch(3)
+    assert (dataset.epochs, sampler.epochs) == ([3], [3])
+
+
+def test_a_sampler_inside_a_batch_sampler_is_told_too():
+    sampler = ToldSampler()
+    batches = torch.utils.data.BatchSampler(sampler, batch_size=2, drop_last=False)
+    mpwds.DataLoader([1, 2, 3, 4], batch_sampler=batches).set_epoch(5)
+    assert sampler.epochs == [5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pipeline_runs_the_epoch_it_is_told(num_workers):
+    pipeline = mpwds.DataPipeline(range(40)).shuffle(40)
+    loader = mpwds.DataLoader(pipeline, batch_size=None, num_workers=num_workers)
+
+    def epoch(number):
+        loader.set_epoch(number)
+        return list(loader)
+
+    first, second = epoch(0), epoch(1)
+    assert first != second
+    assert (epoch(0), epoch(1)) == (first, second)
+
+
+@pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.rebatched(3)])
+def test_a_loader_passes_for_a_dataloader(stages):
+    with mpwds.MultiLoader(mpwds.DataPipeline(range(7)).batched(2), workers=2) as loader:
+        face = mpwds.DataLoader(stages(loader), batch_size=None)
+        expected = [batch.tolist() for batch in stages(loader)]
+        got = [batch.tolist() for batch in face]
+        assert isinstance(face, torch.utils.data.DataLoader)
+        assert got == expected
+        assert len(face) == len(stages(loader)) == len(expected)
+
+
+def test_batches_of_a_loader_pass_through_as_they_are():
+    with mpwds.MultiLoader([{"x": np.ones((4, 3)), "name": "a"}], workers=1) as loader:
+        (batch,) = mpwds.DataLoader(loader, batch_size=None)
+    assert (batch["x"].dtype, batch["x"].shape, batch["name"]) == (torch.float64, (4, 3), "a")
+
+
+def test_a_loader_is_an_iterable_dataset_to_torch():
+    assert isinstance(mpwds.MultiLoader([1]), torch.utils.data.IterableDataset)
+    assert isinstance(mpwds.MultiLoader([1]), mpwds.MultiLoader)
+
+
+def test_a_loader_gets_no_workers_beyond_its_own():
+    with pytest.raises(ValueError, match="has workers of its own"):
+        mpwds.DataLoader(mpwds.MultiLoader([1, 2]), batch_size=None, num_workers=2)
+
+
+def test_a_webloader_tells_its_dataset_the_epoch():
+    loader = mpwds.WebLoader(mpwds.DataPipeline(range(40)).shuffle(40), batch_size=None, num_workers=1)
+
+    def epoch(number):
+        loader.set_epoch(number)
+        return list(loader)
+
+    first, second = epoch(0), epoch(1)
+    assert first != second
+    assert epoch(0) == first
