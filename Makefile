@@ -8,7 +8,7 @@ ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
 BENCH ?= transport pipeline rebatch loader startup large device
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench soak clean
 
 demo: $(READY)
 	$(BIN)/mpwds demo $(ARGS)
@@ -23,6 +23,12 @@ lint: $(READY)
 
 bench: $(PEERS)
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
+
+# `make soak ARGS="--minutes 1"`; then trainers that are killed at random moments, new ones each time.
+soak: $(READY)
+	$(BIN)/python tools/soak.py $(ARGS)
+	MPWDS_FAULT_ROUNDS=20 MPWDS_FAULT_SEED=$$(date +%s) \
+	    $(BIN)/python -m pytest --timeout 600 tests/loader/faults/test_trainer_ends.py -k a_signal_ends
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    # importlib.abc imports tempfile, shutil, bz2 and lzma, which no worker should start with.
+    Loader = MetaPathFinder = object
 
 Action = Callable[[ModuleType], object]
 
@@ -36,7 +42,7 @@ def after_import(name: str, action: Action) -> None:
         sys.meta_path.insert(0, _Watcher(name, action))
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
+class _Watcher(MetaPathFinder):
     """Leaves the finding to the finders behind it and has the action called after the loading."""
 
     def __init__(self, name: str, action: Action) -> None:
@@ -64,8 +70,8 @@ class _Watcher(importlib.abc.MetaPathFinder):
             self._action(module)
 
 
-class _ThenActing(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, watcher: _Watcher) -> None:
+class _ThenActing(Loader):
+    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
         self._loader = loader
         self._watcher = watcher
 

@@ -3,6 +3,7 @@
 import collections
 import gc
 import os
+import signal
 import time
 
 import hypothesis
@@ -13,6 +14,11 @@ import pytest
 hypothesis.settings.register_profile("judged", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("judged")
+
+
+# A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every program that they
+# start; one that is sent Ctrl-C to end it would run for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def possessions():

@@ -20,6 +20,7 @@ from mpwds.loader.task_epoch import TaskEpoch
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
@@ -64,7 +65,7 @@ class DataLoaderIterator(Iterator[Any]):
         launcher = start_methods.launcher_of(loader)
         options = GroupOptions(launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
-        self._finalizer = weakref.finalize(self, self._group.close)
+        self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None
         self._begin(loader)
 
@@ -158,6 +159,12 @@ class DataLoaderIterator(Iterator[Any]):
             "torch.utils.data.get_worker_info()",
             stacklevel=4,
         )
+
+
+def _finish(group: WorkerGroup) -> None:
+    """What is left to do when an iterator is collected, or the interpreter exits."""
+    with interrupts.kept():
+        group.close()
 
 
 def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], FetchingSetup]:

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
+from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress, WorkerProgress
 from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.waiting import message_here, next_message
+from mpwds.sharedmem import interrupts
 
 T = TypeVar("T")
 
@@ -170,7 +172,8 @@ class EpochIterator(Iterator[Any]):
 
     def __del__(self) -> None:
         if hasattr(self, "_ended_because"):
-            self.close()
+            with interrupts.kept(), interrupts_deferred():
+                self.close()
 
     def _leave(self) -> None:
         self._running = self.progress.running = False

@@ -24,10 +24,18 @@ def unguard(descriptor: int) -> None:
 def _replace_in_child() -> None:
     if not _guarded:
         return
+    first = _guarded.pop()
+    os.close(first)  # before anything is opened: there may be no other number left
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    if nothing != first:
+        _guarded.add(first)
     for descriptor in _guarded:
-        os.dup2(nothing, descriptor, inheritable=False)
-    os.close(nothing)
+        try:
+            os.dup2(nothing, descriptor, inheritable=False)
+        except OSError:  # the limit has been lowered since: nobody will get this number either
+            os.close(descriptor)
+    if nothing != first:
+        os.close(nothing)
     _guarded.clear()
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpwds.loader import processes, protocol, warming
+from mpwds.loader import limits, processes, protocol, warming
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver, Output
@@ -177,6 +177,11 @@ class WorkerGroup:
                 if self._options.output == "torch":
                     # While the workers start; and an import of torch that is interrupted breaks the next one.
                     import torch  # noqa: F401
+        except OSError as error:
+            self.close()
+            if (explained := limits.explained(error, setup.workers)) is None:
+                raise
+            raise explained from error
         except BaseException:
             self.close()
             raise
@@ -192,9 +197,9 @@ class WorkerGroup:
 def _fill_standard_descriptors() -> None:
     """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
 
-    Otherwise one of our descriptors would get that number, and lose it in the worker, where it stands for
-    the stream.
+    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
+    stands for the stream.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import select
@@ -128,7 +129,10 @@ class ForkServer:
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         socket.send_fds(self._server, [_REQUEST.pack(_FORK, index)], list(ends))
-        return _ForkedByServer(self._reply(), self)
+        pid = self._reply()
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid), "the process that forks the workers")
+        return _ForkedByServer(pid, self)
 
     def exitcode(self, pid: int) -> int:
         """Reaps an ended worker. The server's own end is the end of its workers: they are killed then."""
@@ -150,8 +154,8 @@ class ForkServer:
 
 class _ForkedByServer(WorkerProcess):
     def __init__(self, pid: int, server: ForkServer) -> None:
-        super().__init__(pid)
         self._server = server
+        super().__init__(pid)
 
     def _reap(self) -> int:
         return self._server.exitcode(self.pid)
@@ -160,6 +164,7 @@ class _ForkedByServer(WorkerProcess):
 def serve_forks(setup: int, connection: int, held: int) -> None:
     """Entry of the fork server: forks workers and reaps them when asked, until its trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the workers reaped
     lifeline.kill_at_end_of(held)
     for descriptor in (setup, connection, held):
         os.set_inheritable(descriptor, False)
@@ -168,25 +173,30 @@ def serve_forks(setup: int, connection: int, held: int) -> None:
     # Workers must not hold this end: the trainer would wait for ever for the reply of a server that is gone.
     forks.guard(connection)
     server = socket.socket(fileno=connection)
-    server.send(_REPLY.pack(_READY))
     waiting = select.poll()
     waiting.register(server, select.POLLIN)
-    while os.getppid() == trainer:
-        if not waiting.poll(lifeline.PARENT_CHECK_S * 1000):
-            continue
-        request, descriptors, _, _ = socket.recv_fds(server, _REQUEST.size, len(WorkerEnds._fields))
-        if not request:
-            server.close()
-            return
-        kind, number = _REQUEST.unpack(request)
-        if kind == _WAIT:
-            _, status = os.waitpid(number, 0)
-            server.send(_REPLY.pack(os.waitstatus_to_exitcode(status)))
-            continue
-        pid = processes.fork(functools.partial(worker.serve, number, read_setup, WorkerEnds(*descriptors)))
-        for descriptor in descriptors:
-            os.close(descriptor)
-        server.send(_REPLY.pack(pid))
+    with server, contextlib.suppress(ConnectionError):  # the end of a trainer, in the middle of a request too
+        server.send(_REPLY.pack(_READY))
+        while os.getppid() == trainer:
+            if not waiting.poll(lifeline.PARENT_CHECK_S * 1000):
+                continue
+            request, descriptors, flags, _ = socket.recv_fds(server, _REQUEST.size, len(WorkerEnds._fields))
+            if not request:
+                return
+            kind, number = _REQUEST.unpack(request)
+            if kind == _WAIT:
+                _, status = os.waitpid(number, 0)
+                server.send(_REPLY.pack(os.waitstatus_to_exitcode(status)))
+                continue
+            try:
+                processes.check_none_was_lost(flags)
+                serve = functools.partial(worker.serve, number, read_setup, WorkerEnds(*descriptors))
+                pid = processes.fork(serve)
+            except OSError as error:
+                pid = -(error.errno or errno.EIO)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            server.send(_REPLY.pack(pid))
 
 
 def _read_once(descriptor: int) -> Callable[[], WorkerSetup]:

@@ -29,15 +29,19 @@ def hold(descriptor: int) -> None:
 def kill_at_end_of(descriptor: int) -> None:
     """Has the kernel send SIGKILL to this process when the pipe's writing end closes.
 
-    That works while this process is stopped, or stuck in code that holds the interpreter's lock.
+    That works while this process is stopped, or stuck in code that holds the interpreter's lock. One whose
+    end is closed already kills at once.
     """
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    if poller.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch(descriptor: int, parent: int) -> None:
-    # The first poll also finds a trainer that died before the kernel was asked to tell of it.
     poller = select.poll()
     poller.register(descriptor, 0)
     while os.getppid() == parent and not poller.poll(PARENT_CHECK_S * 1000):

@@ -21,6 +21,7 @@ from mpwds.loader.launchers import LAUNCHERS
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.pool import WorkerPool
+from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
@@ -28,6 +29,7 @@ from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.pipeline.torch_dataset import TorchIterable
+from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 
@@ -425,8 +427,9 @@ class _Current:
 
 def _finish(current: _Current, group: WorkerGroup) -> None:
     """What is left to do when a loader is collected, or the interpreter exits."""
-    current.end("")
-    group.close()
+    with interrupts.kept(), interrupts_deferred():
+        current.end("")
+        group.close()
 
 
 def _nothing() -> None:

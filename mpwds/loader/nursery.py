@@ -163,8 +163,8 @@ class FromNursery:
 
 class _Child(WorkerProcess):
     def __init__(self, pid: int, nursery: Nursery) -> None:
-        super().__init__(pid)
         self._nursery = nursery
+        super().__init__(pid)
 
     def _reap(self) -> int:
         return self._nursery.exitcode(self.pid)
@@ -173,6 +173,7 @@ class _Child(WorkerProcess):
 def serve(connection: int, held: int) -> None:
     """Entry of the nursery's process: does what it is asked until its trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the workers reaped
     lifeline.kill_at_end_of(held)
     for descriptor in (connection, held):
         os.set_inheritable(descriptor, False)
@@ -182,21 +183,22 @@ def serve(connection: int, held: int) -> None:
     server = socket.socket(fileno=connection)
     waiting = select.poll()
     waiting.register(server, select.POLLIN)
-    while os.getppid() == trainer:
-        if not waiting.poll(lifeline.PARENT_CHECK_S * 1000):
-            continue
-        data, descriptors, _, _ = socket.recv_fds(server, _REQUEST_NBYTES, _MOST_DESCRIPTORS)
-        if not data:
-            server.close()
-            return
-        number, kind, *arguments = msgpack.unpackb(data, unicode_errors="surrogateescape")
-        try:
-            result: int | str = _ANSWERS[kind](descriptors, *arguments)
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
-        for handed in descriptors:
-            os.close(handed)
-        server.send(msgpack.packb([number, result]))
+    with server, contextlib.suppress(ConnectionError):  # the end of a trainer, in the middle of a request too
+        while os.getppid() == trainer:
+            if not waiting.poll(lifeline.PARENT_CHECK_S * 1000):
+                continue
+            data, descriptors, flags, _ = socket.recv_fds(server, _REQUEST_NBYTES, _MOST_DESCRIPTORS)
+            if not data:
+                return
+            number, kind, *arguments = msgpack.unpackb(data, unicode_errors="surrogateescape")
+            try:
+                processes.check_none_was_lost(flags)
+                result: int | str = _ANSWERS[kind](descriptors, *arguments)
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+            for handed in descriptors:
+                os.close(handed)
+            server.send(msgpack.packb([number, result]))
 
 
 def _import(descriptors: list[int], path: list[str], modules: list[str]) -> int:

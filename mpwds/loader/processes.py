@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -43,6 +45,9 @@ class WorkerProcess:
     Args:
         pid: Its process id.
 
+    Raises:
+        OSError: There is no descriptor left to watch it with; it has been ended.
+
     Attributes:
         pid: Its process id.
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when
@@ -57,9 +62,17 @@ class WorkerProcess:
         self.is_stuck = False
         self.hint = ""
         self._ended = False
-        self._sentinel = os.pidfd_open(pid)
         self._poller = select.poll()
-        self._poller.register(self._sentinel, select.POLLIN)
+        try:
+            self._sentinel = os.pidfd_open(pid)
+        except ProcessLookupError:  # gone already, and reaped by someone else
+            self._ended = True
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            self._reap()
+            raise
+        else:
+            self._poller.register(self._sentinel, select.POLLIN)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process ends."""
@@ -159,6 +172,16 @@ def fork(target: Callable[[], None]) -> int:
                     sys.stderr.flush()
                 os._exit(status)
     return pid
+
+
+def check_none_was_lost(flags: int) -> None:
+    """Checks the flags of a message that brought descriptors.
+
+    Raises:
+        OSError: There were no numbers left to receive all of them with.
+    """
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @contextlib.contextmanager

@@ -189,8 +189,8 @@ def warn_of_empty_epoch(stacklevel: int) -> None:
     """Warns that an epoch was continued of which nothing was left."""
     warnings.warn(
         "the epoch that load_state_dict continued had nothing left, so this iteration is empty. Where it "
-        "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is the "
-        "start of the next",
+        "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is "
+        "the start of the next",
         stacklevel=stacklevel,
     )
 

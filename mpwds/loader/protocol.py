@@ -10,10 +10,12 @@ Between the trainer and each worker there are
   the trainer is gone, however it went, the kernel kills the worker (``loader.lifeline``);
 * a **status page** (``loader.status``): the shard the worker reads, and its Python stack on request.
 
-*Start.* The trainer makes these and starts the process, which gets the dataset through a memory
-segment that all workers map. It sends ``ready``, or an ``error`` if there is no dataset to be had of that,
-before anything else, and waits for commands. Workers start side by side; nothing waits for a worker to be
-ready unless the user asks for it, because what is sent to it stays in its channel until it reads.
+*Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
+that all workers map (a fork of the trainer, or of a fork server, has it already). It sends ``ready``, before
+anything else, and waits for commands. Workers start side by side; nothing waits for a worker to be ready
+unless the user asks for it, because what is sent to it stays in its channel until it reads. If one cannot be
+started, those that were are ended, and what stopped it is raised. What stops a worker from beginning, its
+dataset as a rule, comes as an ``error`` that belongs to no generation, in place of ``ready``.
 
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
@@ -50,18 +52,23 @@ can be, sends ``end`` in place of an answer, and none to what it was given after
 The worker waits for the next command, its arena kept.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
-milliseconds between batches and whenever it waits for a block, and answers with ``end``. The trainer does
-not wait for that: the next epoch discards what is left of older generations, blocks handed back. Only
-the newest command counts: one that does not fit into the channel, because its worker waits for the trainer
-to read, is replaced by the next, and sent when it fits.
+milliseconds between batches (or tasks) and whenever it waits for a block, and answers with ``end``. One
+that waits to write finds it when the trainer reads again. The trainer does not wait for that: the next
+epoch discards what is left of older generations, blocks handed back. Only the newest command counts: one
+that does not fit into the channel, because its worker waits for the trainer to read, is replaced by the
+next, and sent when it fits.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
-closes all workers, then raises it. One that belongs to an epoch left early is only warned of.
+closes all workers, then raises it; a ``DataLoader``, whose iteration is over with it, raises it first. One
+that belongs to an epoch left early is only warned of.
 
 *Nursery.* The workers of a process' ``DataLoader`` objects are forks of one fresh interpreter
 (``loader.nursery``), which imports what their datasets need, once; they unpickle the dataset themselves. It
 forks and reaps on request, over a socket pair, and has a lifeline of its own. It ends with the last loader
-and the last worker that need it; its workers end if it does.
+and the last worker that need it; its workers end if it does. A fork server is the same for one
+``MultiLoader``, except that it unpickles the dataset before it forks. Either does one thing at a time,
+answers each request, and takes a broken socket pair for its trainer's end, which may show there before the
+lifeline kills it.
 
 *Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
 each of them has, they talk (``loader.agreement``), in a gloo group of their own, made at the first talk.
@@ -92,15 +99,18 @@ handed back by whoever receives next, when the device has got to the fence that 
 went. The trainer looks for that with each batch and, while it waits for messages, every millisecond; a worker
 that lacks a block may be waiting for just this one.
 
-*Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what the
-worker had sent; if that does not finish the epoch, the worker died.
+*Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
+the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if
+something else in the trainer has reaped it. Whoever forks workers reaps them, so the fork server and the
+nursery do not ignore SIGCHLD, whatever their trainer does.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on other ranks inside a talk, and for about ``GRACE_S`` when it closes; and, while it waits
-for a worker, on a device that still reads one of that worker's blocks. A block's finalizer blocks on
-nothing. The end of a pinned segment waits for devices that read it, ``PATIENCE_S`` at the most
-(``sharedmem.pinning``). While workers are started or closed, Ctrl-C waits.
+with its process, on the answers of a fork server or nursery, on other ranks inside a talk, and for about
+``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
+worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
+read it, ``PATIENCE_S`` at the most (``sharedmem.pinning``). While workers are started or closed, Ctrl-C
+waits; where a finalizer closes them, and Python would swallow it, it is kept and raised at the next batch.
 """
 
 from __future__ import annotations

@@ -68,6 +68,11 @@ class WebLoader(Rebatching, DataPipeline):
             run.skip(elements, delivered)
         return run.counted(elements)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
+        super().set_epoch(epoch)
+        self.loader.set_epoch(epoch)
+
     def compose(self, *stages: Any) -> WebLoader:
         extended = super().compose(*stages)
         extended._run = extended._loaded = None
@@ -166,11 +171,6 @@ class _Run:
                 f"the epoch ended after {self.delivered} elements, {count} were to be skipped: the dataset "
                 "has changed, or gives other samples each time it runs"
             )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
-        super().set_epoch(epoch)
-        self.loader.set_epoch(epoch)
 
 
 class _Loaded:

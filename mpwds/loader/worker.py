@@ -47,14 +47,14 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         ends: The worker's descriptors, taken over.
     """
     _leave_the_trainers_signals()
-    lifeline.hold(ends.lifeline)
     allocation.keep_freed_memory()
-    status = StatusPage(ends.status)
-    status.answer_stack_requests()
     channel = Channel(socket.socket(fileno=ends.channel))
     handover = socket.socket(fileno=ends.handover)
     with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
         try:
+            lifeline.hold(ends.lifeline)
+            status = StatusPage(ends.status)
+            status.answer_stack_requests()
             setup = read_setup()
         except Exception as error:
             channel.send(

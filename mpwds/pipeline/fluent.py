@@ -5,31 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from mpwds.pipeline.caching.element_codec import Pickler
-from mpwds.pipeline.caching.lmdb_cached import lmdb_cached
-from mpwds.pipeline.caching.mcached import mcached
+import mpwds  # which imports a stage when it is asked for it: workers start sooner without the others
 from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.composable import Self
-from mpwds.pipeline.earlier.processor import stage_of
 from mpwds.pipeline.fluent_fields import FluentFields
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stages.batches import CollationFunction
-from mpwds.pipeline.stages.bucketed import PADDED, bucketed
-from mpwds.pipeline.stages.detshuffle import detshuffle
-from mpwds.pipeline.stages.flatmap import flatmap
-from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.listed import listed
-from mpwds.pipeline.stages.log_keys import log_keys
-from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.rsample import rsample
-from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.slice import slice
-from mpwds.pipeline.stages.unbatched import unbatched
-from mpwds.pipeline.stages.unlisted import unlisted
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.caching.element_codec import Pickler
+    from mpwds.pipeline.stages.batches import CollationFunction
 
 
 class Fluent(FluentFields):
@@ -44,6 +31,8 @@ class Fluent(FluentFields):
             >>> list(mpwds.DataPipeline(range(5)).pipe(mpwds.batched, 2, collation_fn=None))
             [[0, 1], [2, 3], [4]]
         """
+        from mpwds.pipeline.earlier.processor import stage_of
+
         return self.compose(stage_of(f, *args, **keywords))
 
     def shuffle(
@@ -61,7 +50,7 @@ class Fluent(FluentFields):
             >>> sorted(DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
-        return self.compose(shuffle(size, initial, rng, seed, handler)) if size >= 1 else self.compose()
+        return self.compose(mpwds.shuffle(size, initial, rng, seed, handler)) if size >= 1 else self.compose()
 
     def detshuffle(
         self: Self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
@@ -73,7 +62,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline(range(6)).detshuffle(4))
             [3, 4, 0, 1, 2, 5]
         """
-        return self.compose(detshuffle(bufsize, initial, seed, epoch))
+        return self.compose(mpwds.detshuffle(bufsize, initial, seed, epoch))
 
     def map(self: Self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """Yields ``f(element)`` for each element; ``None`` drops it.
@@ -83,7 +72,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline("abc").map(str.upper))
             ['A', 'B', 'C']
         """
-        return self.compose(map(f, handler))
+        return self.compose(mpwds.map(f, handler))
 
     def flatmap(
         self: Self, f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception
@@ -95,7 +84,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline([3, 0, 2]).flatmap(range))
             [0, 1, 2, 0, 1]
         """
-        return self.compose(flatmap(f, handler))
+        return self.compose(mpwds.flatmap(f, handler))
 
     def select(self: Self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """Keeps the elements for which ``predicate`` is true.
@@ -105,7 +94,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline(range(6)).select(lambda n: n % 2))
             [1, 3, 5]
         """
-        return self.compose(select(predicate, handler))
+        return self.compose(mpwds.select(predicate, handler))
 
     def rsample(self: Self, p: float = 0.5) -> Self:
         """Keeps each element with probability ``p``.
@@ -115,7 +104,7 @@ class Fluent(FluentFields):
             >>> 400 < len(list(DataPipeline(range(1000)).rsample(0.5))) < 600
             True
         """
-        return self.compose(rsample(p))
+        return self.compose(mpwds.rsample(p))
 
     def slice(self: Self, *args: int | None) -> Self:
         """Keeps the elements that ``itertools.islice`` would: ``stop``; ``start, stop``; those and a step.
@@ -125,7 +114,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline("abcde").slice(1, 4, 2))
             ['b', 'd']
         """
-        return self.compose(slice(*args))
+        return self.compose(mpwds.slice(*args))
 
     def batched(
         self: Self,
@@ -147,7 +136,7 @@ class Fluent(FluentFields):
             [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
         """
         return self.compose(
-            batched(
+            mpwds.batched(
                 batchsize,
                 collation_fn,
                 partial,
@@ -180,7 +169,7 @@ class Fluent(FluentFields):
             [['a', 'b'], ['abcd', 'abc'], ['c']]
         """
         return self.compose(
-            bucketed(
+            mpwds.bucketed(
                 by,
                 edges,
                 batchsize,
@@ -200,7 +189,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline([([1, 2], ["a", "b"])]).unbatched())
             [(1, 'a'), (2, 'b')]
         """
-        return self.compose(unbatched(handler))
+        return self.compose(mpwds.unbatched(handler))
 
     def listed(self: Self, batchsize: int = 20, partial: bool = True) -> Self:
         """Gathers elements into plain lists.
@@ -210,7 +199,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline("abc").listed(2))
             [['a', 'b'], ['c']]
         """
-        return self.compose(listed(batchsize, partial))
+        return self.compose(mpwds.listed(batchsize, partial))
 
     def unlisted(self: Self, handler: Handler = reraise_exception) -> Self:
         """Takes lists of samples apart.
@@ -220,7 +209,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline([["a", "b"], ["c"]]).unlisted())
             ['a', 'b', 'c']
         """
-        return self.compose(unlisted(handler))
+        return self.compose(mpwds.unlisted(handler))
 
     def mcached(self: Self) -> Self:
         """Keeps the elements in memory, and gives these from the second epoch on.
@@ -230,7 +219,7 @@ class Fluent(FluentFields):
             >>> list(DataPipeline("abc").mcached())
             ['a', 'b', 'c']
         """
-        return self.compose(mcached())
+        return self.compose(mpwds.mcached())
 
     def lmdb_cached(
         self: Self,
@@ -248,7 +237,7 @@ class Fluent(FluentFields):
             DataPipeline(str)
                 .lmdb_cached('cache.lmdb')
         """
-        return self.compose(lmdb_cached(fname, map_size, pickler, chunksize, fingerprint))
+        return self.compose(mpwds.lmdb_cached(fname, map_size, pickler, chunksize, fingerprint))
 
     def info(
         self: Self,
@@ -268,7 +257,7 @@ class Fluent(FluentFields):
             cls is 7
             [{'cls': 7}, {'cls': 8}]
         """
-        return self.compose(info(fmt, n, every, width, stream, name))
+        return self.compose(mpwds.info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Self, logfile: str | os.PathLike[str] | None = None) -> Self:
         """Appends the key of each sample to a file and passes the sample on.
@@ -279,4 +268,4 @@ class Fluent(FluentFields):
             DataPipeline(list)
                 .log_keys('keys.tsv')
         """
-        return self.compose(log_keys(logfile))
+        return self.compose(mpwds.log_keys(logfile))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import mpwds  # which imports a stage when it is asked for it: workers start sooner without the others
 from mpwds.pipeline.composable import Composable, Self
-from mpwds.pipeline.decoding.decoders import HandlerSpec
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.stages.associate import Associator, associate
-from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.extract_keys import extract_keys
-from mpwds.pipeline.stages.map_dict import map_dict
-from mpwds.pipeline.stages.map_tuple import map_tuple
-from mpwds.pipeline.stages.rename import rename
-from mpwds.pipeline.stages.rename_keys import rename_keys
-from mpwds.pipeline.stages.to_tuple import to_tuple
-from mpwds.pipeline.stages.xdecode import StreamDecoder, default_decoders, xdecode
+from mpwds.pipeline.stages.xdecode import StreamDecoder, default_decoders
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.decoding.decoders import HandlerSpec
+    from mpwds.pipeline.stages.associate import Associator
 
 
 class FluentFields(Composable):
@@ -40,7 +36,7 @@ class FluentFields(Composable):
             [{'__key__': 'a', 'cls': 7}]
         """
         return self.compose(
-            decode(
+            mpwds.decode(
                 *handlers,
                 pre=pre,
                 post=post,
@@ -69,7 +65,7 @@ class FluentFields(Composable):
             [{'txt': 'abc', 'meta.json': [1]}]
         """
         return self.compose(
-            xdecode(
+            mpwds.xdecode(
                 *decoders,
                 must_decode=must_decode,
                 defaults=defaults,
@@ -87,7 +83,7 @@ class FluentFields(Composable):
             >>> list(DataPipeline([{"cls": "7"}]).map_dict(cls=int))
             [{'cls': 7}]
         """
-        return self.compose(map_dict(handler, **functions))
+        return self.compose(mpwds.map_dict(handler, **functions))
 
     def map_tuple(
         self: Self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception
@@ -99,7 +95,7 @@ class FluentFields(Composable):
             >>> list(DataPipeline([("a", "7")]).map_tuple(None, int))
             [('a', 7)]
         """
-        return self.compose(map_tuple(*functions, handler=handler))
+        return self.compose(mpwds.map_tuple(*functions, handler=handler))
 
     def to_tuple(
         self: Self,
@@ -115,7 +111,7 @@ class FluentFields(Composable):
             >>> list(DataPipeline([{"jpg": b"..", "cls": 7}]).to_tuple("png;jpg", "cls"))
             [(b'..', 7)]
         """
-        stage = to_tuple(
+        stage = mpwds.to_tuple(
             *specs, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error
         )
         return self.compose(stage)
@@ -134,7 +130,7 @@ class FluentFields(Composable):
             >>> list(DataPipeline([{"left.jpg": b"..", "cls": 7}]).extract_keys("*.png;*.jpg", "cls"))
             [(b'..', 7)]
         """
-        stage = extract_keys(
+        stage = mpwds.extract_keys(
             *patterns, duplicate_is_error=duplicate_is_error, ignore_missing=ignore_missing, handler=handler
         )
         return self.compose(stage)
@@ -149,7 +145,7 @@ class FluentFields(Composable):
             >>> list(DataPipeline([{"jpg": b"..", "cls": 7}]).rename(image="png;jpg"))
             [{'cls': 7, 'image': b'..'}]
         """
-        return self.compose(rename(handler, keep, **fields))
+        return self.compose(mpwds.rename(handler, keep, **fields))
 
     def rename_keys(
         self: Self,
@@ -168,7 +164,7 @@ class FluentFields(Composable):
             [{'image': b'..'}]
         """
         return self.compose(
-            rename_keys(
+            mpwds.rename_keys(
                 *renamings,
                 keep_unselected=keep_unselected,
                 must_match=must_match,
@@ -186,4 +182,4 @@ class FluentFields(Composable):
             >>> list(DataPipeline([{"__key__": "a"}]).associate({"a": {"caption": "a cat"}}))
             [{'__key__': 'a', 'caption': 'a cat'}]
         """
-        return self.compose(associate(associator, handler))
+        return self.compose(mpwds.associate(associator, handler))

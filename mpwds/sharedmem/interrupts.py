@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 _kept: list[KeyboardInterrupt] = []
 
 keep = _kept.append
@@ -19,3 +22,18 @@ def raise_kept() -> None:
     """
     if _kept:
         raise _kept.pop()
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Keeps a KeyboardInterrupt that comes out of its block. For finalizers.
+
+    Example:
+        >>> with kept():
+        ...     print("finished")
+        finished
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        keep(interrupt)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 from pathlib import Path
 from typing import TypeVar
 
 from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem import control_group
 
 PAGE_NBYTES = 4096
 
@@ -97,10 +97,10 @@ def map_as(kind: type[Mapping], descriptor: int, nbytes: int) -> Mapping:
 def available_nbytes() -> int | None:
     """Bytes of memory that can still be had without swapping, or ``None`` where nothing tells.
 
-    The lower of what the machine has left (``MemAvailable``) and what this process' control group
-    (a container, say) may still take; its page cache counts as free.
+    The lower of what the machine has left (``MemAvailable``) and what this process' control groups
+    (a container, say) may still take; their page cache counts as free.
     """
-    limits = [limit for limit in (_machine_has_left(), _control_group_has_left()) if limit is not None]
+    limits = [limit for limit in (_machine_has_left(), control_group.memory_left()) if limit is not None]
     return min(limits, default=None)
 
 
@@ -112,6 +112,7 @@ def _open_nameless() -> int:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
     import _posixshmem
+    import secrets
 
     name = f"/mpwds-{os.getpid()}-{secrets.token_hex(8)}"
     descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
@@ -127,21 +128,6 @@ def _machine_has_left() -> int | None:
     except (OSError, ValueError):
         pass
     return None
-
-
-def _control_group_has_left() -> int | None:
-    try:
-        group = next(
-            line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        )
-        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        cache = int(counts["inactive_file"]) + int(counts["active_file"])
-    except (OSError, ValueError, KeyError, StopIteration):
-        return None
-    return max(0, limit - used + cache)
 
 
 def _refused(nbytes: int, error: OSError) -> SharedMemoryError:

@@ -97,11 +97,14 @@ def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
         text=True,
         start_new_session=True,
     )
-    while not process.stdout.readline().startswith("epoch 2"):
-        pass
-    workers = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    try:
+        while not process.stdout.readline().startswith("epoch 2"):
+            pass
+        workers = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, errors) == (130, "")
     assert len(workers) == 2
     assert psutil.wait_procs(workers, timeout=1)[1] == []

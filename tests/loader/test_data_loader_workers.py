@@ -178,14 +178,6 @@ def test_after_an_early_break_the_next_epoch_starts_at_its_beginning(persistent)
     loader.close()
 
 
-def test_two_iterators_of_one_loader_have_workers_of_their_own():
-    loader = DataLoader(Numbers(6), num_workers=2)
-    first, second = iter(loader), iter(loader)
-    got = [(next(first).item(), next(second).item()) for _ in range(6)]
-    assert got == [(number, number) for number in range(6)]
-    assert set(first.worker_pids).isdisjoint(second.worker_pids)
-
-
 @pytest.mark.parametrize("context", [None, "fork"])
 def test_workers_end_with_their_iterator(context):
     loader = DataLoader(Numbers(1000), num_workers=2, multiprocessing_context=context)
@@ -364,26 +356,6 @@ def test_a_program_needs_no_main_guard_and_ends_with_nothing_left(script):
     started = script(PROGRAM)
     assert started.line() == "running"
     assert started.finish() == (0, "", "")
-
-
-def test_when_a_program_is_killed_its_workers_and_their_nursery_end(script):
-    started = script(PROGRAM + "    print('waiting', flush=True)\n    time.sleep(60)\n")
-    assert [started.line(), started.line()] == ["running", "waiting"]
-    processes = started.workers()
-    assert len(processes) == 3
-    started.process.kill()
-    _, alive = psutil.wait_procs(processes, timeout=5)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_ctrl_c_ends_the_workers_without_a_word_of_theirs(script):
-    started = script(PROGRAM + "    print('waiting', flush=True)\n    time.sleep(60)\n")
-    assert [started.line(), started.line()] == ["running", "waiting"]
-    started.interrupt()
-    status, _, errors = started.finish()
-    assert status != 0
-    assert errors.count("Traceback") == 1
-    assert errors.strip().endswith("KeyboardInterrupt")
 
 
 def test_counting_datasets_are_iterated_by_torch_itself_without_workers():

@@ -9,7 +9,6 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 import mpwds
@@ -163,21 +162,6 @@ def test_a_stop_iteration_of_a_users_function_does_not_end_the_epoch_in_silence(
         run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(stop), workers=1))
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_worker_killed_by_a_signal_is_an_error_that_says_so(start_method, number):
-    def die():
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        time.sleep(60)
-
-    loader = mpwds.MultiLoader(numbers(die, only_worker=1), workers=2, start_method=start_method)
-    with pytest.raises(WorkerDied, match=rf"worker 1 \(pid \d+\) was killed by {number.name}") as caught:
-        run(loader)
-    assert (caught.value.worker, caught.value.exitcode) == (1, -number)
-    assert loader.received == 2 * FAILING + 1
-
-
 def test_a_dead_worker_names_the_shard_it_read(shards):
     def die(sample):
         if sample["__key__"] == "sample025":
@@ -186,37 +170,6 @@ def test_a_dead_worker_names_the_shard_it_read(shards):
 
     with pytest.raises(WorkerDied, match=r"while it read .*train-2\.tar: out of memory, most likely"):
         run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(die), workers=1))
-
-
-def test_a_worker_that_exits_is_an_error():
-    with pytest.raises(WorkerDied, match="exited with status 3") as caught:
-        run(mpwds.MultiLoader(numbers(lambda: os._exit(3)), workers=1))
-    assert caught.value.exitcode == 3
-    with pytest.raises(WorkerDied, match="exited with status 4"):
-        run(mpwds.MultiLoader(numbers(lambda: exit(4)), workers=1))
-
-
-@pytest.mark.parametrize("nbytes", [8, 100_000])
-def test_a_worker_killed_from_outside_is_an_error_at_any_moment(nbytes):
-    for moment in (0, 1, 30):
-        loader = mpwds.MultiLoader(numbers(nbytes=nbytes), workers=2)
-        iterator = iter(loader)
-        for _ in range(moment):
-            next(iterator)
-        psutil.Process(loader.worker_pids[0]).kill()
-        with pytest.raises(WorkerDied, match="worker 0 .* was killed by SIGKILL"):
-            for _ in range(100_000):
-                next(iterator)
-
-
-def test_a_worker_killed_between_epochs_is_an_error_in_the_next_and_the_one_after_works():
-    loader = mpwds.MultiLoader([1, 2, 3], workers=2)
-    assert list(loader) == [1, 2, 3]
-    psutil.Process(loader.worker_pids[1]).kill()
-    with pytest.raises(WorkerDied, match="worker 1"):
-        list(loader)
-    assert list(loader) == [1, 2, 3]
-    loader.close()
 
 
 def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
@@ -232,16 +185,6 @@ def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
     assert "train-0.tar" in str(caught.value)
 
 
-def test_a_stopped_worker_is_waited_for_and_ended_all_the_same():
-    loader = mpwds.MultiLoader(numbers(), workers=1, timeout=1)
-    iterator = iter(loader)
-    next(iterator)
-    psutil.Process(loader.worker_pids[0]).suspend()
-    with pytest.raises(WorkerTimeout, match="it gave no stack"):
-        for _ in range(1_000_000):
-            next(iterator)
-
-
 def test_a_worker_that_does_not_start_in_time_is_a_timeout_and_not_a_death():
     with pytest.raises(WorkerTimeout, match="delivered nothing for 0.001 s"):
         run(mpwds.MultiLoader(numbers(), workers=1, timeout=0.001))
@@ -250,18 +193,6 @@ def test_a_worker_that_does_not_start_in_time_is_a_timeout_and_not_a_death():
 def test_an_endless_timeout_is_none():
     with mpwds.MultiLoader([1], workers=1, timeout=float("inf")) as loader:
         assert list(loader) == [1]
-
-
-def test_a_worker_that_someone_else_reaped_is_gone_for_an_unknown_reason():
-    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with pytest.raises(
-            WorkerDied, match="is gone, or closed its channel .* reaps child processes"
-        ) as caught:
-            run(mpwds.MultiLoader(numbers(lambda: os.kill(os.getpid(), signal.SIGKILL)), workers=1))
-    finally:
-        signal.signal(signal.SIGCHLD, previous)
-    assert caught.value.exitcode is None
 
 
 def test_a_trainer_without_descriptors_for_a_workers_memory_is_a_clear_error():

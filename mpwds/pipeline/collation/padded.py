@@ -299,3 +299,7 @@ def _described(value: Any) -> str:
     dimensions = getattr(value, "ndim", None)
     kind = type(value).__name__
     return kind if dimensions is None else f"{kind} of {dimensions} dimensions"
+
+
+PADDED = padded()
+"""What pads by default: with 0, up to the largest of the batch."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mpwds.pipeline.collation.padded import padded
+from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -17,8 +17,6 @@ from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.batches import CollationFunction, check_collation_fn
 from mpwds.pipeline.stages.bins import Bin, Binned, check_sizes
 from mpwds.pipeline.stream import Stream
-
-PADDED = padded()
 
 
 def bucketed(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from mpwds.errors import DecodeError
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.decoding.pickles import unpickle_loads
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -61,6 +60,8 @@ def decode_pickle(stream: Any, allow_pickle: bool = False) -> Any:
         >>> decode_pickle(io.BytesIO(pickle.dumps([1, 2])), allow_pickle=True)
         [1, 2]
     """
+    from mpwds.pipeline.decoding.pickles import unpickle_loads
+
     return unpickle_loads(stream.read(), allow_pickle)
 
 

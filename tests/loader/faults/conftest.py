@@ -1,0 +1,40 @@
+"""The fault harness: programs that are run under bad circumstances, and what is left of them afterwards."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.loader.faults import processes
+from tests.loader.faults.programs import Program
+
+
+def pytest_collection_modifyitems(items):
+    """A test here has its own deadlines, and may meet several of them on a machine that is busy."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(monkeypatch):
+    """Every test ends with the processes that it started, those included that have another parent now."""
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(processes.TOKEN, token)
+    yield
+    processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Starts a program from its text; see ``Program``."""
+    started = []
+
+    def start(text, *arguments, **circumstances):
+        folder = circumstances.pop("folder", tmp_path / f"program{len(started)}")
+        started.append(Program(text, folder, arguments, **circumstances))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.end()

@@ -1,0 +1,124 @@
+"""Ctrl-C at any moment: it is heard, nothing is left, and the loader works again."""
+
+import contextlib
+import gc
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+import mpwds
+from mpwds.loader.remote import RemoteWorker
+from mpwds.sharedmem import interrupts
+from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, loader_of, pids_of
+from tests.loader.faults.processes import wait_until, wait_until_gone
+
+
+class Interrupts:
+    """Sends this process Ctrl-C again and again, at odd times, while its block runs."""
+
+    def __enter__(self):
+        self.going = True
+        self.thread = threading.Thread(target=self.send)
+        self.thread.start()
+        return self
+
+    def send(self):
+        times = random.Random(7)
+        while self.going:
+            time.sleep(times.uniform(0, 0.05))
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def __exit__(self, *exception):
+        while self.thread.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                self.going = False
+                self.thread.join()
+
+
+# Ctrl-C may come at the very beginning of a finalizer, before any code of ours.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
+    loaders = []
+    caught = 0
+    with Interrupts():
+        while caught < 20:
+            try:
+                loader = mpwds.MultiLoader(endless(20_000), workers=2, start_method="fork")
+                loaders.append(loader)
+                for _ in loader:
+                    pass
+            except KeyboardInterrupt:
+                caught += 1
+    last = loaders[-1]
+    assert sum(1 for _ in zip(range(50), last, strict=False)) == 50
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, start_method):
+    running = program(
+        """
+        import sys, time
+        import mpwds
+
+        class Slow:
+            def __reduce__(self):
+                return time.sleep, (600,)
+
+        slow = Slow()
+        loader = mpwds.MultiLoader(lambda: iter([slow]), workers=2, output="numpy", start_method=sys.argv[1])
+        print("go", flush=True)
+        list(loader)
+        """,
+        start_method,
+    )
+    assert running.line() == "go"
+    wait_until(running.descendants, "workers to be started")
+    running.interrupt()
+    status, _, errors = running.finish()
+    assert (status, errors.count("Traceback")) == (-signal.SIGINT, 1)
+
+
+def interrupted(call):
+    """``call``, with Ctrl-C in the middle of it."""
+
+    def called(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return call(*arguments)
+
+    return called
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("persistent", [True, False])
+def test_ctrl_c_while_an_iterator_is_dropped_is_heard_at_the_next_batch(monkeypatch, persistent):
+    with mpwds.MultiLoader(endless(LARGE), workers=2, start_method="fork", persistent=persistent) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with monkeypatch.context() as patched:
+            patched.setattr(RemoteWorker, "stop", interrupted(RemoteWorker.stop))
+            del iterator
+        assert bool(loader.worker_pids) is persistent
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        next(iter(loader))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", CHEAP)
+def test_ctrl_c_while_a_loader_is_collected_is_heard_later_and_its_workers_end(monkeypatch, kind):
+    loader = loader_of(kind, Numbers(LARGE))
+    iterator = iter(loader)
+    next(iterator)
+    pids = list(pids_of(loader, iterator))
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteWorker, "disconnect", interrupted(RemoteWorker.disconnect))
+        del iterator, loader
+        gc.collect()
+    wait_until_gone(pids)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.raise_kept()

@@ -1,0 +1,70 @@
+"""The trainer forks while its loader runs: the child has no part in the loader, which goes on unharmed."""
+
+import pytest
+
+from tests.loader.faults.misfortunes import LENGTH
+
+PROGRAM = """
+    import gc, os, sys
+    import numpy as np
+    import mpwds
+    from inside import nothing_left
+
+    def loader():
+        numbers = [np.full(20_000, number) for number in range({length})]
+        if sys.argv[1] == "DataLoader":
+            return mpwds.DataLoader(numbers, None, num_workers=2, collate_fn=lambda array: array)
+        return mpwds.MultiLoader(numbers, workers=2, start_method=sys.argv[1], output="numpy")
+
+    def run():
+        loading = loader()
+        iterator = iter(loading)
+        held = next(iterator)
+        child = os.fork()
+        if child == 0:
+{child}
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        received = [int(held[-1]), *(int(array[0]) for array in iterator)]
+        assert int(held[0]) == 0
+        loading.close()
+        return status, received
+
+    with nothing_left():
+        print(*run())
+"""
+
+CHILDREN = {
+    "exits": ("sys.exit(5)", 5, ""),
+    "exits at once": ("os._exit(5)", 5, ""),
+    "fails": ("raise SystemError('a child')", 1, "SystemError: a child"),
+    "drops everything": ("del held, iterator, loading; gc.collect(); os._exit(5)", 5, ""),
+    "closes the loader": ("loading.close(); iterator.close(); os._exit(5)", 5, ""),
+    "forks again": ("os._exit(5 if os.fork() else 0)", 5, ""),
+    "runs another program": ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", 5, ""),
+    "iterates": ("next(iterator)", 1, "this iteration belongs to process"),
+    "begins an epoch": ("iter(loading); os._exit(5)", None, "make a loader of its own here"),
+    "has a loader of its own": ("os._exit(sum(1 for batch in loader()))", LENGTH, ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("start_method", "child"),
+    [*(("fork", child) for child in CHILDREN), ("spawn", "exits"), ("spawn", "has a loader of its own")],
+)
+def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, start_method, child):
+    does, expected, complaint = CHILDREN[child]
+    text = PROGRAM.format(length=LENGTH, child=f"            {does}")
+    status, output, errors = program(text, start_method).finish()
+    assert complaint in errors
+    assert bool(errors) is bool(complaint)
+    assert (status, output) == (0, f"{1 if expected is None else expected} {list(range(LENGTH))}\n")
+
+
+@pytest.mark.parametrize("child", ["fails", "has a loader of its own"])
+def test_whatever_a_fork_of_a_trainer_with_a_dataloader_does_that_is_unharmed(program, child):
+    does, expected, complaint = CHILDREN[child]
+    text = PROGRAM.format(length=LENGTH, child=f"            {does}").replace("loading.close()\n", "\n", 1)
+    status, output, errors = program(text, "DataLoader").finish()
+    assert complaint in errors
+    assert bool(errors) is bool(complaint)
+    assert (status, output) == (0, f"{expected} {list(range(LENGTH))}\n")

@@ -1,0 +1,99 @@
+"""A worker is stopped or stuck: it is waited for, or named at the timeout, and ended all the same."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from mpwds.errors import WorkerTimeout
+from mpwds.loader.nursery import Nursery
+from tests.loader.faults.misfortunes import (
+    CHEAP,
+    LARGE,
+    LENGTH,
+    Numbers,
+    endless,
+    loader_of,
+    numbers_in,
+    pids_of,
+)
+from tests.loader.faults.processes import runs, state, wait_until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nursery():
+    """One for all tests, so that they need not wait for a new one each."""
+    nursery = Nursery.shared()
+    nursery.open()
+    return nursery
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state(pid) == "T", f"{pid} to be stopped")
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+@pytest.mark.parametrize("kind", [*CHEAP, "spawn"])
+def test_a_worker_stopped_for_a_while_goes_on_and_nothing_is_lost(kind, size):
+    loader = loader_of(kind, Numbers(size))
+    iterator = iter(loader)
+    received = [*numbers_in([next(iterator)])]
+    pids = list(pids_of(loader, iterator))
+    for pid in pids:
+        stop(pid)
+    continuing = threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+    continuing.start()
+    received.extend(numbers_in(iterator))
+    continuing.join()
+    assert received == list(range(LENGTH))
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", CHEAP)
+def test_a_worker_stopped_for_ever_is_a_timeout_and_ends_with_its_iteration(kind):
+    loader = loader_of(kind, Numbers(LARGE), timeout=0.5)
+    iterator = iter(loader)
+    pids = list(pids_of(loader, iterator))
+    for pid in pids:
+        stop(pid)
+    named = rf"worker 0 \(pid {pids[0]}\) delivered nothing for 0.5 s"
+    with pytest.raises(WorkerTimeout if kind == "fork" else RuntimeError, match=named):
+        for _ in range(LENGTH):
+            next(iterator)
+    assert not any(map(runs, pids))
+    loader.close()
+
+
+def test_a_stopped_worker_does_not_hold_up_the_end():
+    loader = loader_of("fork", endless(LARGE))
+    next(iter(loader))
+    pids = loader.worker_pids
+    for pid in pids:
+        stop(pid)
+    loader.close()
+    assert not any(map(runs, pids))
+
+
+def test_a_worker_that_is_busy_for_long_does_not_hold_up_the_end():
+    def generate():
+        yield 1
+        time.sleep(600)
+
+    with loader_of("fork", generate) as loader:
+        next(iter(loader))
+        pids = loader.worker_pids
+    assert not any(map(runs, pids))
+
+
+def test_a_nursery_that_is_stopped_for_a_while_is_waited_for():
+    loader = loader_of("DataLoader", Numbers())
+    nursery = Nursery.shared()
+    list(loader)
+    stop(nursery._process.pid)
+    continuing = threading.Timer(0.2, os.kill, [nursery._process.pid, signal.SIGCONT])
+    continuing.start()
+    assert list(numbers_in(loader)) == list(range(LENGTH))
+    continuing.join()
