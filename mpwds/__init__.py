@@ -18,6 +18,7 @@ _NAMES = {
     "mpwds.loader.multi_dataset": "MultiDataset MultiDatasetIterator",
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.loader.pool": "WorkerPool",
+    "mpwds.loader.stats": "LoaderStats StageStats WorkerStats",
     "mpwds.loader.web_loader": "WebLoader",
     "mpwds.pipeline.caching.db_cache": "DBCache",
     "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",

@@ -37,6 +37,9 @@ from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
 from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.pool import WorkerPool as WorkerPool
+from mpwds.loader.stats import LoaderStats as LoaderStats
+from mpwds.loader.stats import StageStats as StageStats
+from mpwds.loader.stats import WorkerStats as WorkerStats
 from mpwds.loader.web_loader import WebLoader as WebLoader
 from mpwds.pipeline.caching.db_cache import DBCache as DBCache
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached

@@ -7,9 +7,11 @@ behind the last message, so a sender's death loses nothing that it sent.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mpwds import nest
@@ -34,9 +36,13 @@ class Channel:
 
     Args:
         connection: A connected stream socket, taken over.
+
+    Attributes:
+        waiting: Makes a context in which :meth:`send` waits for room.
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        self.waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         connection.setblocking(False)
         self._socket = connection
         self._buffer = bytearray(_READ_NBYTES)
@@ -60,7 +66,8 @@ class Channel:
             sent = self._send_now(data)
             data = data[sent:]
             if not sent:
-                self._writable.poll()
+                with self.waiting():
+                    self._writable.poll()
 
     @property
     def unsent(self) -> bool:

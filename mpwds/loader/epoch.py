@@ -14,6 +14,7 @@ from mpwds.loader.channel import Message
 from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress, WorkerProgress
 from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.loader.waiting import message_here, next_message
 from mpwds.sharedmem import interrupts
 
@@ -44,6 +45,7 @@ class EpochIterator(Iterator[Any]):
         on_death: Called with the error of a worker that died; returns the worker that takes its place, which
             begins behind the batches that ``progress.received`` counts, or raises.
         owner: Kept alive as long as this iterator is.
+        times: Told what this process waits for.
 
     Attributes:
         progress: How far the epoch is delivered.
@@ -62,7 +64,9 @@ class EpochIterator(Iterator[Any]):
         on_failure: Callable[[], None],
         on_death: Callable[[WorkerDied], RemoteWorker],
         owner: object,
+        times: TrainerTimes,
     ) -> None:
+        self._times = times
         self._turns = deque(workers)
         self._turns.rotate(-progress.turn)
         self._generation = generation
@@ -108,17 +112,22 @@ class EpochIterator(Iterator[Any]):
     def _next(self, wait: bool) -> Any:
         try:
             if self._running:
+                self._times.asked()
                 while self._turns:
                     candidates = [self._turns[0]] if self._in_order else list(self._turns)
                     arrived = self._survived(self._awaited if wait else self._here, candidates)
                     if arrived is None:
+                        self._times.left()
                         return NOT_YET
                     worker, message = arrived
                     kind = message.fields["kind"]
                     if kind == protocol.BATCH:
                         progress = self._count(worker, message)
                         if progress.received > progress.delivered:
-                            return self._batch(worker, message, progress)
+                            self._times.arrived()
+                            batch = self._batch(worker, message, progress)
+                            self._times.delivered(message.fields["samples"], message.fields["nbytes"])
+                            return batch
                         worker.discard(message)
                     elif kind == protocol.ERROR:
                         raise failures.revive(message.fields, worker.index, worker.process.pid)
@@ -130,6 +139,7 @@ class EpochIterator(Iterator[Any]):
         except BaseException:
             if self._running:
                 self._running = self.progress.running = False
+                self._times.end()
                 self._on_failure()
                 raise
             # Closed meanwhile, by another thread or at the interpreter's exit: what broke by that is no news.
@@ -177,6 +187,7 @@ class EpochIterator(Iterator[Any]):
 
     def _leave(self) -> None:
         self._running = self.progress.running = False
+        self._times.end()
         self._on_leave()
 
     def _awaited(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpwds.loader import limits, processes, protocol, warming
+from mpwds.loader.counters import Reading
 from mpwds.loader.launchers import Launcher
+from mpwds.loader.ledger import WorkerReading
 from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver, Output
 from mpwds.loader.remote import RemoteWorker
@@ -46,6 +49,10 @@ class WorkerGroup:
     Args:
         make_setup: Makes what the workers get; called at each start.
         options: How they are started.
+
+    Attributes:
+        restarts: How often a worker was started again within an epoch, by its index; counted by whoever does
+            that, after :meth:`keep_reading`.
     """
 
     def __init__(self, make_setup: Callable[[], WorkerSetup], options: GroupOptions) -> None:
@@ -57,16 +64,22 @@ class WorkerGroup:
         self._launcher: Launcher | None = None
         self._copies = PrivateCopies(pinning=options.pinning)
         self._make_receiver: Callable[[Bell], BatchReceiver]
+        self.restarts: Counter[int] = Counter()
+        self._ended: dict[int, WorkerReading] = {}
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the running workers."""
         return [remote.process.pid for remote in self._workers]
 
-    @property
-    def restarts(self) -> list[int]:
-        """For each running worker, how many of its processes have died."""
-        return [remote.restarts for remote in self._workers]
+    def private_copies(self) -> int:
+        """Batches that were copied out of shared memory, since the group was made."""
+        return self._copies.made
+
+    def readings(self) -> list[WorkerReading]:
+        """What the workers have counted since the group was made, those that have ended too."""
+        readings = {**self._ended, **{remote.index: self._read(remote) for remote in self._workers}}
+        return [readings[index] for index in sorted(readings)]
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[RemoteWorker], int]:
         """Starts the workers if they are not running, and an epoch in all of them.
@@ -111,6 +124,8 @@ class WorkerGroup:
             remote = RemoteWorker(index, launcher, self._make_receiver)
             remote.restarts = dead.restarts + 1
             self._workers[index] = remote
+            self._keep_reading(dead)
+            self.restarts[index] += 1
             dead.release()
         return remote
 
@@ -143,6 +158,7 @@ class WorkerGroup:
                 remote.disconnect()
             processes.end_all([remote.process for remote in workers], protocol.GRACE_S)
             for remote in workers:
+                self._keep_reading(remote)
                 remote.release()
             launcher, self._launcher = self._launcher, None
             if launcher is not None:
@@ -152,6 +168,15 @@ class WorkerGroup:
         if self._options.replaces_dead and any(remote.process.wait(0) for remote in self._workers):
             self.close()
         return bool(self._workers)
+
+    def _keep_reading(self, remote: RemoteWorker) -> None:
+        """Keeps what a worker has counted: to be called before it is released."""
+        self._ended[remote.index] = self._read(remote)
+
+    def _read(self, remote: RemoteWorker) -> WorkerReading:
+        index = remote.index
+        before = self._ended[index].reading if index in self._ended else Reading()
+        return WorkerReading(index, remote.process.pid, before + remote.reading(), self.restarts[index])
 
     def _start(self) -> None:
         setup = self._make_setup()

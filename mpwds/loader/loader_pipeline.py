@@ -12,10 +12,12 @@ from mpwds.loader.continued import Continued
 from mpwds.loader.delivered import Delivered, Delivering
 from mpwds.loader.even import even_length, evened, is_to_be_even
 from mpwds.loader.handed_on import HandedOn
+from mpwds.loader.ledger import Since
 from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
+from mpwds.loader.stats import LoaderStats
 from mpwds.pipeline.beginnings import culprit
 from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
@@ -104,7 +106,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         seed = dataset._seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
-        self._call = repr(loader)
+        self._call = loader._as_called()
         self._place = PipelinePlace()
 
     def __iter__(self) -> Iterator[Any]:
@@ -178,6 +180,20 @@ class LoaderPipeline(Rebatching, DataPipeline):
             Exception: Whatever hinders them.
         """
         self.loader.warm_up(wait=wait, timeout=timeout)
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """The loader's ``stats``. The time of stages that run here is part of ``elsewhere_s``.
+
+        Args:
+            since: Of the loader's last epoch that began (``"epoch"``), or of all (``"start"``).
+
+        Raises:
+            ValueError: ``since`` is neither.
+        """
+        return self.loader.stats(since)
+
+    def __repr__(self) -> str:
+        return super().__repr__() + self.loader._in_short()
 
     def __len__(self) -> int:
         """Elements in an epoch of this rank, or what ``with_length`` says.
@@ -320,6 +336,19 @@ class LoaderStages(Rebatching, Fluent):
         """Ends the workers."""
 
     @abstractmethod
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """What was delivered, and what it took."""
+
+    @abstractmethod
+    def _as_called(self) -> str:
+        """The call that makes such a loader."""
+
+    def _in_short(self) -> str:
+        """What ``repr`` says of a loader that has run."""
+        stats = self.stats()
+        return f"  # {stats.in_short}" if stats.batches else ""
+
+    @abstractmethod
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Delivering:
         """The elements of an epoch, whichever is next by count.
 
@@ -348,7 +377,7 @@ class _Loaded:
         self._loader = loader
 
     def __str__(self) -> str:
-        return str(self._loader)
+        return self._loader._as_called()
 
     def close(self) -> None:
         self._loader.close()

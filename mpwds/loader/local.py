@@ -13,8 +13,10 @@ from mpwds.loader import array_views
 from mpwds.loader.course import Course
 from mpwds.loader.elements import elements, process_seed
 from mpwds.loader.epoch import made_fewer
+from mpwds.loader.meter import Meter
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.receiving import Output
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
@@ -33,6 +35,8 @@ class LocalIterator(Iterator[Any]):
         output: What arrays become.
         owner: Kept alive as long as this iterator is.
         progress: Where to begin, and what is brought up to date with every element.
+        meter: Counts and times the work.
+        times: Told when batches are waited for, which is when they are made.
         pinning: Where the memory of arrays comes from; ``None`` for any.
 
     Attributes:
@@ -47,15 +51,19 @@ class LocalIterator(Iterator[Any]):
         output: Output,
         owner: object,
         progress: EpochProgress,
+        meter: Meter,
+        times: TrainerTimes,
         pinning: Pinning | None = None,
     ) -> None:
         self._owner = owner
-        context = replace(context, worker=0, workers=1, owns_process=False)
+        self._meter = meter
+        self._times = times
+        context = replace(context, worker=0, workers=1, owns_process=False, watch=meter.watch)
         self.progress = progress
         position = progress.positions()[0]
         iterate = elements if isinstance(dataset, DataPipeline) else _with_own_generators
         self._course = Course(dataset, context, position, iterate)
-        self._batches = _delivered(self._course, position.first, output, pinning)
+        self._batches = _delivered(self._course, position.first, output, pinning, meter)
         self._ended_because = ""
         self.place = (0, -1)
         progress.running = True
@@ -64,24 +72,26 @@ class LocalIterator(Iterator[Any]):
         if self._ended_because:
             raise RuntimeError(self._ended_because)
         progress = self.progress
+        self._times.asked()
         try:
-            element = self._next_new()
+            with self._meter.epoch():
+                element, samples, nbytes = self._next_new()
         except StopIteration:
             if progress.running:
                 progress.finish()
             progress.running = False
+            self._times.end()
             raise
         except BaseException:
             progress.running = False
+            self._times.end()
             raise
+        self._meter.sent(samples, nbytes)
+        self._times.delivered(samples, nbytes)
         self.place = (0, progress.workers[0].received - 1)
         state = self._course.state(time.monotonic())
         progress.count(0, 0, None if state is None else state["state"])
         return element
-
-    def __del__(self) -> None:
-        if hasattr(self, "progress"):
-            self.progress.running = False
 
     def remake(self, worker: int) -> tuple[int, Any]:
         """The number of the next element and itself, which was delivered before this iteration.
@@ -91,19 +101,19 @@ class LocalIterator(Iterator[Any]):
         """
         own = self.progress.workers[worker]
         try:
-            element = next(self._batches)
+            element, _, _ = next(self._batches)
         except StopIteration:
             raise made_fewer(0, own.received, own.delivered) from None
         own.received += 1
         return own.received - 1, element
 
-    def _next_new(self) -> Any:
+    def _next_new(self) -> tuple[Any, int, int]:
         own = self.progress.workers[0]
         while own.received < own.delivered:
             self.remake(0)
-        element = next(self._batches)
+        made: tuple[Any, int, int] = next(self._batches)
         own.received += 1
-        return element
+        return made
 
     @property
     def closed(self) -> bool:
@@ -118,6 +128,12 @@ class LocalIterator(Iterator[Any]):
         if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
             self._batches.close()
             self._course.close()
+            self._times.end()
+
+    def __del__(self) -> None:
+        if hasattr(self, "place"):
+            self.progress.running = False
+            self.close(self._ended_because)
 
 
 def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
@@ -143,13 +159,15 @@ def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
 
 
 def _delivered(
-    course: Course, first: int, output: Output, pinning: Pinning | None
-) -> Generator[Any, None, None]:
-    for element in course:
+    course: Course, first: int, output: Output, pinning: Pinning | None, meter: Meter
+) -> Generator[tuple[Any, int, int], None, None]:
+    """The elements, the number of samples in each, and the bytes of its arrays."""
+    for element in meter.elements(course):
         if course.number >= first:
             structure, arrays = nest.flatten(element, allow_pickle=True)
             copies = [_copied(array, output, pinning) for array in arrays]
-            yield nest.unflatten(structure, copies, allow_pickle=True)
+            batch = nest.unflatten(structure, copies, allow_pickle=True)
+            yield batch, meter.samples_in(element), sum(map(tenbin.array_nbytes, arrays))
 
 
 def _copied(array: Any, output: Output, pinning: Pinning | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 from mpwds.loader.agreement import EVEN, Even
 from mpwds.loader.bookmark import Bookmark
+from mpwds.loader.counters import Counters
 from mpwds.loader.delivery import Delivery, FinalOutput
 from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
@@ -18,13 +20,18 @@ from mpwds.loader.even import MOST_AHEAD, evened, is_to_be_even
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.launchers import LAUNCHERS
+from mpwds.loader.ledger import Ledger, Since, WorkerReading
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
+from mpwds.loader.meter import Meter
 from mpwds.loader.pool import WorkerPool
 from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress
+from mpwds.loader.progress_bar import ShownTimes, require_tqdm
 from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
+from mpwds.loader.stats import LoaderStats
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import is_repetition
@@ -105,13 +112,15 @@ class MultiLoader(LoaderStages, TorchIterable):
             a stream of their own, from pinned memory, up to ``prefetch`` batches before they are asked for.
             Stages behind the workers run on the CPU: what the last of them yields is copied when it is asked
             for. What is no tensor stays as it is. ``"cpu"`` is as ``None``.
+        progress: Show a line with the batches delivered, samples per second and what :meth:`stats` finds
+            wrong. Needs tqdm (``pip install 'mpwds[progress]'``).
 
     Raises:
         ValueError: An argument is out of range, or given though the pool determines it, or ``pin_memory`` or
             ``device`` goes with an ``output`` other than ``"torch"``.
         RuntimeError: There is no such ``device`` here.
         TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
-        ImportError: The package that ``output`` needs is not installed.
+        ImportError: The package that ``output`` needs, or tqdm for ``progress``, is not installed.
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
@@ -146,6 +155,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         pool: WorkerPool | None = None,
         pin_memory: bool = False,
         device: Any = None,
+        progress: bool = False,
     ) -> None:
         workers, start_method = _workers_of(pool, workers, start_method)
         _check_integer("workers", workers, at_least=0)
@@ -173,6 +183,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         self.pin_memory = pin_memory
         self.device = device
         self._delivery = Delivery(output, device, pin_memory, prefetch, self._cuda)
+        self.progress = progress
+        if progress:
+            require_tqdm()
         self._epoch = 0
         self._bookmark = Bookmark()
         self._current = _Current()
@@ -187,6 +200,13 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._group = WorkerGroup(self._setup_maker(), options)
         if pool is not None:
             pool.register(self)
+        self._local = _Local(self.dataset) if workers == 0 else None
+        self._ledger = Ledger(
+            self._group.readings if self._local is None else self._local.readings,
+            self._group.private_copies,
+            in_order=in_order,
+            in_process=workers == 0,
+        )
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
 
     def __iter__(self) -> Iterator[Any]:
@@ -207,13 +227,21 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
         self._current.end("another iteration of this loader has begun")
         progress = self._bookmark.begin(self, epoch, progress)
-        if self.workers == 0:
+        times = self._times()
+        self._ledger.begin(epoch, times)
+        if self._local is not None:
             context = replace(Context.current(epoch), seed=self.seed)
             output, pinning = self._delivery.received, self._delivery.pinning
-            local = LocalIterator(self.dataset, context, output, self, progress, pinning)
+            local = LocalIterator(
+                self.dataset, context, output, self, progress, self._local.meter, times, pinning
+            )
             self._current.iterator = weakref.ref(local)
             return local
-        workers, generation = self._group.begin_epoch(epoch, progress.positions())
+        try:
+            workers, generation = self._group.begin_epoch(epoch, progress.positions())
+        except BaseException:
+            times.end()
+            raise
         iterator = EpochIterator(
             workers,
             generation,
@@ -224,6 +252,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             on_failure=self._group.close,
             on_death=Restarts(self._group, generation, progress, self.on_worker_death),
             owner=self,
+            times=times,
         )
         self._current.iterator = weakref.ref(iterator)
         return iterator
@@ -254,6 +283,26 @@ class MultiLoader(LoaderStages, TorchIterable):
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
         return self._group.pids
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """What was delivered, how long the trainer waited, what the workers did and what bounds the training.
+
+        It may be asked for at any time, also while the loader is iterated and after :meth:`close`.
+
+        Args:
+            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+
+        Raises:
+            ValueError: ``since`` is neither.
+
+        Example:
+            >>> with MultiLoader([1, 2, 3], workers=2) as loader:
+            ...     batches = list(loader)
+            >>> stats = loader.stats()
+            >>> stats.batches, [worker.batches for worker in stats.workers]
+            (3, [2, 1])
+        """
+        return self._ledger.stats(since)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``; by itself it counts up from 0."""
@@ -362,17 +411,24 @@ class MultiLoader(LoaderStages, TorchIterable):
             "pool": pool,
             "pin_memory": self.pin_memory,
             "device": self.device,
+            "progress": self.progress,
         }
         workers = self.workers if pool is None else None
         return functools.partial(type(self), **options), (self.dataset, workers)
 
     def __repr__(self) -> str:
+        return self._as_called() + self._in_short()
+
+    def _as_called(self) -> str:
         return f"MultiLoader({self.dataset!r}, workers={self.workers})"
 
     def _next_epoch(self) -> int:
         epoch = super()._next_epoch()
         self._epoch = self._bookmark.epoch_behind(epoch)
         return epoch
+
+    def _times(self) -> TrainerTimes:
+        return ShownTimes(self) if self.progress else TrainerTimes()
 
     def _setup_maker(self) -> Callable[[], WorkerSetup]:
         dataset, workers, seed = self.dataset, self.workers, self.seed
@@ -411,6 +467,17 @@ def _check_integer(name: str, value: Any, at_least: int | None = None, at_most: 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"MultiLoader: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+class _Local:
+    """What the work without workers comes to."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._counters = Counters()
+        self.meter = Meter(self._counters, dataset, counts_cpu=False)
+
+    def readings(self) -> list[WorkerReading]:
+        return [WorkerReading(0, os.getpid(), self._counters.read())]
 
 
 class _Current:

@@ -8,7 +8,8 @@ Between the trainer and each worker there are
 * a **bell** (``sharedmem.bell``): rung by the trainer when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written; when
   the trainer is gone, however it went, the kernel kills the worker (``loader.lifeline``);
-* a **status page** (``loader.status``): the shard the worker reads, and its Python stack on request.
+* a **status page** (``loader.status``): the shard the worker reads, what it has counted (``loader.counters``)
+  and its Python stack on request. The trainer reads it whenever it likes; no message is about statistics.
 
 *Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
 that all workers map (a fork of the trainer, or of a fork server, has it already). It sends ``ready``, before

@@ -14,6 +14,7 @@ from typing import Any
 from mpwds.errors import WorkerDied, WorkerTimeout
 from mpwds.loader import forks, handover, protocol, status
 from mpwds.loader.channel import Channel, ChannelClosed, Message
+from mpwds.loader.counters import Reading
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.progress import START, Position
@@ -215,6 +216,10 @@ class RemoteWorker:
     def settle(self) -> None:
         """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
         self._receiver.settle()
+
+    def reading(self) -> Reading:
+        """What the worker has counted; also after its death, until :meth:`release`."""
+        return self._status.counters.read()
 
     def timed_out(self, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that delivered nothing for ``timeout_s`` seconds."""

@@ -11,6 +11,7 @@ from mpwds.loader import handover, protocol
 from mpwds.loader.arrays_as_sent import kinds
 from mpwds.loader.channel import Channel
 from mpwds.loader.commands import Commands
+from mpwds.loader.meter import Meter
 from mpwds.loader.objects_apart import take_apart
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
@@ -37,6 +38,7 @@ class BatchSender:
         commands: From the trainer.
         bell: Rung by the trainer when a block is free again.
         blocks: Number of blocks of the arena.
+        meter: Counts what is sent, and how long that waits.
 
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and send objects of any class with
@@ -44,12 +46,20 @@ class BatchSender:
     """
 
     def __init__(
-        self, channel: Channel, handover_socket: socket.socket, commands: Commands, bell: Bell, blocks: int
+        self,
+        channel: Channel,
+        handover_socket: socket.socket,
+        commands: Commands,
+        bell: Bell,
+        blocks: int,
+        meter: Meter,
     ) -> None:
         self._channel = channel
         self._handover = handover_socket
         self._commands = commands
         self._bell = bell
+        self._meter = meter
+        channel.waiting = meter.waiting
         self._arena = Arena(blocks, self._announce)
         self.arrays_as_they_are = False
         self._wake = select.poll()
@@ -86,22 +96,25 @@ class BatchSender:
             offsets.append(end + GAP)
             end += GAP + tenbin.array_nbytes(array)
         fields["offsets"] = offsets
+        fields["samples"] = self._meter.samples_in(batch)
+        fields["nbytes"] = end
         if end <= protocol.INLINE_NBYTES:
             payload = bytearray(end)
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(payload, offset, array)
             self._channel.send(fields, payload)
+            self._meter.sent(fields["samples"], end)
             return
         block = self._wait_for_block(end, generation)
         try:
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(block.memory, offset, array)
             fields["block"] = block.number
-            fields["nbytes"] = end
             self._channel.send(fields)
         except BaseException:
             self._arena.release(block)
             raise
+        self._meter.sent(fields["samples"], end)
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:
@@ -109,7 +122,8 @@ class BatchSender:
             block = self._arena.acquire(nbytes)
             if block is not None:
                 return block
-            self._wake.poll()
+            with self._meter.waiting():
+                self._wake.poll()
             if self._commands.stopped(generation):
                 raise EpochStopped
 

@@ -14,6 +14,7 @@ from mpwds.loader import failures, process_state, protocol, surroundings
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
+from mpwds.loader.meter import Meter
 from mpwds.loader.process_state import ProcessState
 from mpwds.loader.sending import BatchSender, EpochStopped, NoRoom
 from mpwds.loader.setup import WorkerSetup
@@ -41,7 +42,7 @@ class Steps(Protocol):
         ...
 
 
-MakeSteps = Callable[[int, WorkerSetup, Channel, Commands, BatchSender, StatusPage], Steps]
+MakeSteps = Callable[[int, WorkerSetup, Channel, Commands, BatchSender, StatusPage, Meter], Steps]
 
 
 class Session:
@@ -65,6 +66,8 @@ class Session:
         self._status = StatusPage(ends.status)
         self._setup = ends.setup
         self._waits = False
+        self._meter: Meter | None = None
+        self._pause = contextlib.ExitStack()
         self._life = self._live(index, make_steps)
 
     @property
@@ -78,6 +81,7 @@ class Session:
         Returns:
             False if the session is over: :meth:`end` is to be called.
         """
+        self._pause.close()
         try:
             while self.can_go_on:
                 self._waits = not next(self._life)
@@ -85,6 +89,8 @@ class Session:
                     break
         except (ChannelClosed, StopIteration):
             return False
+        if self._meter is not None and self._meter.counting:
+            self._pause.enter_context(self._meter.waiting())
         return True
 
     def watch(self, poller: select.poll) -> list[int]:
@@ -116,6 +122,7 @@ class Session:
 
     def end(self) -> None:
         """Leaves the epoch and lets go of the dataset and of all descriptors."""
+        self._pause.close()
         with contextlib.suppress(ChannelClosed):
             self._life.throw(ChannelClosed())
         del self._life
@@ -137,8 +144,9 @@ class Session:
         self._channel.send({"kind": protocol.READY})
         process_state.announce_place(index, setup)
         commands = Commands(self._channel)
-        sender = _Sender(self._channel, self._handover, commands, self._bell, setup.blocks)
-        steps = make_steps(index, setup, self._channel, commands, sender, self._status)
+        self._meter = meter = Meter(self._status.counters, setup.dataset, counts_cpu=False)
+        sender = _Sender(self._channel, self._handover, commands, self._bell, setup.blocks, meter)
+        steps = make_steps(index, setup, self._channel, commands, sender, self._status, meter)
         while True:
             start = commands.next_start()
             if start is None:

@@ -1,4 +1,4 @@
-"""A worker's status page: which shard it reads, and where it stands when asked."""
+"""A worker's status page: which shard it reads, what it has done, and where it stands when asked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import re
 import signal
 import time
 
+from mpwds.loader import counters
+from mpwds.loader.counters import Counters
 from mpwds.sharedmem import segment
 
 _TEXT_NBYTES = segment.PAGE_NBYTES
+_NBYTES = _TEXT_NBYTES + -(-counters.NBYTES_OF_ALL // segment.PAGE_NBYTES) * segment.PAGE_NBYTES
 _ANSWERS = _TEXT_NBYTES - 1
 """Offset of the byte that says that the worker answers requests; the signal would kill one that does not."""
 
@@ -46,12 +49,15 @@ _STAGE_OF_FILE = {
 
 
 class StatusPage:
-    """One page of text in shared memory, and behind it room for a dump of the worker's stacks.
+    """A page of text in shared memory, behind it the worker's counters, then room for a dump of its stacks.
 
-    The worker writes the page; the trainer reads it, also after the worker's death.
+    The worker writes the page and the counters; the trainer reads them, also after the worker's death.
 
     Args:
         descriptor: The page's segment, taken over; ``None`` makes a new one.
+
+    Attributes:
+        counters: What the worker has done.
 
     Example:
         >>> page = StatusPage()
@@ -61,10 +67,11 @@ class StatusPage:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = segment.create(_TEXT_NBYTES) if descriptor is None else descriptor
+        self.descriptor = segment.create(_NBYTES) if descriptor is None else descriptor
         try:
-            segment.commit(self.descriptor, 0, _TEXT_NBYTES)
-            self._memory = segment.map(self.descriptor, _TEXT_NBYTES)
+            segment.commit(self.descriptor, 0, _NBYTES)
+            self._memory = segment.map(self.descriptor, _NBYTES)
+            self.counters = Counters(memoryview(self._memory)[_TEXT_NBYTES:])
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -81,7 +88,7 @@ class StatusPage:
 
     def answer_stack_requests(self) -> None:
         """Worker: lets :meth:`stack` ask for this process' stacks, even while it is stuck in C code."""
-        os.lseek(self.descriptor, _TEXT_NBYTES, os.SEEK_SET)
+        os.lseek(self.descriptor, _NBYTES, os.SEEK_SET)
         faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
         self._memory[_ANSWERS] = 1
 
@@ -104,6 +111,7 @@ class StatusPage:
 
     def close(self) -> None:
         """Lets go of the page."""
+        self.counters.close()
         self._memory.close()
         os.close(self.descriptor)
 

@@ -17,6 +17,7 @@ from mpwds.loader.commands import Commands
 from mpwds.loader.course import Course
 from mpwds.loader.elements import process_seed
 from mpwds.loader.fetching import FetchingSetup
+from mpwds.loader.meter import Meter
 from mpwds.loader.pool_worker import PoolSetup, PoolWorker
 from mpwds.loader.processes import WorkerEnds
 from mpwds.loader.progress import Position
@@ -63,7 +64,9 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
-        sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks)
+        fetches = isinstance(setup, FetchingSetup)
+        meter = Meter(status.counters, None if fetches else setup.dataset)
+        sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
         process_state.announce_place(index, setup)
         if isinstance(setup, FetchingSetup):
             sender.arrays_as_they_are = True
@@ -71,7 +74,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         elif isinstance(setup, PoolSetup):
             PoolWorker(index, channel, handover, Worker).run()
         else:
-            Worker(index, setup, channel, commands, sender, status).run()
+            Worker(index, setup, channel, commands, sender, status, meter).run()
 
 
 class Worker:
@@ -94,6 +97,7 @@ class Worker:
         commands: Commands,
         sender: BatchSender,
         status: StatusPage,
+        meter: Meter,
     ) -> None:
         self._index = index
         self._setup = setup
@@ -101,6 +105,7 @@ class Worker:
         self._commands = commands
         self._sender = sender
         self._status = status
+        self._meter = meter
 
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
@@ -128,6 +133,7 @@ class Worker:
             owns_process=True,
             deferred=True,
             on_shard=self._status.write_shard,
+            watch=self._meter.watch,
         )
         seed = process_seed(context)
         torch_worker.announce(self._index, self._setup.workers, seed, self._setup.dataset)
@@ -136,7 +142,8 @@ class Worker:
         end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
         try:
             position = Position(start["first"], start["state"], start["at"])
-            end["sent"] = yield from self._send_elements(context, generation, position)
+            with self._meter.epoch():
+                end["sent"] = yield from self._send_elements(context, generation, position)
         except ChannelClosed:
             raise
         except (SystemExit, GeneratorExit):
@@ -157,7 +164,7 @@ class Worker:
         sent = position.first
         checked = time.monotonic()
         try:
-            for element in course:
+            for element in self._meter.elements(course):
                 now = time.monotonic()
                 if now - checked > _STOP_CHECK_S:
                     if self._commands.stopped(generation):

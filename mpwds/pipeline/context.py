@@ -6,7 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.stream import Stream
+
+Watch: TypeAlias = "Callable[[Any, Stream[Any], Context], Stream[Any]]"
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Context:
         deferred: The last stage may yield arrays that are not made yet (``mpwds.tenbin.Deferred``),
             for the transport to write straight into their place.
         on_shard: Called with a shard's URL when its reading begins.
+        watch: Called with each part of a pipeline, its stream and its context when that is made; returns the
+            stream to go on with, which may be another around it.
         stage: The stage's position in its pipeline; tells apart the random numbers of two stages.
         run: Tells apart, within this rank, epochs whose number is not known: torch's DataLoader starts new
             workers for each epoch and tells them only its ``base_seed``. 0 where ``epoch`` says it all.
@@ -39,6 +46,7 @@ class Context:
     owns_process: bool = False
     deferred: bool = False
     on_shard: Callable[[str], None] | None = None
+    watch: Watch | None = None
     stage: int = 0
     run: int = 0
 

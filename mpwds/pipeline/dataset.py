@@ -356,9 +356,12 @@ def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | 
                 part = part.alike_on_workers()
         return replace(part, epoch=0, run=0) if position < pinned else part
 
-    stream = origin.stream(of_part(0))
+    def watched(part: Any, stream: Stream[Any], position: int) -> Stream[Any]:
+        return stream if context.watch is None else context.watch(part, stream, of_part(position))
+
+    stream = watched(origin, origin.stream(of_part(0)), 0)
     for position, stage in enumerate(stages[:number], start=1):
-        stream = stage.stream(stream, of_part(position))
+        stream = watched(stage, stage.stream(stream, of_part(position)), position)
     return stream
 
 

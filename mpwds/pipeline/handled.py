@@ -20,7 +20,12 @@ class Handled(Derived[Any]):
         source: Stream that gives the elements.
         stage: The stage; ``str(stage)`` names it in errors.
         handler: What to do about an exception.
+
+    Attributes:
+        on_skipped: Called with the exception of each element that a handler leaves out.
     """
+
+    on_skipped: Callable[[Exception], object] | None = None
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source)
@@ -42,9 +47,14 @@ class Handled(Derived[Any]):
     def _decide(self, error: Exception) -> None:
         if self._handler is reraise_exception or isinstance(error, ImportError):
             raise error  # what is missing is missing for every element: none of them is bad
-        if not self._handler(error):
+        self._ask(self._handler, error)
+
+    def _ask(self, handler: Handler, error: Exception) -> None:
+        if not handler(error):
             self._stop()
             raise StopIteration
+        if self.on_skipped is not None:
+            self.on_skipped(error)
 
     def _explain(self, error: Exception, address: Any, element: object) -> None:
         explain(error, self._stage, self._source, address, element)

@@ -179,9 +179,8 @@ class ShardStream(Handled):
     def _decide(self, error: Exception) -> None:
         if self._shard_handler is None:
             super()._decide(error)
-        elif not self._shard_handler(error):
-            self._stop()
-            raise StopIteration
+        else:
+            self._ask(self._shard_handler, error)
 
     def _stop(self) -> None:
         super()._stop()

@@ -1,0 +1,128 @@
+"""What the training process spends an epoch on: waiting for batches, receiving them, and all else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+
+_WAITED, _RECEIVED, _ELSEWHERE = range(3)
+
+
+@dataclass(frozen=True)
+class TrainerReading:
+    """What was counted at some moment; readings add up.
+
+    Args:
+        first_ns: From the beginning of the epoch to its first batch.
+        waited_ns: Since then, inside ``next()``, until a batch was there.
+        received_ns: Since then, inside ``next()``, after that.
+        elsewhere_ns: Since then, outside ``next()``.
+        batches: Delivered, the first one too.
+        samples: In them.
+        nbytes: Of their arrays.
+        first_batches: Batches that were the first of an epoch.
+        first_samples: Samples in those.
+        first_nbytes: Bytes of their arrays.
+
+    Example:
+        >>> (TrainerReading(batches=2) + TrainerReading(batches=3)).batches
+        5
+    """
+
+    first_ns: int = 0
+    waited_ns: int = 0
+    received_ns: int = 0
+    elsewhere_ns: int = 0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    first_batches: int = 0
+    first_samples: int = 0
+    first_nbytes: int = 0
+
+    def __add__(self, more: TrainerReading) -> TrainerReading:
+        names = [each.name for each in fields(self)]
+        return TrainerReading(**{name: getattr(self, name) + getattr(more, name) for name in names})
+
+
+class TrainerTimes:
+    """The clock of an epoch's iterator. Another thread may read it meanwhile.
+
+    Example:
+        >>> times = TrainerTimes()
+        >>> times.asked()
+        >>> times.arrived()
+        >>> times.delivered(samples=64, nbytes=1000)
+        >>> times.read().samples
+        64
+    """
+
+    def __init__(self) -> None:
+        self._began_ns = self._since_ns = time.monotonic_ns()
+        self._spent_ns = [0, 0, 0]
+        self._doing = _ELSEWHERE
+        self._first = TrainerReading()
+        self._batches = self._samples = self._nbytes = 0
+        self._running = True
+
+    def asked(self) -> None:
+        """``next()`` begins."""
+        self._now(_WAITED)
+
+    def arrived(self) -> None:
+        """What makes a batch is here."""
+        self._now(_RECEIVED)
+
+    def delivered(self, samples: int, nbytes: int) -> None:
+        """``next()`` ends, with a batch.
+
+        Args:
+            samples: Samples in it.
+            nbytes: Bytes of its arrays.
+        """
+        self._now(_ELSEWHERE)
+        self._samples += samples
+        self._nbytes += nbytes
+        if self._batches == 0:
+            first_ns = self._since_ns - self._began_ns
+            self._first = TrainerReading(
+                first_ns=first_ns, first_batches=1, first_samples=samples, first_nbytes=nbytes
+            )
+            self._spent_ns = [0, 0, 0]
+        self._batches += 1
+
+    def left(self) -> None:
+        """``next()`` ends, without a batch."""
+        self._now(_ELSEWHERE)
+
+    def end(self) -> None:
+        """The epoch is over: from now on no time counts."""
+        self._now(_ELSEWHERE)
+        self._running = False
+
+    def read(self) -> TrainerReading:
+        """What is counted until now."""
+        spent_ns, first = list(self._spent_ns), self._first
+        if self._running:
+            spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
+        if not self._batches:  # all that is spent is spent on the first batch
+            return TrainerReading(first_ns=sum(spent_ns))
+        return TrainerReading(
+            first_ns=first.first_ns,
+            waited_ns=spent_ns[_WAITED],
+            received_ns=spent_ns[_RECEIVED],
+            elsewhere_ns=spent_ns[_ELSEWHERE],
+            batches=self._batches,
+            samples=self._samples,
+            nbytes=self._nbytes,
+            first_batches=first.first_batches,
+            first_samples=first.first_samples,
+            first_nbytes=first.first_nbytes,
+        )
+
+    def _now(self, doing: int) -> None:
+        if not self._running:
+            return
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self._doing] += now_ns - self._since_ns
+        self._since_ns, self._doing = now_ns, doing

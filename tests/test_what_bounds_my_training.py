@@ -1,0 +1,113 @@
+"""The page about stats(): each of its programs runs, and finds what it is about."""
+
+import contextlib
+import io
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import mpwds
+
+PAGE = Path(__file__).parents[1] / "docs" / "what-bounds-my-training.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Four shards of 100 photographs, so to speak."""
+    path = tmp_path_factory.mktemp("shards")
+    rng = np.random.default_rng(0)
+    images = []
+    for _ in range(8):
+        small = PIL.Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8))
+        stream = io.BytesIO()
+        small.resize((512, 512)).save(stream, "jpeg")
+        images.append(stream.getvalue())
+    for shard in range(4):
+        with tarfile.open(path / f"train-{shard}.tar", "w") as archive:
+            for number in range(100):
+                for field, data in (("jpg", images[number % 8]), ("cls", b"7")):
+                    member = tarfile.TarInfo(f"{shard}{number:03}.{field}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def run(block, folder):
+    """What a block of the page leaves behind, and what it printed."""
+    import time
+
+    names = {"mpwds": mpwds, "time": time, "folder": folder, "shards": f"{folder}/train-{{0..3}}.tar"}
+    if "dataset =" not in block:
+        names["dataset"] = mpwds.DataPipeline([(0, 0)] * 26)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(block, str(PAGE), "exec"), names)
+    if "loader" in names:
+        names["loader"].close()
+    return names, output.getvalue()
+
+
+def block_with(text):
+    (block,) = [block for block in BLOCKS if text in block]
+    return block
+
+
+def top_stage(names):
+    return max(names["loader"].stats().stages, key=lambda stage: stage.share)
+
+
+def test_there_is_a_program_for_each_case():
+    assert len(BLOCKS) == 8
+
+
+def test_the_first_program_finds_decoding(folder):
+    names, output = run(BLOCKS[0], folder)
+    assert top_stage(names).name == "decode('rgb8')"
+    assert "decode('rgb8')" in output
+
+
+def test_storage_is_found(folder):
+    names, output = run(block_with("pipe:sleep"), folder)
+    assert top_stage(names).storage
+    assert "storage: tarfile_to_samples()" in output
+
+
+def test_a_training_step_that_is_the_bound_is_found(folder):
+    names, output = run(block_with("time.sleep(0.02)"), folder)
+    stats = names["loader"].stats()
+    assert stats.elsewhere_s > 0.02 * 99
+    assert output.strip() == stats.verdict
+
+
+def test_small_batches_are_slower_than_large_ones(folder):
+    _, output = run(block_with("for rows in"), folder)
+    few, many = (float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", output))
+    assert few < many
+
+
+def test_a_slow_worker_is_found(folder):
+    names, output = run(block_with("def unequal"), folder)
+    slow = max(names["loader"].stats().workers, key=lambda worker: worker.working_s)
+    assert slow.worker == 2
+    assert "worker 2 (pid" in output
+
+
+def test_without_workers_decoding_is_found(folder):
+    names, output = run(block_with("workers=0"), folder)
+    assert top_stage(names).name == "decode('rgb8')"
+    assert output.strip().endswith("take workers")
+
+
+def test_the_live_line_is_shown(folder, capsys):
+    run(block_with("progress=True"), folder)
+    assert "samples/s, waits" in capsys.readouterr().err
+
+
+def test_figures_can_be_logged_while_it_runs(folder):
+    _, output = run(block_with("as_dict()"), folder)
+    assert output.startswith("step 9: ")
