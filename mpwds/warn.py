@@ -6,11 +6,12 @@ import sys
 import warnings
 
 
-def warn(message: str) -> None:
-    """Issues a ``RuntimeWarning`` for the innermost line that is not of this package.
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issues a warning for the innermost line that is not of this package.
 
     Args:
         message: What happened, and what to do about it.
+        category: The warning's class.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -21,7 +22,7 @@ def warn(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _is_ours(module: str) -> bool:

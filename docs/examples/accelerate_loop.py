@@ -20,21 +20,9 @@ import mpwds
 EPOCHS = 4
 
 
-def train_epoch(accelerator, model, optimizer, batches) -> float:
-    loss = torch.zeros(())
-    for images, labels in batches:
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        accelerator.backward(loss)
-        optimizer.step()
-    return float(loss.detach())
-
-
 @torch.no_grad()
 def accuracy(accelerator, model, batches) -> float:
-    hits = []
-    for images, labels in batches:
-        hits.append(accelerator.gather_for_metrics(model(images).argmax(1) == labels))
+    hits = [accelerator.gather_for_metrics(model(images).argmax(1) == labels) for images, labels in batches]
     return float(torch.cat(hits).float().mean())
 
 
@@ -42,30 +30,33 @@ def fit(accelerator, training, held_out) -> None:
     set_seed(1)
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    # A MultiLoader comes back as it is: it divides itself among ranks.
     model, optimizer, training, held_out = accelerator.prepare(model, optimizer, training, held_out)
     for epoch in range(EPOCHS):
         training.set_epoch(epoch)
-        loss = train_epoch(accelerator, model, optimizer, training)
+        for images, labels in training:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
         right = accuracy(accelerator, model, held_out)
         accelerator.print(f"epoch {epoch}: loss {loss:.3f}, accuracy {right:.3f}")
 
 
 def main() -> None:
-    # From here on Accelerate builds DataLoaders of our class.
-    mpwds.use_in_accelerate()
+    mpwds.use_in_accelerate()  # from here on Accelerate builds DataLoaders of our class
     accelerator = Accelerator(cpu=True)
     held_out = mpwds.DataLoader(Stripes(HELD_OUT), batch_size=50, num_workers=2)
 
     training = mpwds.DataLoader(Stripes(TRAIN), batch_size=50, shuffle=True, num_workers=2)
     fit(accelerator, training, held_out)
+
     # The rest of an epoch, for a run that continues in the middle of it.
     rest = skip_first_batches(accelerator.prepare(training), 5)
     accelerator.print(f"batches behind the first five: {sum(1 for _ in rest)}")
 
     with tempfile.TemporaryDirectory() as folder:
-        batches = from_shards(write_shards(Path(folder), TRAIN))
-        with mpwds.MultiLoader(batches, workers=2).rebatched(50, shuffle=300) as training:
+        pipeline = from_shards(write_shards(Path(folder), TRAIN))
+        with mpwds.MultiLoader(pipeline, workers=2).rebatched(50, shuffle=300) as training:
             fit(accelerator, training, held_out)
     accelerator.end_training()
 

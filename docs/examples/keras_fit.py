@@ -36,25 +36,24 @@ def classifier() -> keras.Model:
     return model
 
 
-def fit(training, held_out) -> None:
-    history = classifier().fit(training, validation_data=held_out, epochs=4, verbose=0, shuffle=False).history
-    for epoch, (loss, accuracy) in enumerate(zip(history["loss"], history["val_accuracy"], strict=True)):
+def report(history: keras.callbacks.History) -> None:
+    figures = zip(history.history["loss"], history.history["val_accuracy"], strict=True)
+    for epoch, (loss, accuracy) in enumerate(figures):
         print(f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.3f}")
 
 
 def main() -> None:
-    held_out = mpwds.DataLoader(Stripes(HELD_OUT), batch_size=50, num_workers=2, persistent_workers=True)
-    training = mpwds.DataLoader(
-        Stripes(TRAIN), batch_size=50, shuffle=True, num_workers=2, persistent_workers=True
-    )
-    fit(training, held_out)
+    options = {"batch_size": 50, "num_workers": 2, "persistent_workers": True}
+    held_out = mpwds.DataLoader(Stripes(HELD_OUT), **options)
+
+    training = mpwds.DataLoader(Stripes(TRAIN), shuffle=True, **options)
+    report(classifier().fit(training, validation_data=held_out, epochs=4, verbose=0, shuffle=False))
 
     with tempfile.TemporaryDirectory() as folder:
-        batches = from_shards(write_shards(Path(folder), TRAIN))
-        with mpwds.MultiLoader(batches, workers=2).rebatched(50, shuffle=300) as loader:
-            # Keras takes a DataLoader of torch's kind, and asks for its length.
+        pipeline = from_shards(write_shards(Path(folder), TRAIN))
+        with mpwds.MultiLoader(pipeline, workers=2).rebatched(50, shuffle=300) as loader:
             training = mpwds.DataLoader(loader.with_length(STEPS, silent=True), batch_size=None)
-            fit(training, held_out)
+            report(classifier().fit(training, validation_data=held_out, epochs=4, verbose=0, shuffle=False))
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ class Classifier(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def fit(training, held_out) -> None:
+def new_trainer() -> lightning.Trainer:
     lightning.seed_everything(1, verbose=False)
-    trainer = lightning.Trainer(
+    return lightning.Trainer(
         max_epochs=4,
         accelerator="cpu",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),  # as many as torchrun has started
@@ -55,25 +55,26 @@ def fit(training, held_out) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(), training, held_out)
 
 
-def main() -> None:
-    # Lightning divides a map-style dataset among ranks.
-    fit(
-        mpwds.DataLoader(Stripes(TRAIN), batch_size=50, shuffle=True, num_workers=2, persistent_workers=True),
-        mpwds.DataLoader(Stripes(HELD_OUT), batch_size=50, num_workers=2, persistent_workers=True),
-    )
-    # A MultiLoader divides shards among ranks, and shuffles them differently in each epoch, itself.
-    with tempfile.TemporaryDirectory() as folder:
-        training = from_shards(write_shards(Path(folder), TRAIN))
-        held_out = from_shards(write_shards(Path(folder), HELD_OUT), shuffled=False)
-        with (
-            mpwds.MultiLoader(training, workers=2).rebatched(50, shuffle=300) as training,
-            mpwds.MultiLoader(held_out, workers=1) as held_out,
-        ):
-            fit(training, held_out)
+def train_on_map_style_dataset() -> None:
+    options = {"batch_size": 50, "num_workers": 2, "persistent_workers": True}
+    training = mpwds.DataLoader(Stripes(TRAIN), shuffle=True, **options)
+    held_out = mpwds.DataLoader(Stripes(HELD_OUT), **options)
+    new_trainer().fit(Classifier(), training, held_out)
+
+
+def train_on_shards(folder: Path) -> None:
+    pipeline = from_shards(write_shards(folder, TRAIN))
+    in_order = from_shards(write_shards(folder, HELD_OUT), shuffled=False)
+    with (
+        mpwds.MultiLoader(pipeline, workers=2).rebatched(50, shuffle=300) as training,
+        mpwds.MultiLoader(in_order, workers=1) as held_out,
+    ):
+        new_trainer().fit(Classifier(), training, held_out)
 
 
 if __name__ == "__main__":
-    main()
+    train_on_map_style_dataset()
+    with tempfile.TemporaryDirectory() as folder:
+        train_on_shards(Path(folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from mpwds.loader.course import replays_because
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.state import VERSION, Facts, described, field, progress_as_state, progress_from_state
 from mpwds.pipeline.repetitions import is_repetition
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from mpwds.loader.loader_pipeline import LoaderStages
@@ -73,10 +73,10 @@ class Bookmark:
         if loaded is not None and loaded.epoch != epoch:
             self._loaded = None
             if loaded.delivered:
-                warnings.warn(
+                warn(
                     f"set_epoch({epoch}) begins another epoch than number {loaded.epoch}, which "
                     "load_state_dict was to continue: what is left of that is not delivered",
-                    stacklevel=4,
+                    UserWarning,
                 )
         if self._progress is not None and not self._progress.running:
             self._progress = None
@@ -125,8 +125,8 @@ def _warn_of_replay(loader: LoaderStages, progress: EpochProgress) -> None:
     reason = next(filter(None, reasons), "")
     if reason and progress.replayed:
         # The user's ``for`` statement, above: this function, begin, _iterate and __iter__.
-        warnings.warn(
+        warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "
             f"{progress.delivered} batches that were delivered",
-            stacklevel=5,
+            UserWarning,
         )

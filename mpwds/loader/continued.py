@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
@@ -12,6 +11,7 @@ from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import field
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.warn import warn
 
 
 class Continued:
@@ -45,7 +45,7 @@ class Continued:
             item: tuple[Address, Any] = self._next()
         except StopIteration:
             if self._loaded and self._delivered == self._loaded:
-                warn_of_empty_epoch(stacklevel=5)
+                warn_of_empty_epoch()
             raise
         self._delivered += 1
         return item
@@ -99,10 +99,10 @@ class Continued:
     def _replay(self, delivered: int, reason: str) -> None:
         if not self._same_order:
             raise _no_order(reason)
-        warnings.warn(
+        warn(
             f"the stages behind the loader are continued by running the first {delivered} elements of the "
             f"epoch again ({reason})",
-            stacklevel=4,
+            UserWarning,
         )
         self._begin(delivered)
         again = sum(1 for _ in islice(self._stream, delivered))

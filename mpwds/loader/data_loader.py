@@ -8,7 +8,6 @@ name is used.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from mpwds.loader.dividing import check_not_divided_again, refuse_workers_of_wor
 from mpwds.loader.nursery import Nursery
 from mpwds.loader.single_process import SingleProcessIterator
 from mpwds.loader.start_methods import Forks
+from mpwds.warn import warn
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -160,11 +160,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if loaded is None:
             return contextlib.nullcontext()
         if loaded.answered.count and is_iterable(self.dataset):
-            warnings.warn(
+            warn(
                 f"an iterable dataset ({type(self.dataset).__name__}) is continued by running it again from "
                 f"its start, without the {loaded.answered.count} batches that were delivered: MultiLoader "
                 "continues pipelines of mpwds where they were",
-                stacklevel=3,
+                UserWarning,
             )
         return loaded.beginning(self)
 

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from mpwds.loader.data_loader import DataLoader
@@ -131,7 +131,7 @@ class DataLoaderIterator(Iterator[Any]):
             answer = epoch.next_answer()
         except StopIteration:
             self._epoch = None
-            self._record_of_epoch.finish(stacklevel=4)
+            self._record_of_epoch.finish()
             if not self._persists:
                 self._group.close()
             raise
@@ -151,13 +151,13 @@ class DataLoaderIterator(Iterator[Any]):
         return batch if self._pin is None else self._pin(batch)
 
     def _warn_of_length(self) -> None:
-        warnings.warn(
+        warn(
             f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
             f"len(dataloader)), but {self._yielded} samples have been fetched. For multiprocessing "
             "data-loading, this could be caused by not properly configuring the IterableDataset replica at "
             "each worker: it iterates the whole dataset, unless that divides itself by "
             "torch.utils.data.get_worker_info()",
-            stacklevel=4,
+            UserWarning,
         )
 
 
@@ -223,17 +223,17 @@ def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
     from torch.utils.data._utils.pin_memory import pin_memory
 
     if loader.pin_memory_device:
-        warnings.warn(
+        warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device, ignore "
             f"pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=4,
+            UserWarning,
         )
     accelerator = getattr(torch, "accelerator", torch.cuda)  # since torch 2.6
     if not accelerator.is_available():
-        warnings.warn(
+        warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
             "won't be used.",
-            stacklevel=4,
+            UserWarning,
         )
         return None
     return pin_memory

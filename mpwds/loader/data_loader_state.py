@@ -55,10 +55,10 @@ class EpochRecord:
         record.finished = finished
         return record
 
-    def finish(self, stacklevel: int) -> None:
+    def finish(self) -> None:
         """The epoch is at its end."""
         if not self.finished and self.loaded and self.answered.count == self.loaded:
-            warn_of_empty_epoch(stacklevel + 1)
+            warn_of_empty_epoch()
         self.finished = True
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:

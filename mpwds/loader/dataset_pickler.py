@@ -56,7 +56,11 @@ class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
                 self.modules.add(module)
         else:
-            reduced = reduced_tensor(item) or _reduced_array(item)
+            reduced = reduced_tensor(item)
+            if reduced is not None:
+                self.modules.add("torch")
+                return reduced
+            reduced = _reduced_array(item)
             if reduced is not None:
                 return reduced
         return super().reducer_override(item)

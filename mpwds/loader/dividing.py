@@ -49,8 +49,18 @@ def refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
     Example:
         >>> refuse_workers_of_workers([1, 2, 3], num_workers=4)
     """
-    if num_workers and isinstance(dataset, (LoaderStages, LoaderPipeline, WebLoader)):
+    if num_workers and has_workers(dataset):
         raise ValueError(
             f"{dataset!r} has workers of its own, and each of {num_workers} more would deliver all of it: "
             "leave num_workers at 0"
         )
+
+
+def has_workers(dataset: Any) -> bool:
+    """Whether a dataset is a loader of this package, or what is behind one.
+
+    Example:
+        >>> has_workers([1, 2, 3])
+        False
+    """
+    return isinstance(dataset, (LoaderStages, LoaderPipeline, WebLoader))

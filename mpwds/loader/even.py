@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from mpwds.loader.own_part import OwnPart
 from mpwds.loader.ranks import TorchRanks, world_size
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import epoch_of_repetition
+from mpwds.warn import warn
 
 WINDOW = 4
 """Batches that ranks make sure of at once: a talk takes about as long as three threads take to wake up."""
@@ -261,10 +261,8 @@ def target_of(even: Even, counts: Sequence[int]) -> int:
                 f'even="{even}": a rank has no batch at all, so there is nothing that it could repeat, while '
                 "others have some: take more shards, or smaller ones, or fewer ranks"
             )
-        warnings.warn(
+        warn(
             'even="drop": a rank has no batch at all, so no rank gets any: take more shards, or smaller '
-            "ones, or fewer ranks",
-            RuntimeWarning,
-            stacklevel=2,
+            "ones, or fewer ranks"
         )
     return least if even == "drop" else most

@@ -18,7 +18,7 @@ from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
 from mpwds.loader.stats import LoaderStats
-from mpwds.pipeline.beginnings import culprit
+from mpwds.pipeline.beginnings import culprit, in_any_order
 from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -123,7 +123,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        same_order = self.loader.in_order or self.loader.workers < 2
+        loader = self.loader
+        same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
         return Continued(self._starter(context), same_order, next(filter(None, culprits), None))
 

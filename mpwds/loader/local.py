@@ -84,7 +84,8 @@ class LocalIterator(Iterator[Any]):
             raise
         except BaseException:
             progress.running = False
-            self._times.end()
+            if inspect.getgeneratorstate(self._batches) == inspect.GEN_CLOSED:
+                self._times.end()
             raise
         self._meter.sent(samples, nbytes)
         self._times.delivered(samples, nbytes)

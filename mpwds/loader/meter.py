@@ -24,12 +24,12 @@ from mpwds.loader.processor_times import ProcessorTimes
 from mpwds.loader.samples_in import sample_counter
 from mpwds.loader.stage_timer import StageTimer
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stream import Source, Stream
+from mpwds.pipeline.stream import Stream
 
-_BUDGET = 0.005  # of what it takes where the processor does nothing else; in a pipeline it takes twice that
+_BUDGET = 0.01
+_CROSSING_NS = 5000  # a quarter to half a microsecond if it is in the processor's cache: work drives it out
 _LEAST_CHANCE = 0.02
 _MEMORY = 0.9
-_CALIBRATION_ELEMENTS = 20
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
 
 
@@ -63,7 +63,6 @@ class Meter:
         for _ in (OTHER, WRITING):
             counters.describe_stage(self._timer.add_stage(), "", storage=False)
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
-        self._crossing_ns = _cost_of_crossing()
         self._chance = 1.0
         self._recent_ns = 0.0
         self._recent_cost_ns = 0.0
@@ -140,7 +139,7 @@ class Meter:
         """Times a part of a pipeline and counts what its error handler leaves out: see ``Context.watch``."""
         if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
             return stream
-        name = str(part)
+        name = _name_of(part)
         key = context.stage, name
         if key not in self._numbers:
             storage = getattr(part, "reads_shards", False)
@@ -163,7 +162,7 @@ class Meter:
                 self._counters.add_to_stage(stage, round(spent_ns * weight), round(came_out * weight))
         crossings = sum(elements) + 2 * len(elements)
         self._recent_ns = self._recent_ns * _MEMORY + sum(time_ns) * self._not_queued
-        self._recent_cost_ns = self._recent_cost_ns * _MEMORY + crossings * self._crossing_ns
+        self._recent_cost_ns = self._recent_cost_ns * _MEMORY + crossings * _CROSSING_NS
         self._chance = min(1.0, max(_LEAST_CHANCE, _BUDGET * self._recent_ns / self._recent_cost_ns))
         time_ns[:] = elements[:] = [0] * len(elements)
         self._write_counts()
@@ -179,23 +178,9 @@ class Meter:
             self._write_next_ns = time.monotonic_ns() + _PROCESSOR_TIMES_EVERY_NS
 
 
-def _cost_of_crossing() -> float:
-    """Nanoseconds that it takes to take the time of one element in one stage, on this machine."""
-    timer = StageTimer()
-    stage = timer.add_stage()
-    best_ns = {}
-    for timed in (False, True):
-        if timed:
-            timer.start(stage)
-        best_ns[timed] = min(_pass_through(timer, stage) for _ in range(10))
-    timer.stop()
-    return max(best_ns[True] - best_ns[False], 1) / _CALIBRATION_ELEMENTS
-
-
-def _pass_through(timer: StageTimer, stage: int) -> int:
-    """Nanoseconds for some elements."""
-    advance = timer.between(Source(range(_CALIBRATION_ELEMENTS)), stage).__next__
-    start_ns = time.perf_counter_ns()
-    for _ in range(_CALIBRATION_ELEMENTS):
-        advance()
-    return time.perf_counter_ns() - start_ns
+def _name_of(part: Any) -> str:
+    """How a part of a pipeline prints, in one line that is the same in all workers."""
+    kind: Any = type(part)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        return str(kind.__name__)
+    return str(part).partition("\n")[0]

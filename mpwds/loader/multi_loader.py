@@ -67,7 +67,8 @@ class MultiLoader(LoaderStages, TorchIterable):
             list (dealt by index); or any other iterable, torch ``IterableDataset``,
             ``webdataset.WebDataset`` or function that returns an iterator: each worker iterates it
             whole, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
-            ``WORKER`` and ``NUM_WORKERS``.
+            ``WORKER`` and ``NUM_WORKERS``. Arrays and tensors in it are copied once, for all workers
+            together; those in shared memory or a mapped file, not at all (see :func:`mpwds.share`).
         workers: Worker processes, 4 unless a ``pool`` has them; 0 does the work in this process, with the
             results of one worker.
         in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number

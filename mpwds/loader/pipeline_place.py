@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.pipeline.stream import Stream
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from mpwds.loader.loader_pipeline import LoaderPipeline
@@ -89,10 +89,10 @@ class PipelinePlace:
             if loaded["epoch"] == epoch:
                 stream.load_state_dict(loaded["run"])
             elif loaded["run"]["delivered"]:
-                warnings.warn(
+                warn(
                     f"epoch {epoch} begins, not number {loaded['epoch']}, which load_state_dict was to "
                     "continue: what is left of that is not delivered",
-                    stacklevel=3,
+                    UserWarning,
                 )
         self._run = run = _Run(epoch, stream, handed)
         return run.elements(stream)

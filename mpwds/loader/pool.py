@@ -126,9 +126,13 @@ class _Processes(WorkerGroup):
         with self._entrance:
             if not self._workers:
                 raise MpwdsError("the pool was closed while a loader of it started")
-            if self._workers[index].process.wait(0):
-                self.restart(index)
-            return self._workers[index]
+            remote = self._workers[index]
+            return self.restart(index) if self.has_died(remote) else remote
+
+    def has_died(self, remote: RemoteWorker) -> bool:
+        """Whether a process has ended; it is reaped then."""
+        with self._entrance:
+            return remote.process.wait(0)
 
 
 def _pool_setup_maker(workers: int) -> Callable[[], WorkerSetup]:
@@ -160,7 +164,7 @@ class _Sessions:
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         host = self._processes.running(index)
         over = Bell()
-        process = _SessionProcess(host, over)
+        process = _SessionProcess(self._processes, host, over)
         descriptors = [self._setup, ends.channel, ends.handover, ends.bell, ends.status, over.fileno()]
         try:
             host.hand_over(descriptors)
@@ -180,8 +184,9 @@ class _Sessions:
 class _SessionProcess(WorkerProcess):
     """A session, as if it were a process: it ends when it is over, or with the process it runs in."""
 
-    def __init__(self, host: RemoteWorker, over: Bell) -> None:
+    def __init__(self, processes: _Processes, host: RemoteWorker, over: Bell) -> None:
         super().__init__(host.process.pid)
+        self._processes = processes
         self._host = host
         self._over = over
         self._events = select.epoll()
@@ -193,8 +198,9 @@ class _SessionProcess(WorkerProcess):
 
     def wait(self, timeout_s: float) -> bool:
         if not self._ended and self._events.poll(max(0.0, timeout_s)):
+            has_died = self._processes.has_died(self._host)
             host = self._host.process
-            self.exitcode, self.hint = (host.exitcode, host.hint) if host.wait(0) else (0, "")
+            self.exitcode, self.hint = (host.exitcode, host.hint) if has_died else (0, "")
             self.let_go()
         return self._ended
 
@@ -210,7 +216,7 @@ class _SessionProcess(WorkerProcess):
             self.let_go()
 
     def stack(self, page: StatusPage) -> str:
-        return "" if self._host.process.wait(0) else self._host.stack()
+        return "" if self._processes.has_died(self._host) else self._host.stack()
 
     def let_go(self) -> None:
         """Closes the descriptors of the trainer's side: nobody waits for its end any more."""

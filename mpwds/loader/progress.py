@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+
+from mpwds.warn import warn
 
 NEWEST_ONLY = 1
 
@@ -132,7 +133,7 @@ class EpochProgress:
         """The workers have no more batches. That finishes the epoch, if none can have been taken ahead."""
         self.finished = self._ahead is None
         if self.finished and self.loaded and self.delivered == self.loaded:
-            warn_of_empty_epoch(stacklevel=5)
+            warn_of_empty_epoch()
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
@@ -185,13 +186,13 @@ class EpochProgress:
         return [worker.position(worker.received) for worker in self.workers]
 
 
-def warn_of_empty_epoch(stacklevel: int) -> None:
+def warn_of_empty_epoch() -> None:
     """Warns that an epoch was continued of which nothing was left."""
-    warnings.warn(
+    warn(
         "the epoch that load_state_dict continued had nothing left, so this iteration is empty. Where it "
         "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is "
         "the start of the next",
-        stacklevel=stacklevel,
+        UserWarning,
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from mpwds.loader.progress import START, Position
 from mpwds.loader.receiving import BatchReceiver
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.bell import Bell
+from mpwds.warn import warn
 
 _EXIT_WAIT_S = 1.0
 
@@ -288,11 +288,7 @@ class RemoteWorker:
 
 
 def _warn_of_late_error(worker: int, summary: str) -> None:
-    warnings.warn(
-        f"an epoch that was left early failed in worker {worker} after that: {summary}",
-        RuntimeWarning,
-        stacklevel=5,
-    )
+    warn(f"an epoch that was left early failed in worker {worker} after that: {summary}")
 
 
 def _signal_name(number: int) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 from mpwds.errors import WorkerDied
 from mpwds.loader.group import WorkerGroup
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.remote import RemoteWorker
+from mpwds.warn import warn
 
 OnWorkerDeath = Literal["raise", "restart"]
 
@@ -67,10 +67,8 @@ class Restarts:
         remote.start(self._progress.epoch, self._generation, position)
         again = position.first - position.at
         # The user's ``for`` statement, above: this function, _next_message, _next and __next__.
-        warnings.warn(
+        warn(
             f"{death}. A new process goes on in its place (restart {remote.restarts}); it makes {again} "
-            f"batch{'' if again == 1 else 'es'} again that had been delivered",
-            RuntimeWarning,
-            stacklevel=5,
+            f"batch{'' if again == 1 else 'es'} again that had been delivered"
         )
         return remote

@@ -83,7 +83,7 @@ def _one(element: Any) -> int:
 
 def _makes_batches(dataset: Any) -> bool | None:
     """Whether a dataset yields batches; ``None`` if that is not known."""
-    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset) or not dataset.pipeline:
         return None
     origin, *stages = dataset.parts
     for stage in reversed(stages):

@@ -42,7 +42,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         try:
             batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
         except StopIteration:
-            self._record.finish(stacklevel=4)
+            self._record.finish()
             raise
         except Exception:
             answered.add(answered.below)

@@ -20,7 +20,8 @@ class StageTimer:
 
     It stands between the stages: each gets its elements through a function that can be exchanged. While the
     timer is stopped that is a ``functools.partial`` of the source's own ``__next__``, which costs a few
-    nanoseconds; while it runs, one that looks at the clock on both sides of it, for about half a microsecond.
+    nanoseconds; while it runs, one that looks at the clock on both sides of it, for half a microsecond, or
+    several where the stages' work has driven it out of the processor's cache.
 
     Only the thread that started the timer is timed; what a stage does in others passes by.
 

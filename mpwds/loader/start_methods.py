@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.launchers import Fork, Launcher, Spawn
 from mpwds.loader.nursery import FromNursery, Nursery
 from mpwds.loader.setup import CannotPickle, WorkerSetup
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from mpwds.loader.data_loader import DataLoader
@@ -91,12 +91,10 @@ def _strictly(make: MakeLauncher, setup: WorkerSetup) -> Launcher:
 def _warn_of_fork(what: str) -> None:
     # The user's ``for`` statement, above: this function, _as_it_goes, _start, begin_epoch, _begin, __init__
     # and __iter__.
-    warnings.warn(
+    warn(
         f"{what}, which cannot be pickled, so the workers are forks of this process, with all it has in "
         "memory: open files, locks and connections where samples are fetched, or pass "
-        "multiprocessing_context='fork' to say that this is meant",
-        RuntimeWarning,
-        stacklevel=8,
+        "multiprocessing_context='fork' to say that this is meant"
     )
 
 

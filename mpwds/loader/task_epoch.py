@@ -94,6 +94,7 @@ class TaskEpoch:
                 self._unanswered.remove(worker)
                 if self._dropped[worker.index]:
                     self._dropped[worker.index] -= 1
+                    self._tasks[worker.index].popleft()
                     worker.discard(message)
                     self._give_next()
                     continue

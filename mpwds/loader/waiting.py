@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from mpwds.loader.channel import Message
 from mpwds.loader.remote import RemoteWorker
 
-_LONGEST_POLL_S = 86_400.0
+_LONGEST_POLL_S = 1.0
+"""A signal that comes just before the system call is not heard, as Ctrl-C, before that returns."""
+
 _DEVICE_POLL_S = 0.001
 _DEVICE_POLLS = 50
 

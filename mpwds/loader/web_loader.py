@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.passing import Passing
+from mpwds.warn import warn
 
 
 class WebLoader(Rebatching, DataPipeline):
@@ -60,10 +60,10 @@ class WebLoader(Rebatching, DataPipeline):
         elements = super().__iter__()
         delivered = 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"]
         if delivered:
-            warnings.warn(
+            warn(
                 f"the stages behind a WebLoader are continued by running the first {delivered} elements of "
                 "the epoch again",
-                stacklevel=2,
+                UserWarning,
             )
             run.skip(elements, delivered)
         return run.counted(elements)

@@ -146,7 +146,7 @@ class Worker:
                 end["sent"] = yield from self._send_elements(context, generation, position)
         except ChannelClosed:
             raise
-        except (SystemExit, GeneratorExit):
+        except SystemExit:
             raise
         except BaseException as error:
             end.update(kind=protocol.ERROR, **failures.describe(error))

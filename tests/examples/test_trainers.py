@@ -48,6 +48,22 @@ def test_a_trainer_learns_from_both_loaders_and_resumes_in_the_middle_of_an_epoc
     assert resumed == ["True", "True"]
 
 
+def test_what_the_page_shows_is_in_the_examples():
+    examples = {path.name: stripped(path.read_text()) for path in EXAMPLES.glob("*.py")}
+    page = (ROOT / "docs" / "trainers.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        (example,) = re.findall(r"\(examples/(\w+\.py)\)", section)
+        blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+        assert blocks
+        for block in blocks:
+            assert stripped(block) in examples[example], block
+
+
+def stripped(text):
+    """Lines without their indentation."""
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
 def told(lines):
     """What the ranks told."""
     return [json.loads(line.removeprefix("tells ")) for line in lines if line.startswith("tells ")]

@@ -232,3 +232,9 @@ def test_arrays_keep_their_shape_order_content_and_flags():
         assert (array.shape, array.dtype) == (other.shape, other.dtype)
         assert array.flags.writeable == other.flags.writeable
         assert array.tobytes() == other.tobytes()
+
+
+def test_tensors_in_a_dataset_count_as_a_need_of_torch():
+    dataset = Touching(torch.ones(3))
+    assert "torch" in setup.pickled(setup.WorkerSetup(dataset, workers=1, blocks=4)).modules
+    assert "torch" not in setup.pickled(setup.WorkerSetup([np.ones(3)], workers=1, blocks=4)).modules

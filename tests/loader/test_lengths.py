@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.elements import elements
+from mpwds.loader.progress import EpochProgress
 from mpwds.pipeline.context import Context
 
 
@@ -51,11 +52,29 @@ KNOWN = [
 def test_len_is_the_number_of_elements_that_come(case, workers, monkeypatch):
     dataset, add_stages = KNOWN[case]
     if workers:  # what several workers deliver, without starting them
-        monkeypatch.setattr(
-            MultiLoader, "_iterate", lambda loader, epoch: iter(_of_all_workers(loader, epoch))
-        )
+        monkeypatch.setattr(MultiLoader, "_iterate", _InTurn.of)
     loader = add_stages(MultiLoader(dataset, workers=workers, output="numpy"))
     assert len(loader) == len(list(loader))
+
+
+class _InTurn:
+    """What several workers deliver, one after the other, without starting them."""
+
+    place = (0, 0)
+
+    def __init__(self, loader, epoch):
+        self.progress = EpochProgress.at_start(epoch, loader.workers)
+        self._elements = _of_all_workers(loader, epoch)
+
+    @staticmethod
+    def of(loader, epoch, progress=None):
+        return _InTurn(loader, epoch)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._elements)
 
 
 def _of_all_workers(loader, epoch):
@@ -95,7 +114,7 @@ def test_len_is_what_comes_on_all_ranks_whatever_the_stages(
     dataset = with_stages(DataPipeline(range(size)), in_workers)
     delivered, lengths = [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MultiLoader, "_iterate", lambda loader, epoch: iter(_of_all_workers(loader, epoch)))
+        patch.setattr(MultiLoader, "_iterate", _InTurn.of)
         patch.setenv("WORLD_SIZE", str(world_size))
         for rank in range(world_size):
             patch.setenv("RANK", str(rank))

@@ -101,8 +101,8 @@ def test_a_warning_says_who_died_of_what_and_where(shards):
         next(batches)
         pid = loader.worker_pids[0]
         kill(pid)
-        assert len(list(batches)) == 19
-        assert loader._group.restarts == [1]
+        assert sum(1 for _ in batches) == 19
+        assert loader._group.restarts == {0: 1}
         assert loader.worker_pids != [pid]
     (warning,) = caught
     assert warning.filename == __file__
@@ -171,7 +171,7 @@ def kills_itself(path):
 def test_a_sample_that_kills_its_worker_twice_is_delivered_the_third_time(tmp_path):
     with loader_of(kills_itself(str(tmp_path / "twice"))) as loader:
         assert values(loader) == list(range(20))
-        assert loader._group.restarts == [2, 0]
+        assert loader._group.restarts == {0: 2}
 
 
 @pytest.mark.filterwarnings("ignore:.*A new process goes on")

@@ -6,13 +6,16 @@ import os
 import signal
 import threading
 import time
+import zlib
 
 import numpy as np
+import numpy.random  # or the first seeded call would import it, as part of its stage
 import pytest
 import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
 from mpwds.loader.counters import NBYTES_OF_ALL
+from mpwds.pipeline.stages.map import Map
 
 WAIT_S = 0.004
 
@@ -67,15 +70,42 @@ def test_the_rows_of_ready_batches_are_samples():
         assert loader.stats().samples == 21
 
 
+def clocked(work):
+    """A function that takes a list, does some work, and adds to the list how long that took."""
+
+    def run(taken):
+        start = time.perf_counter()
+        work()
+        return [*taken, time.perf_counter() - start]
+
+    run.__name__ = work.__name__
+    return run
+
+
+def keeps_the_lock():
+    sum(range(200_000))
+
+
+def lets_go_of_it():
+    zlib.compress(bytes(range(256)) * 2000)
+
+
+def sleeps():
+    time.sleep(0.004)
+
+
 def test_the_time_of_the_stages_is_divided_as_they_take_it(workers):
-    dataset = DataPipeline(range(60)).map(waits).map(waits_thrice).batched(4)
+    stages = keeps_the_lock, lets_go_of_it, sleeps
+    dataset = DataPipeline([[]] * 60)
+    for stage in stages:
+        dataset = dataset.map(clocked(stage))
     with MultiLoader(dataset, workers=workers, output="numpy") as loader:
-        list(loader)
+        taken = np.sum(list(loader), axis=0)
         stats = loader.stats()
-    fast, slow = share_of(stats, "map(waits)"), share_of(stats, "map(waits_thrice)")
-    assert slow > 1.5 * fast > 0
+    found = [share_of(stats, f"map({stage.__name__})") for stage in stages]
+    assert np.divide(found, sum(found)) == pytest.approx(taken / taken.sum(), abs=0.1)
     assert sum(stage.share for stage in stats.stages) == pytest.approx(1)
-    assert {stage.name: stage.elements for stage in stats.stages}["map(waits)"] == 60
+    assert {stage.name: stage.elements for stage in stats.stages}["map(sleeps)"] == 60
 
 
 def test_stages_that_print_alike_are_told_apart():
@@ -84,6 +114,25 @@ def test_stages_that_print_alike_are_told_apart():
         list(loader)
         names = [stage.name for stage in loader.stats().stages]
     assert names == ["between stages", "range", "map(waits)", "map(waits) #2", "writing batches"]
+
+
+class Tripled:
+    """A stage of a user, which does not say how it prints."""
+
+    def stream(self, source, context=None):
+        return Map(lambda number: 3 * number).stream(source)
+
+
+def test_a_stage_without_a_name_goes_by_its_type():
+    with MultiLoader(DataPipeline(range(8)).compose(Tripled()), workers=2, output="numpy") as loader:
+        list(loader)
+        names = [stage.name for stage in loader.stats().stages]
+    assert names == ["between stages", "range", "Tripled", "writing batches"]
+
+
+def test_an_empty_pipeline_is_refused_as_without_stats(workers):
+    with pytest.raises(ValueError, match="the pipeline is empty"):
+        list(MultiLoader(DataPipeline(), workers=workers))
 
 
 def test_the_stages_of_a_mixed_dataset_are_seen():

@@ -1,7 +1,7 @@
 """Measures loaders beside their peers, from what is stored to the training loop.
 
     python tools/bench/loader.py                  # all, about six minutes
-    python tools/bench/loader.py --quick          # under a minute, less exact
+    python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
 
 Contestants run in turn, each in a fresh process: the training process, which looks at one value of each batch
@@ -63,7 +63,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant; the best counts")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a run, once it is warm")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a run, once it is warm")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
     options = parser.parse_args()

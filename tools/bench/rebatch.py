@@ -1,7 +1,7 @@
 """Measures taking batches apart, shuffling their rows and batching them anew in the training process.
 
     python tools/bench/rebatch.py             # all, about seven minutes
-    python tools/bench/rebatch.py --quick     # two minutes, less exact
+    python tools/bench/rebatch.py --quick     # a minute or two, less exact
     python tools/bench/rebatch.py --rounds 1 --seconds 0.5 --only small
 
 ``webdataset.WebLoader(...).unbatched().shuffle(n).batched(m)``, which is torch's DataLoader with stages

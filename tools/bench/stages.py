@@ -4,8 +4,9 @@
     python tools/bench/stages.py --rounds 3 --only cost
 
 *Cost*: processor time of a worker's work on an epoch (all that ``mpwds.loader.worker`` does but the
-messages), with the meter and without it, in turn; the ratio of the best rounds. Pipelines of small elements
-are the hard ones; the message of a batch takes 10 us more, which are in no row.
+messages), with the meter and without it, in turn; medians of all rounds. *Noise* is the ratio of two series
+without it. Pipelines of small elements are the hard ones; the message of a batch takes 10 us more, which are
+in no row.
 
 *Truth*: a pipeline whose stages look at the clock themselves: native code that keeps the interpreter's lock
 (the sum of a range), native code that lets go of it (zlib), waiting (``time.sleep``), and Python. Beside what
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 import sys
 import threading
 import time
@@ -107,17 +109,19 @@ def cpu_seconds(run: Callable[[Any], int], dataset: Any) -> float:
 
 
 def measure_cost(rounds: int) -> None:
-    print(f"{'':44} {'us each':>9} {'us more':>9} {'ratio':>7}")
+    print(f"{'':44} {'us each':>9} {'us more':>9} {'ratio':>7} {'noise':>7}")
     for name, dataset in CASES.items():
         count = run_bare(dataset)
-        times: dict[Callable[[Any], int], list[float]] = {run_bare: [], run_metered: []}
+        runs = {"bare": run_bare, "metered": run_metered, "bare again": run_bare}
+        times: dict[str, list[float]] = {kind: [] for kind in runs}
         for _ in range(rounds):
-            for run, seconds in times.items():
-                seconds.append(cpu_seconds(run, dataset))
-        bare, metered = map(min, times.values())
+            for kind, run in runs.items():
+                times[kind].append(cpu_seconds(run, dataset))
+        bare, metered, again = map(statistics.median, times.values())
+        usual = (bare + again) / 2
         print(
-            f"{name:44} {bare / count * 1e6:9.1f} {(metered - bare) / count * 1e6:9.1f} "
-            f"{metered / bare:7.3f}",
+            f"{name:44} {usual / count * 1e6:9.1f} {(metered - usual) / count * 1e6:9.1f} "
+            f"{metered / usual:7.3f} {again / bare:7.3f}",
             flush=True,
         )
 

@@ -41,7 +41,8 @@ RUNNING = """
         batch = next(iterator)
     print("running", flush=True)
 """
-WAITING = RUNNING + "    time.sleep(600)\n"
+# In one long sleep, a signal that comes just before the system call would be heard at its end.
+WAITING = RUNNING + "    while True:\n        time.sleep(0.05)\n"
 
 
 def text(kind, then, size=50_000):
