@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(sys.argv[-1])
 SHARDS = str(FOLDER / "part-{0..4}.tar")
 TWO_SHARDS = str(FOLDER / "part-{0..1}.tar")
 
