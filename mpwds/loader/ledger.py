@@ -141,10 +141,13 @@ def _stages(reading: Reading) -> tuple[StageStats, ...]:
         sampled[0] = ("between stages", reading.other)
     total_ns = sum(stage.time_ns for _, stage in sampled)
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
+    batches_timed = reading.writing.elements
 
     def stats(name: str, stage: StageReading) -> StageStats:
         share = stage.time_ns / total_ns if total_ns else 0.0
-        elements = reading.batches if name == THE_DATASET else stage.elements
+        elements = reading.batches
+        if name != THE_DATASET and batches_timed > 0:
+            elements = round(stage.elements * reading.batches / batches_timed)
         return StageStats(name, share * working_s, share, elements, stage.storage)
 
     return tuple(stats(name, stage) for name, stage in sampled)

@@ -20,7 +20,7 @@ class StageStats:
             memory, collation by ``batched`` with it.
         seconds: What it took, without the stages before it.
         share: The same as a share of the workers' own work, 0 to 1.
-        elements: What came out of it.
+        elements: What came out of it, estimated from the elements that were timed.
         storage: Whether it reads shards.
     """
 

@@ -1,5 +1,6 @@
 """Programs of users, run for what they do and what they leave."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -90,8 +91,9 @@ class Program:
 
     def end(self):
         """Kills what is left of it, for tests that have failed."""
-        for pid in {self.process.pid, *processes.with_token(self.token)}:
-            if processes.runs(pid):
+        self.process.kill()  # unless it has been waited for: its number may be another's by now
+        for pid in processes.with_token(self.token):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
