@@ -13,8 +13,9 @@ BENCH ?= transport pipeline rebatch loader startup large device
 demo: $(READY)
 	$(BIN)/mpwds demo $(ARGS)
 
+# Tests mostly wait for processes to start: two at a time take half as long, a file's in one process.
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

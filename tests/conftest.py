@@ -10,10 +10,9 @@ import hypothesis
 import psutil
 import pytest
 
-# Where a change is judged, the same examples each time; elsewhere, new ones.
-hypothesis.settings.register_profile("judged", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("judged")
+# Where a change is judged, the same examples each time; elsewhere, new ones. Timings decide nothing.
+hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("CI")), deadline=None)
+hypothesis.settings.load_profile("judged")
 
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every program that they

@@ -6,7 +6,7 @@ lock would seem to take no time, and reading a file, which lets go of it, all of
 Nor by looking at the clock around every stage for every element: where elements are small that takes longer
 than their work. So elements are drawn at random, as many as one percent of the time pays for, which for
 elements of some size are all, and the time of each stage is taken for these (``loader.stage_timer``). The
-counts are written down at the same moments, and when an epoch ends or a wait begins.
+counts are written down at the same moments, with each large batch, and when an epoch ends or a wait begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from mpwds.loader import counters
+from mpwds.loader import counters, protocol
 from mpwds.loader.counters import OTHER, WRITING, Counters
 from mpwds.loader.processor_times import ProcessorTimes
 from mpwds.loader.samples_in import sample_counter
@@ -129,6 +129,8 @@ class Meter:
         self._batches += 1
         self._samples += samples
         self._nbytes += nbytes
+        if nbytes > protocol.INLINE_NBYTES:
+            self._write_counts()
 
     def _write_counts(self) -> None:
         self._counters.set(counters.BATCHES, self._batches)

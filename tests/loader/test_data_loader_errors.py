@@ -58,7 +58,7 @@ def error_of(call, *arguments, **options):
         {"batch_sampler": [[1]], "shuffle": True},
         {"unknown": 1},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(options),
 )
 def test_misuse_is_the_same_error(options):
     expected = error_of(torch.utils.data.DataLoader, Numbers(), **options)

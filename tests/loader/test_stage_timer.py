@@ -120,9 +120,7 @@ def test_a_shuffle_is_told_from_what_it_draws_on():
     stream, meter = watched(dataset, page)
     with meter.epoch():
         assert len(list(meter.elements(iter(stream)))) == 20
-    reading = page.read()
-    assert list(reading.stages) == ["range", "map(str)", "shuffle(5)"]
-    assert reading.writing.elements == pytest.approx(20, abs=15)
+    assert list(page.read().stages) == ["range", "map(str)", "shuffle(5)"]
 
 
 def test_of_small_elements_only_some_are_timed():

@@ -256,8 +256,8 @@ def test_what_a_killed_worker_had_counted_is_kept():
     with pytest.raises(WorkerDied):
         list(iterator)
     stats = loader.stats()
-    assert stats.workers[0].batches >= 5
     assert stats.batches >= 5
+    assert stats.workers[0].batches >= stats.batches - 1  # it counts a batch when that is sent
     assert loader.stats().seconds == stats.seconds
 
 

@@ -91,7 +91,7 @@ def test_columns_of_arrays_and_tensors_are_not_made():
         [None, None],
         [1 << 70, 1],
     ],
-    ids=str,
+    ids=lambda samples: str(samples).partition(" at 0x")[0],
 )
 def test_samples_that_do_not_fit_together_are_torchs_error(batch):
     def outcome(collate):
@@ -120,7 +120,7 @@ def test_samples_that_do_not_fit_together_are_torchs_error(batch):
         [range(2), range(2)],
         [collections.UserDict(a=1), collections.UserDict(a=2)],
     ],
-    ids=str,
+    ids=lambda samples: str(samples).partition(" at 0x")[0],
 )
 def test_unusual_batches_are_those_of_torch(batch):
     assert plain(delivered(torch_collate.collate(batch))) == plain(torch.utils.data.default_collate(batch))
