@@ -159,7 +159,8 @@ class StreamInput:
         if at + size <= len(self._chunk):
             data = self._chunk[at : at + size]
         else:
-            pieces = [memoryview(self._chunk)[at:]]  # views: joining them is the only copy
+            # A copy of the rest, so that the chunk's memory can be used again; views of what comes.
+            pieces: list[bytes | memoryview] = [self._chunk[at:]]
             missing = size - len(pieces[0])
             while missing > 0 and (piece := self._read(_PIECE_BYTES)):
                 self._position += len(self._chunk)
