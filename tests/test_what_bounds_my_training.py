@@ -43,7 +43,7 @@ def run(block, folder):
 
     names = {"mpwds": mpwds, "time": time, "folder": folder, "shards": f"{folder}/train-{{0..3}}.tar"}
     if "dataset =" not in block:
-        names["dataset"] = mpwds.DataPipeline([(0, 0)] * 26)
+        names["dataset"] = mpwds.DataPipeline([(0, 0)] * 104)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(block, str(PAGE), "exec"), names)
@@ -85,7 +85,7 @@ def test_a_training_step_that_is_the_bound_is_found(folder):
 
 
 def test_small_batches_are_slower_than_large_ones(folder):
-    _, output = run(block_with("for rows in"), folder)
+    _, output = run(block_with("for rows, batches in"), folder)
     few, many = (float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", output))
     assert few < many
 

@@ -16,10 +16,10 @@ _LEAST_BATCHES = 5
 _LEAST_S = 0.2
 _LITTLE = 0.1
 _MUCH = 0.3
+_MOST = 0.5
 _SLOWER = 2.0
 _FULL = 0.85
 _SMALL_BATCH_NBYTES = 32 << 10
-_SHORT_BATCH_S = 0.0002
 _SPARE = 1.2
 
 
@@ -131,13 +131,13 @@ def _what(stage: StageStats) -> str:
     if stage.name == THE_DATASET:
         return stage.name
     if stage.name == WRITING_BATCHES:
-        return "collation and transport"
+        return "collation into shared memory"
     return f"storage: {stage.name}" if stage.storage else f"stage {stage.name}"
 
 
 def _batches_are_small(stats: LoaderStats) -> bool:
-    working_s = sum(worker.working_s for worker in stats.workers)
-    return stats.nbytes <= _SMALL_BATCH_NBYTES * stats.batches and working_s < _SHORT_BATCH_S * stats.batches
+    writing = sum(stage.share for stage in stats.stages if stage.name == WRITING_BATCHES)
+    return stats.nbytes <= _SMALL_BATCH_NBYTES * stats.batches and writing > _MOST
 
 
 def _make_cheaper(stage: StageStats) -> str:

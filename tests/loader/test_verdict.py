@@ -74,7 +74,7 @@ def test_a_trainer_that_waits_for_a_stage():
         ({"the dataset": 1.0}, "the dataset takes 100% of worker time: add workers or make it faster"),
         (
             {"writing batches": 0.9, "map(f)": 0.1},
-            "collation and transport takes 90% of worker time: add workers or send less: uint8",
+            "collation into shared memory takes 90% of worker time: add workers or send less: uint8",
         ),
     ],
 )
@@ -138,8 +138,8 @@ def test_processors_that_are_all_busy():
 
 
 def test_batches_that_are_too_small():
-    many = 100_000
-    verdict = stats(worker(0), batches=many, nbytes=200 * many, samples=2 * many).verdict
+    small = worker(0, shares={"writing batches": 0.8, "map(f)": 0.2})
+    verdict = stats(small, nbytes=200 * MANY, samples=2 * MANY).verdict
     assert (
         "batches have 2 samples and 0.2 kB, and take longer to send than to make: make them larger" in verdict
     )
