@@ -227,7 +227,9 @@ def add_noise(source, noise=0.01):
 
 
 def test_the_pipeline_of_processors(openimages):
-    dataset = wds.ShardList(openimages)
+    dataset = wds.ShardList(
+        openimages, splitter=wds.split_by_worker, nodesplitter=wds.split_by_node, shuffle=False
+    )
     dataset = wds.Processor(dataset, wds.url_opener)
     dataset = wds.Processor(dataset, wds.tar_file_expander)
     dataset = wds.Processor(dataset, wds.group_by_keys)
@@ -383,6 +385,15 @@ def my_sample_decoder(sample):
         elif key == "json":
             result[key] = json.loads(value)
     return result
+
+
+def test_a_class_of_stages_is_composed_with_its_arguments(publaynet, tmp_path):
+    dataset = wds.WebDataset(publaynet).compose(wds.DBCache, str(tmp_path / "cache.db"), 4, shuffle=True)
+    first, second = list(dataset), list(dataset)
+    assert len(first) == 4
+    assert {sample["__key__"] for sample in first} == {sample["__key__"] for sample in second}
+    with pytest.raises(TypeError, match="no argument 'shuffle'"):
+        dataset.compose(wds.slice(2), shuffle=True)
 
 
 def test_processor_is_curried(publaynet):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, iterates_itself, within
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
-from mpwds.pipeline.filter import plain
+from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.replay import Replayed
 from mpwds.pipeline.stream import Origin, Stage, Stream
@@ -239,12 +239,14 @@ class DataPipeline(Fluent, TorchIterable):
             as_origin(f)
         self.pipeline.append(f)
 
-    def compose(self: Pipeline, *stages: Any) -> Pipeline:
+    def compose(self: Pipeline, *stages: Any, **keywords: Any) -> Pipeline:
         """A copy with more stages.
 
         Args:
             stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
-                of elements (their elements have no address: see ``mpwds.pipeline.generator``).
+                of elements (their elements have no address: see ``mpwds.pipeline.generator``). Or a class of
+                stages and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
+            keywords: Keyword arguments of that class.
 
         Raises:
             TypeError: One is neither.
@@ -256,6 +258,10 @@ class DataPipeline(Fluent, TorchIterable):
             >>> list(DataPipeline("abc").compose(pairs))
             [('a', 'b'), ('c', None)]
         """
+        if stages and isinstance(stages[0], type) and issubclass(stages[0], Filter):
+            stages = (stages[0](*stages[1:], **keywords),)
+        elif keywords:
+            raise TypeError(f"compose takes stages, and no argument {next(iter(keywords))!r}")
         extended = object.__new__(type(self))
         extended.__dict__.update(self.__dict__)
         extended.pipeline = list(self.pipeline)

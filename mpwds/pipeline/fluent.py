@@ -35,6 +35,18 @@ class Fluent(FluentFields):
 
         return self.compose(stage_of(f, *args, **keywords))
 
+    def then(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
+        """``pipe`` by its name in webdataset 0.1.
+
+        Example:
+            >>> import mpwds
+            >>> list(mpwds.DataPipeline("abcd").then(mpwds.slice, 2))
+            ['a', 'b']
+        """
+        from mpwds.pipeline.earlier.processor import stage_of
+
+        return self.compose(stage_of(f, *args, **keywords))
+
     def shuffle(
         self: Self,
         size: int,

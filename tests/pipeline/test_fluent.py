@@ -11,7 +11,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Fluent
 
 METHODS = sorted(name for base in Fluent.__mro__ for name in vars(base) if not name.startswith("_"))
-STAGES = [name for name in METHODS if name not in ("compose", "pipe")]
+STAGES = [name for name in METHODS if name not in ("compose", "pipe", "then")]
 
 
 def function(name):

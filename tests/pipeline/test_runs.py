@@ -37,7 +37,7 @@ NODES_FIRST = (mpwds.split_by_node, mpwds.shuffle(100), mpwds.split_by_worker)
 @pytest.mark.parametrize("stages", [README, WITH_A_SEED, NODES_FIRST, "ShardList"])
 def test_each_shard_is_read_once_however_it_is_shuffled_and_divided(urls, stages, ranks):
     if stages == "ShardList":
-        dataset = mpwds.DataPipeline(mpwds.ShardList(urls, shuffled=True))
+        dataset = mpwds.DataPipeline(mpwds.ShardList(urls, shuffle=True))
     else:
         dataset = mpwds.DataPipeline(mpwds.SimpleShardList(urls), *stages)
     for runs in ([0, 0], [11, 12]):
@@ -46,7 +46,7 @@ def test_each_shard_is_read_once_however_it_is_shuffled_and_divided(urls, stages
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_runs_of_one_epoch_have_orders_of_their_own(urls, ranks):
-    dataset = mpwds.DataPipeline(mpwds.ShardList(urls, shuffled=True))
+    dataset = mpwds.DataPipeline(mpwds.ShardList(urls, shuffle=True))
     assert all_places(dataset, ranks, 2, [11, 11]) != all_places(dataset, ranks, 2, [12, 12])
 
 

@@ -314,6 +314,14 @@ def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(serve
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_a_damaged_shard_that_was_put_into_the_cache_by_hand_is_named(server, tmp_path):
+    (tmp_path / "x-000.tar").write_bytes(b"<html>")
+    dataset = WebDataset(f"http://127.0.0.1:{server.server_port}/x-000.tar", cache_dir=tmp_path)
+    with pytest.raises(ShardError, match="truncated") as caught:
+        list(dataset)
+    assert any(f"remove {tmp_path / 'x-000.tar'}" in note for note in caught.value.__notes__)
+
+
 def test_the_cache_may_come_from_the_environment(monkeypatch, server, tmp_path):
     url = f"http://127.0.0.1:{server.server_port}/x-000.tar"
     monkeypatch.setenv("WDS_CACHE", str(tmp_path))

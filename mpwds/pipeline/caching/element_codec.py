@@ -47,9 +47,10 @@ class ElementCodec:
         try:
             structure, arrays = nest.flatten(element)
         except TypeError as error:
+            where, _, _ = str(error).partition(", ")  # the rest is advice for who sends it
             raise TypeError(
-                f"{self._stage}: an element cannot be stored: in it, {error}; put the stage before what "
-                "makes such objects, or leave them out"
+                f"{self._stage}: an element cannot be stored: in it, {where}, which takes a pickle; put the "
+                "stage before what makes such objects, make arrays, numbers or text of them, or drop them"
             ) from error
         torch = sys.modules.get("torch")
         tensors = [torch is not None and isinstance(array, torch.Tensor) for array in arrays]

@@ -65,7 +65,7 @@ class Decoder:
             by extension.
         only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
             ``None`` decodes all.
-        partial: Pass fields that hold no bytes through; else they are an error.
+        partial: Pass fields that hold no bytes through; else they are an error. ``None`` is one in any case.
         allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
             whoever wrote the shard run any code here. Without it they are an error.
 
@@ -104,7 +104,7 @@ class Decoder:
         self.takes_views = all(map(_takes_views, self.handlers))
         self._loads = _FieldLoads(self.handlers, self.only, allow_pickle)
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+    def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode one sample; it is not changed.
 
         Raises:
@@ -135,6 +135,8 @@ class Decoder:
             raise _decode_error(field, sample, f"{type(error).__name__}: {error}") from error
         return result
 
+    __call__ = decode
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_loads"}
 
@@ -145,7 +147,11 @@ class Decoder:
     def _other(self, load: Load, value: Any) -> Any:
         if isinstance(value, bytes):
             return load(bytes(value))
-        if self.partial and value is not None:
+        if value is None:
+            raise DecodeError(
+                "it is None, expected bytes; to leave the field alone, name the others with only="
+            )
+        if self.partial:
             return value
         raise DecodeError(
             f"it is {type(value).__name__}, expected bytes; partial=True passes such fields through"
@@ -214,8 +220,7 @@ def basichandlers(key: str, data: bytes) -> Any:
     ``ten tenbin tb``          list of read-only arrays that share the field's bytes
     ``mp msg msgpack``         as ``msgpack.unpackb``
     ``cbor``                   as ``cbor2.loads``
-    ``pyd pickle pkl``         an error, unless ``Decoder`` got ``allow_pickle=True``
-    ``pth``                    as ``torch.load(weights_only=True)``, on the CPU
+    ``pyd pickle pkl pth``     an error, unless ``Decoder`` got ``allow_pickle=True``
     =========================  =====================================================
 
     ``None`` for any other: what ``class count html htm`` hold stays bytes, as in webdataset. The table is

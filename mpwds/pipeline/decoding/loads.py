@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from mpwds import tenbin
 from mpwds.pipeline.decoding.npy import npy_loads, npz_loads
-from mpwds.pipeline.decoding.pickles import torch_loads, unpickle_loads
+from mpwds.pipeline.decoding.pickles import pth_loads, unpickle_loads
 
 Load: TypeAlias = Callable[[Any], Any]
 
@@ -86,7 +86,7 @@ _OWN: dict[str, Load] = {
     **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
     **dict.fromkeys(("json", "jsn"), json_loads),
     **dict.fromkeys(("pyd", "pickle", "pkl"), unpickle_loads),
-    "pth": torch_loads,
+    "pth": pth_loads,
     "npy": npy_loads,
     "npz": npz_loads,
     **dict.fromkeys(("ten", "tenbin", "tb"), tenbin.decode_buffer),
@@ -95,7 +95,7 @@ _OWN: dict[str, Load] = {
 }
 _UNPICKLING: dict[str, Load] = {
     **dict.fromkeys(("pyd", "pickle", "pkl"), partial(unpickle_loads, allow_pickle=True)),
-    "pth": partial(torch_loads, allow_pickle=True),
+    "pth": partial(pth_loads, allow_pickle=True),
     "npy": partial(npy_loads, allow_pickle=True),
     "npz": partial(npz_loads, allow_pickle=True),
 }

@@ -88,11 +88,11 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         import torch
     except ImportError as error:
         raise ImportError("pth files are decoded with torch: pip install torch") from error
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    check_allowed(
-        f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})",
-        allow_pickle or version >= _SAFE_TORCH,
-    )
+    refuse_in_secure_mode("pickles may not be loaded (it is for torch.load)")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
+        check_allowed(
+            f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})", allow_pickle
+        )
     try:
         return torch.load(
             io.BytesIO(data), map_location="cpu", weights_only=not allow_pickle or pytorch_weights_only
@@ -100,3 +100,26 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
     except pickle.UnpicklingError:
         check_allowed("damaged, or a pickle of more than tensors and plain values", allow_pickle)
         raise
+
+
+def pth_loads(data: Any, allow_pickle: bool = False) -> Any:
+    """What ``decode`` makes of a ``pth`` field: a file of ``torch.save`` is a pickle, whatever it holds.
+
+    Args:
+        data: The file's bytes, or a memoryview of them.
+        allow_pickle: Whether to load it at all.
+
+    Raises:
+        DecodeError: It is not allowed.
+        SecurityError: ``WDS_SECURE=1``, which overrules ``allow_pickle``.
+        ImportError: torch is missing.
+
+    Example:
+        >>> import torch
+        >>> stream = io.BytesIO()
+        >>> torch.save({"a": torch.arange(2)}, stream)
+        >>> pth_loads(stream.getvalue(), allow_pickle=True)
+        {'a': tensor([0, 1])}
+    """
+    check_allowed("a file of torch.save, which is a pickle", allow_pickle)
+    return torch_loads(data, allow_pickle=True)

@@ -67,7 +67,7 @@ class ShardHooks:
             urls,
             self.shuffled,
             nodesplitter=_splitter(self.node_selection, split_by_node),
-            workersplitter=_splitter(None if own is worker_urls else own, split_by_worker),
+            splitter=_splitter(None if own is worker_urls else own, split_by_worker),
         )
         stages: list[Stage] = []
         if self.before is not None:

@@ -64,33 +64,34 @@ def read_samples(
     if select is not None or rename is not None:
         choose, split = _chooser(url, select, rename, on_error), _split
     sample: Sample = {}
-    key = ""
+    key: str | None = None
     start = 0
-    beginning: str | tuple[str, ...] = ()  # of the names of the sample's members, up to the dot; or of none
-    length = 0
+    dotted = ""  # the last key that had dots in it, ...
+    beginning: str | tuple[str, ...] = ()  # ... and what the names of its members begin with
     with closing(read_entries(url, offset, open, choose)) as entries:
         for name, member_offset, data in entries:
-            # Most often this is another member of the sample, or the first of one, with a known extension.
-            suffix = _extensions[name[length:]] if name.startswith(beginning) else _NO_EXTENSION
+            # Most often what precedes the first dot is the key, of the same sample or the next. But that dot
+            # may be one of a directory or of a hidden file, and names like __meta__ are of no sample.
+            found, dot, rest = name.partition(".")
+            suffix = _NO_EXTENSION
+            if dot and name[0] != "_" and (found == key or found[-1:] > "/"):
+                suffix = _extensions[rest]
             if suffix is _NO_EXTENSION:
-                found, dot, rest = name.partition(".")
-                # Else the dot may be the first of a hidden file, or the name that of no sample's.
-                if dot and found[-1:] > "/" and name[0] != "_":
-                    suffix = _extensions[rest]
+                if name.startswith(beginning):
+                    found, suffix = dotted, _extensions[name[len(dotted) + 1 :]]
                 if suffix is _NO_EXTENSION:
                     found, suffix = split(name)
                     if not found:
                         continue
-                if found != key:
-                    if sample:
-                        yield start, member_offset, sample
-                    start, key = member_offset, found
-                    sample = {"__key__": key, "__url__": url}
-                    if local_path is not None:
-                        sample["__local_path__"] = local_path
-                    length = len(key) + 1
-                    # Names with an underscore in front may be those of no sample: they are always looked at.
-                    beginning = () if key[0] == "_" else name[:length]
+                    if "." in found and found[0] != "_":
+                        dotted, beginning = found, f"{found}."
+            if found != key:
+                if sample:
+                    yield start, member_offset, sample
+                start, key = member_offset, found
+                sample = {"__key__": key, "__url__": url}
+                if local_path is not None:
+                    sample["__local_path__"] = local_path
             if suffix in sample:
                 error = ShardError(
                     f"{name} at offset {member_offset} of {url}: sample {key!r} has a member {suffix!r} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from abc import abstractmethod
 from collections import deque
@@ -223,6 +224,10 @@ class ShardStream(Handled):
         add_incident(error, str(self._stage), place)
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
+        if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
+            kept = self._cache.path(place.url)
+            if file_of(place.url) is None and os.path.exists(kept):
+                add_note(error, f"it was read from the cache: to fetch it again, remove {kept}")
 
     def describe(self, address: Any, element: object = None) -> Place:
         shard, offset = address

@@ -6,7 +6,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
@@ -34,14 +34,17 @@ class ShardList(Beginning):
     Args:
         urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), or several; see
             ``mpwds.storage.streams.urls.expand_urls``.
-        shuffled: Whether each epoch has another order.
+        shuffle: Whether each epoch has another order.
         nodesplitter: Divides the shards among nodes: a stage, or a function that takes an iterator of shards
-            and yields some of them. ``None`` gives all to each node.
-        workersplitter: Divides a node's shards among its workers, likewise.
+            and yields some of them. ``None`` gives all to each node; ``True`` is the default.
+        splitter: Divides a node's shards among its workers, likewise.
 
     Raises:
         ValueError: There are no shards.
         TypeError: A splitter is neither a stage nor a function.
+
+    Source:
+        ``webdataset.ShardList`` (0.1).
 
     Example:
         >>> [shard["url"] for _, shard in ShardList("x-{0..4}.tar").stream(Context(worker=1, workers=2))]
@@ -51,16 +54,16 @@ class ShardList(Beginning):
     def __init__(
         self,
         urls: Urls,
-        shuffled: bool = False,
-        nodesplitter: Split | None = split_by_node,
-        workersplitter: Split | None = split_by_worker,
+        shuffle: bool = False,
+        nodesplitter: Split | Literal[True] | None = split_by_node,
+        splitter: Split | Literal[True] | None = split_by_worker,
     ) -> None:
         self._given = given_urls(urls)
-        self.shuffled = shuffled
-        self.nodesplitter = nodesplitter
-        self.workersplitter = workersplitter
-        self._nodesplitter = None if nodesplitter is None else _as_splitter(nodesplitter)
-        self._workersplitter = None if workersplitter is None else _as_splitter(workersplitter)
+        self.shuffle = shuffle
+        self.nodesplitter = split_by_node if nodesplitter is True else nodesplitter
+        self.splitter = split_by_worker if splitter is True else splitter
+        self._nodesplitter = None if self.nodesplitter is None else _as_splitter(self.nodesplitter)
+        self._splitter = None if self.splitter is None else _as_splitter(self.splitter)
 
     @property
     def urls(self) -> list[str]:
@@ -69,9 +72,9 @@ class ShardList(Beginning):
 
     def __str__(self) -> str:
         given = options(
-            shuffled=(self.shuffled, False),
+            shuffle=(self.shuffle, False),
             nodesplitter=(self.nodesplitter, split_by_node),
-            workersplitter=(self.workersplitter, split_by_worker),
+            splitter=(self.splitter, split_by_worker),
         )
         return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
 
@@ -82,10 +85,10 @@ class ShardList(Beginning):
         urls = self.urls
         order = list(range(len(urls)))
         everywhere = context.alike_on_ranks()
-        if self.shuffled:
+        if self.shuffle:
             random.Random(f"shards/{context.seed or 0}/{everywhere.moment}").shuffle(order)
         readers = context.world_size * context.workers
-        split = self.nodesplitter is split_by_node and self.workersplitter is split_by_worker
+        split = self.nodesplitter is split_by_node and self.splitter is split_by_worker
         if split and readers > len(order) and context.rank == context.worker == 0:
             warnings.warn(
                 f"{len(order)} shards for {readers} workers (of all ranks): a shard is read by one worker, "
@@ -95,9 +98,9 @@ class ShardList(Beginning):
         stream: Stream[Any] = Shards(urls, order)
         if self._nodesplitter is not None:
             stream = self._nodesplitter.stream(stream, context)
-        if self.shuffled and context.moment != everywhere.moment:
+        if self.shuffle and context.moment != everywhere.moment:
             stream = self._reordered(stream, context)
-        return stream if self._workersplitter is None else self._workersplitter.stream(stream, context)
+        return stream if self._splitter is None else self._splitter.stream(stream, context)
 
     def _reordered(self, stream: Stream[Any], context: Context) -> Stream[Any]:
         """The node's shards in the order of this run, which other nodes do not know: they stay its own."""

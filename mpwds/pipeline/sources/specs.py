@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ _SOURCE = (
     *("choose", "perepoch", "resample", "probability", "weight"),
     *("extensions", "scale", "scaleprob", "meta", "handler", "subsample", "shuffle", "epoch"),
 )
+_IN_BRACES = re.compile(r"\$\{(\w+)\}")
 _STOP_RULES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 _PASSED_ON = ("scale", "scaleprob")
 _HANDLERS = (
@@ -231,9 +233,9 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
 
 
 def _urls(pattern: SpecValue, prefix: str, bucket: str, trusted: bool) -> list[str]:
-    expanded = _expand(pattern, trusted)
+    parts = _expand(pattern, trusted).split("::")
     try:
-        urls = [prefix + os.path.join(bucket, url) for url in braceexpand(expanded)]
+        urls = [prefix + os.path.join(bucket, url) for part in parts for url in braceexpand(part)]
     except ValueError:
         pattern.fail(f"has braces that do not match: {pattern.value!r}")
     for url in urls:
@@ -271,7 +273,9 @@ def _handler(value: SpecValue) -> Handler:
 
 def _expand(value: SpecValue, trusted: bool) -> str:
     text = value.text()
-    expanded = os.path.expanduser(os.path.expandvars(text))
+    expanded = os.path.expanduser(
+        os.path.expandvars(_IN_BRACES.sub(lambda name: _variable(value, name), text))
+    )
     if expanded != text and not trusted and value.file is not None and not is_local(value.file):
         raise SecurityError(
             f"{value.where}: {text!r} has a variable of your environment (or ~), which a file from "
@@ -279,6 +283,15 @@ def _expand(value: SpecValue, trusted: bool) -> str:
             + _vouching(value)
         )
     return expanded
+
+
+def _variable(value: SpecValue, name: re.Match[str]) -> str:
+    set_here = [variable for variable in (f"WDS_{name[1]}", name[1]) if variable in os.environ]
+    if not set_here:
+        value.fail(
+            f"needs the environment variable {name[1]} or WDS_{name[1]}; neither is set: {value.value!r}"
+        )
+    return os.environ[set_here[0]]
 
 
 def _vouching(value: SpecValue) -> str:

@@ -3,9 +3,8 @@
 ::
 
     000.tar                          a shard, complete: raw bytes as they were downloaded
-    .mpwds/000.tar.mark              its size and a digest of its URL; touched at each use. A shard without
-    one
-                                     was put there by hand, and is used as it is
+    .mpwds/000.tar.mark              its size, checksum and time, and a digest of its URL; touched at each
+                                     use. A shard without one was put there by hand, and is used as it is
     .mpwds/000.tar.0f1e2d3c.partial  a shard on its way, locked by the process that fetches it
     .mpwds/lock                      locked while room is made and while a shard gets its name
 
@@ -18,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from mpwds.storage.caches.names import PRIVATE, cache_name, distinct_name, sourc
 
 _PARTIAL = ".partial"
 _MARK = ".mark"
+_CHUNK_BYTES = 1024 * 1024
 
 
 class Mark(NamedTuple):
@@ -35,10 +36,30 @@ class Mark(NamedTuple):
     Attributes:
         source: ``source_digest`` of its URL.
         size: Its bytes.
+        checksum: Their CRC-32.
+        written_ns: When the last of them was written, by the file's own time.
     """
 
     source: str
     size: int
+    checksum: int
+    written_ns: int
+
+    def fault(self, descriptor: int) -> str | None:
+        """How a file differs from what was fetched; ``None`` if it does not.
+
+        Only one that was written to since, or copied, is read for that.
+        """
+        status = os.fstat(descriptor)
+        if status.st_size != self.size:
+            return f"has {status.st_size} bytes and had {self.size} when it was fetched"
+        if status.st_mtime_ns == self.written_ns:
+            return None
+        if _checksum(descriptor) != self.checksum:
+            return "was written to since it was fetched, and holds other bytes"
+        with contextlib.suppress(OSError):  # of another user: it will be read for that each time
+            os.utime(descriptor, ns=(status.st_atime_ns, self.written_ns))
+        return None
 
 
 @dataclass(frozen=True)
@@ -96,11 +117,11 @@ class CacheFiles:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         os.makedirs(os.path.dirname(self.partial), exist_ok=True)
 
-    def publish(self, size: int) -> str | None:
+    def publish(self, checksum: int) -> str | None:
         """Gives the partial file its name, unless another file has it by right.
 
         Args:
-            size: Its bytes, all on disk.
+            checksum: CRC-32 of its bytes, all of which are on disk.
 
         Returns:
             The shard's path; ``None`` if it is there already, fetched by another process or put there by
@@ -110,11 +131,12 @@ class CacheFiles:
             for files in (self, self.other()):
                 mark = read_mark(files.mark)
                 if os.path.exists(files.path):
-                    if mark is None or mark == (self.source, os.stat(files.path).st_size):
+                    if mark is None or _is_as_noted(files.path, mark, self.source):
                         return None
                     if mark.source != self.source:
                         continue
-                _write_mark(files.mark, Mark(self.source, size))
+                status = os.stat(self.partial)
+                _write_mark(files.mark, Mark(self.source, status.st_size, checksum, status.st_mtime_ns))
                 os.rename(self.partial, files.path)
                 return files.path
         return None
@@ -135,7 +157,9 @@ def read_mark(path: str) -> Mark | None:
     try:
         with open(path, encoding="ascii") as file:
             fields = json.load(file)
-        return Mark(str(fields["source"]), int(fields["size"]))
+        return Mark(
+            str(fields["source"]), int(fields["size"]), int(fields["checksum"]), int(fields["written_ns"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -168,6 +192,19 @@ def _files(directory: str, skip: str = "") -> Iterator[tuple[str, os.stat_result
         elif entry.is_file(follow_symlinks=False):
             with contextlib.suppress(FileNotFoundError):  # another process may remove files meanwhile
                 yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _is_as_noted(path: str, mark: Mark, source: str) -> bool:
+    status = os.stat(path)
+    return mark == (source, status.st_size, mark.checksum, status.st_mtime_ns)
+
+
+def _checksum(descriptor: int) -> int:
+    checksum = position = 0
+    while chunk := os.pread(descriptor, _CHUNK_BYTES, position):
+        checksum = zlib.crc32(chunk, checksum)
+        position += len(chunk)
+    return checksum
 
 
 def _write_mark(path: str, mark: Mark) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -51,6 +52,7 @@ class Fill:
         self.error: Exception | None = None
         self.readers = 0
         self._descriptor = descriptor
+        self._checksum = 0
         self._rest: tuple[bytes, BinaryIO] | None = None
         self._stopping = False
         self._changed = threading.Condition()
@@ -169,6 +171,7 @@ class Fill:
                 written += os.write(self._descriptor, view[written:])
         except OSError as error:
             self._warn("disk", f"{type(error).__name__}: {error}")
+        self._checksum = zlib.crc32(view[:written], self._checksum)
         return written
 
     def _advance(self, count: int) -> None:
@@ -199,7 +202,7 @@ class Fill:
                 )
                 return
             os.fsync(self._descriptor)
-            self.files.publish(self.position)
+            self.files.publish(self._checksum)
         except OSError as error:
             self._warn("trouble", f"{type(error).__name__}: {error}")
 

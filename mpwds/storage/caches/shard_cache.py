@@ -248,15 +248,11 @@ class ShardCache:
         mark = read_mark(files.mark)
         if mark is None:
             return True
-        size = os.fstat(descriptor).st_size
         if mark.source != files.source:
             return False
-        if mark.size != size:
-            warnings.warn(
-                f"{files.path} has {size} bytes and had {mark.size} when it was fetched: it is fetched again",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        fault = mark.fault(descriptor)
+        if fault is not None:
+            warnings.warn(f"{files.path} {fault}: it is fetched again", RuntimeWarning, stacklevel=2)
             return False
         with contextlib.suppress(OSError):  # of another user: it will be thought older than it is
             os.utime(files.mark)

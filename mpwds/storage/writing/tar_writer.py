@@ -212,7 +212,8 @@ class TarWriter:
     def _files(self, sample: Sample) -> tuple[str, list[tuple[bytes, bytes]]]:
         """The sample's key, and header and data of each of its files."""
         if "__key__" not in sample:
-            raise ValueError(f"sample with fields {', '.join(map(str, sample))} has no __key__")
+            has = f"with fields {', '.join(map(str, sample))}" if sample else "without fields"
+            raise ValueError(f"sample {has} has no __key__")
         key = check_key(sample["__key__"])
         if key == self._last_key:
             raise ValueError(f"sample key {key!r} is that of the sample before, the two would be read as one")

@@ -75,9 +75,16 @@ def test_permission_is_asked_for_by_the_functions_themselves():
     assert unpickle_loads(memoryview(pickle.dumps(7)), allow_pickle=True) == 7
 
 
-def test_tensors_and_plain_values_need_no_permission():
+def test_a_file_of_torch_needs_permission_whatever_it_holds():
+    data = encode_field("pth", torch.arange(3))
+    with pytest.raises(DecodeError, match=r"a file of torch.save, .* pass allow_pickle=True to decode\(\)"):
+        Decoder()({"pth": data})
+    assert Decoder(allow_pickle=True)({"pth": data})["pth"].tolist() == [0, 1, 2]
+
+
+def test_torch_loads_takes_tensors_and_plain_values_without_permission():
     value = {"a": torch.arange(3), "b": [1, "x", (None, 2.5)]}
-    loaded = Decoder()({"pth": encode_field("pth", value)})["pth"]
+    loaded = torch_loads(encode_field("pth", value))
     assert torch.equal(loaded["a"], value["a"])
     assert loaded["b"] == value["b"]
 
@@ -108,7 +115,7 @@ def test_a_torch_whose_protection_has_a_hole_needs_permission(monkeypatch):
 
 def test_the_secure_mode_refuses_tensors_too(monkeypatch):
     monkeypatch.setenv("WDS_SECURE", "1")
-    with pytest.raises(SecurityError, match="secure mode"):
+    with pytest.raises(SecurityError, match=r"\(it is for torch.load\) in secure mode"):
         torch_loads(encode_field("pth", torch.arange(3)))
 
 

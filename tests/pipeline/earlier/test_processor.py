@@ -149,6 +149,7 @@ def test_pipe_adds_what_processor_makes():
     dataset = DataPipeline(range(3)).pipe(map, lambda n: n + 1).pipe(repeated, times=2)
     assert list(dataset) == [1, 1, 2, 2, 3, 3]
     assert list(DataPipeline("ab").pipe(reversed_list)) == ["b", "a"]
+    assert list(DataPipeline("ab").then(reversed_list)) == ["b", "a"]
     assert list(DataPipeline("ab").pipe(shuffle(1))) == ["a", "b"]
 
 

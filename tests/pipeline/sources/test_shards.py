@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 
 NAMES = [f"{number}.tar" for number in range(40)]
 
@@ -52,6 +53,11 @@ def test_a_simple_list_continues_from_its_state_exactly(continues, seed, stop):
     continues(lambda: SimpleShardList(NAMES, seed).stream(Context(epoch=2)), stop)
 
 
+def test_takes_the_arguments_of_webdataset_0_1():
+    default = ShardList(NAMES, shuffle=True, nodesplitter=True, splitter=True)
+    assert str(default) == str(ShardList(NAMES, True, split_by_node, split_by_worker))
+
+
 def test_unshuffled_shards_are_dealt_in_order():
     place = {"rank": 1, "world_size": 2, "worker": 0, "workers": 2}
     assert urls(ShardList("{0..6}.tar"), **place) == ["1.tar", "5.tar"]
@@ -81,13 +87,13 @@ def test_more_workers_than_shards_are_warned_of_once():
         warnings.simplefilter("error")
         shards.stream(Context(worker=1, workers=2))
         shards.stream(Context(worker=0, workers=1))
-        ShardList("a.tar", workersplitter=None).stream(Context(worker=0, workers=2))
+        ShardList("a.tar", splitter=None).stream(Context(worker=0, workers=2))
 
 
 def test_without_splitters_every_worker_reads_all():
     place = {"rank": 1, "world_size": 2, "worker": 1, "workers": 2}
     assert urls(ShardList("{0..3}.tar", nodesplitter=None), **place) == ["1.tar", "3.tar"]
-    assert urls(ShardList("{0..3}.tar", nodesplitter=None, workersplitter=None), **place) == [
+    assert urls(ShardList("{0..3}.tar", nodesplitter=None, splitter=None), **place) == [
         "0.tar",
         "1.tar",
         "2.tar",
@@ -130,7 +136,7 @@ def test_a_simple_list_with_seed_true_has_another_order_in_each_epoch_and_the_sa
 
 
 def test_a_list_of_shards_knows_its_length_and_is_iterated_by_epochs():
-    shards = ShardList(NAMES, shuffled=True)
+    shards = ShardList(NAMES, shuffle=True)
     assert len(shards) == len(SimpleShardList("{0..39}.tar")) == 40
     first, second = list(shards), list(shards)
     assert first != second
@@ -139,7 +145,7 @@ def test_a_list_of_shards_knows_its_length_and_is_iterated_by_epochs():
 
 
 def test_a_pattern_travels_as_it_was_written():
-    shards = ShardList("x-{00000..99999}.tar", shuffled=True)
+    shards = ShardList("x-{00000..99999}.tar", shuffle=True)
     sent = cloudpickle.dumps(shards)
     assert len(sent) < 1000
     assert pickle.loads(sent).urls[99999] == "x-99999.tar"
@@ -158,5 +164,5 @@ def test_names_may_come_from_an_iterator():
 
 
 def test_prints_as_it_was_written():
-    assert str(ShardList("{0..3}.tar", True)) == "ShardList('{0..3}.tar', shuffled=True)"
+    assert str(ShardList("{0..3}.tar", True)) == "ShardList('{0..3}.tar', shuffle=True)"
     assert str(SimpleShardList(NAMES, 3)).endswith("... (40 shards)], seed=3)")

@@ -81,6 +81,14 @@ def test_webdatasets_test_specification_is_read(monkeypatch):
     assert spec.sources[1].urls == ("pipe:curl -s -L http://storage.googleapis.com/other/gsub/0.tar",)
 
 
+def test_shards_may_be_joined_and_named_by_the_environment_as_in_code(monkeypatch):
+    monkeypatch.setenv("WDS_PLACE", "web")
+    monkeypatch.setenv("PLACE", "elsewhere")
+    monkeypatch.setenv("OTHER", "b")
+    spec = load_spec({"datasets": [{"shards": "${PLACE}-{0..1}.tar::${OTHER}.tar", "buckets": "x"}]})
+    assert spec.sources[0].urls == ("x/web-0.tar", "x/web-1.tar", "x/b.tar")
+
+
 def test_of_each_source_an_epoch_has_its_count():
     shards = MultiShardSample({"datasets": SOURCES})
     seen = set()
@@ -296,6 +304,7 @@ BAD = [
     ("prefix: x", "must have one key `datasets`"),
     ("datasets:\n- shards: a.tar\nepoch: 0", "line 3, epoch must be a whole number, 1 or more, got 0"),
     ("datasets:\n- shards: a.tar\nsource: b", "line 3, source is unknown: allowed here are prefix, buckets"),
+    ("datasets:\n- shards: ${ABSENT}/a.tar", r"line 2, datasets\[0\].shards needs .* ABSENT or WDS_ABSENT"),
     ("datasets:\n- name: a", r"line 2, datasets\[0\] has no key `shards`"),
     ("datasets:\n- a.tar", r"line 2, datasets\[0\] must be a mapping, got 'a.tar'"),
     ("datasets:\n- shards: a.tar\n  shard: b", r"line 3, datasets\[0\].shard is unknown"),

@@ -308,6 +308,32 @@ def test_a_file_that_became_shorter_is_fetched_again(make, remote):
     assert remote.opened == [("a", 0)] * 2
 
 
+def test_a_file_that_was_written_over_is_fetched_again(make, remote):
+    cache = make()
+    read(cache, "a")
+    settle(cache)
+    with open(cache.path(url("a")), "r+b") as file:
+        file.seek(1000)
+        file.write(b"damaged")
+    with pytest.warns(RuntimeWarning, match="was written to since it was fetched, and holds other bytes"):
+        assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert read(cache, "a") == remote.shards["a"]
+    assert remote.opened == [("a", 0)] * 2
+
+
+def test_a_file_that_was_copied_or_touched_is_used(make, remote):
+    cache = make()
+    read(cache, "a")
+    settle(cache)
+    path = cache.path(url("a"))
+    fetched_ns = os.stat(path).st_mtime_ns
+    os.utime(path, ns=(7, 7))
+    assert read(cache, "a") == remote.shards["a"]
+    assert os.stat(path).st_mtime_ns == fetched_ns  # so that it is not looked through each time
+    assert remote.opened == [("a", 0)]
+
+
 def test_what_a_killed_process_left_is_replaced(make, remote):
     cache = make()
     files = cache._files(url("a"))

@@ -206,7 +206,7 @@ def test_gives_up_after_the_tries_it_was_given(web, quick):
     assert (caught.value.tries, caught.value.position, len(web.requests)) == (4, 0, 4)
 
 
-@pytest.mark.parametrize("wish", ["7", formatdate(usegmt=True)])
+@pytest.mark.parametrize("wish", ["7", formatdate(0, usegmt=True)])
 def test_a_server_says_how_long_to_wait(web, monkeypatch, wish):
     pauses = []
     monkeypatch.setattr("time.sleep", pauses.append)

@@ -144,7 +144,8 @@ def test_without_encoder_bytes_are_expected(tmp_path):
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"txt": "1"}, "has no __key__"),
+        ({"txt": "1"}, "sample with fields txt has no __key__"),
+        ({}, "sample without fields has no __key__"),
         ({"__key__": 7, "txt": "1"}, "expected a str"),
         ({"__key__": "a.b", "txt": "1"}, "read back as 'a'"),
         ({"__key__": "last", "txt": "1"}, "that of the sample before"),
