@@ -36,12 +36,28 @@ def dumps(item: Any) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def reducer_override(self, item: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(item) is getattr(torch, "Tensor", None) and _is_float8(item):
+            octets = item.detach().cpu().view(torch.uint8).numpy()
+            return _float8_tensor, (octets, str(item.dtype).removeprefix("torch."))
         reduced = super().reducer_override(item)
         if reduced is NotImplemented or not isinstance(item, type):
             return reduced
         # By value, then. Pickled on its own, for the receiver to leave unread if it can.
         by_value = cloudpickle.dumps(item, protocol=5)
         return _own_class, (_tracker_id(item), f"{item.__module__}:{item.__qualname__}", by_value)
+
+
+def _is_float8(tensor: Any) -> bool:
+    """Whether it is of one of the dtypes that torch pickles but cannot unpickle."""
+    is_strided = str(tensor.layout) == "torch.strided" and not tensor.requires_grad
+    return bool(is_strided and tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)
+
+
+def _float8_tensor(octets: Any, dtype: str) -> Any:
+    import torch
+
+    return torch.from_numpy(octets).view(getattr(torch, dtype))
 
 
 def find_class(name: str) -> type | None:

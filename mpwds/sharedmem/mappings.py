@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import mmap
 import os
@@ -47,7 +48,8 @@ class Mappings:
     """
 
     def __init__(self) -> None:
-        self._ranges = list(_shared_ranges())
+        self._ranges = list(_shared_ranges())  # in the order of their addresses
+        self._starts = [item.start for item in self._ranges]
         self._held: dict[tuple[str, int], int] = {}
         self._close = os.close
 
@@ -58,13 +60,11 @@ class Mappings:
             address: Of its first byte.
             nbytes: Its length.
         """
-        for item in self._ranges:
-            if item.start <= address and address + nbytes <= item.end:
-                path = self._path(item)
-                if path is None:
-                    return None
-                return Region(path, item.offset + address - item.start, nbytes, item.writable)
-        return None
+        number = bisect.bisect_right(self._starts, address) - 1
+        item = self._ranges[number] if number >= 0 else None
+        if item is None or address + nbytes > item.end or (path := self._path(item)) is None:
+            return None
+        return Region(path, item.offset + address - item.start, nbytes, item.writable)
 
     def __del__(self) -> None:
         for descriptor in getattr(self, "_held", {}).values():

@@ -15,6 +15,7 @@ from mpwds.sharedmem.lease import Exporter
 from mpwds.sharedmem.pinning import Pinning
 
 HUGE_PAGE_NBYTES = 2 << 20
+_SLACK = 8  # an eighth more than is copied, so that a batch a little larger finds room there later
 
 
 class PrivateCopies:
@@ -22,7 +23,7 @@ class PrivateCopies:
 
     Writing to fresh memory is several times slower than to memory used before, because the system
     finds and clears each page at the first touch; so freed copies are kept for the next, and fresh
-    memory is asked for in huge pages.
+    memory is asked for in huge pages, where it fills them.
 
     Args:
         keep: Freed buffers to keep for later copies.
@@ -88,14 +89,17 @@ class PrivateCopies:
             memory = self._free.pop()
             if len(memory) >= nbytes:
                 return memory
-        size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+        is_large = nbytes >= HUGE_PAGE_NBYTES
+        size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES if is_large else nbytes + nbytes // _SLACK
         try:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise SharedMemoryError(
                 f"no memory for a private copy of {nbytes / 1e6:,.1f} MB ({error.strerror}): "
                 "keep fewer batches, or copy what you keep"
             ) from error
-        with contextlib.suppress(OSError, AttributeError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        if is_large:  # a huge page takes all of its memory, however little of it is used
+            used = round(nbytes / HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+            with contextlib.suppress(OSError, AttributeError):
+                memory.madvise(mmap.MADV_HUGEPAGE, 0, used)
         return memory

@@ -1,6 +1,7 @@
 """Private copies: equal, writable, and made in memory that is used again."""
 
 import numpy as np
+import psutil
 import pytest
 
 from mpwds.errors import SharedMemoryError
@@ -31,6 +32,16 @@ def test_the_memory_of_a_dropped_copy_serves_the_next():
     second = copy(copies, b"2" * 5_000_000)
     assert address(second) == where
     assert set(second.tolist()) == {ord("2")}
+
+
+@pytest.mark.parametrize("nbytes", [5_000, 160_000, 1_900_000, 5_000_000])
+def test_copies_that_are_kept_take_little_more_memory_than_they_hold(nbytes):
+    copies = PrivateCopies()
+    data = b"1" * nbytes
+    count = 40_000_000 // nbytes
+    before = psutil.Process().memory_info().rss
+    kept = [copies.copy(memoryview(data)) for _ in range(count)]
+    assert psutil.Process().memory_info().rss - before < 2 * len(kept) * nbytes
 
 
 def test_copies_that_are_kept_do_not_share_memory():
