@@ -13,8 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from mpwds.errors import MpwdsError
-from mpwds.loader import forks, lifeline, processes, worker
+from mpwds.loader import forks, lifeline, processes, reply, worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.setup import WorkerSetup
@@ -119,9 +118,9 @@ class ForkServer:
                 forks.guard(end)
                 ours.callback(forks.unguard, end)
             arguments = [setup, connection.fileno(), held]
-            server = processes.spawn("mpwds.loader.launchers:serve_forks", arguments, arguments)
+            self._process = processes.spawn("mpwds.loader.launchers:serve_forks", arguments, arguments)
             # Called last, when its ends are closed, by which the server ends.
-            self._ours.callback(processes.end_all, [server], grace_s=0.2)
+            self._ours.callback(processes.end_all, [self._process], grace_s=0.2)
             self._ours.push(ours.pop_all())
 
     def wait(self) -> None:
@@ -132,33 +131,23 @@ class ForkServer:
         pid = self._reply()
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "the process that forks the workers")
-        return _ForkedByServer(pid, self)
+        return reply.Grandchild(pid, self.exitcode)
 
     def exitcode(self, pid: int) -> int:
-        """Reaps an ended worker. The server's own end is the end of its workers: they are killed then."""
-        try:
-            self._server.send(_REQUEST.pack(_WAIT, pid))
-            return self._reply()
-        except (MpwdsError, OSError):
-            return -signal.SIGKILL
+        """Reaps an ended worker.
+
+        Raises:
+            MpwdsError: The server is gone.
+            OSError: The same.
+        """
+        self._server.send(_REQUEST.pack(_WAIT, pid))
+        return self._reply()
 
     def close(self) -> None:
         self._ours.close()
 
     def _reply(self) -> int:
-        reply = self._server.recv(_REPLY.size)
-        if not reply:
-            raise MpwdsError("the process that forks the workers is gone: see its message above")
-        return int(_REPLY.unpack(reply)[0])
-
-
-class _ForkedByServer(WorkerProcess):
-    def __init__(self, pid: int, server: ForkServer) -> None:
-        self._server = server
-        super().__init__(pid)
-
-    def _reap(self) -> int:
-        return self._server.exitcode(self.pid)
+        return int(_REPLY.unpack(reply.receive(self._server, _REPLY.size, self._process))[0])
 
 
 def serve_forks(setup: int, connection: int, held: int) -> None:

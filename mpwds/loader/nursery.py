@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import forks, lifeline, processes, surroundings, worker
+from mpwds.loader import forks, lifeline, processes, reply, surroundings, worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.setup import WorkerSetup
@@ -97,14 +97,16 @@ class Nursery:
         """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
         streams = [stream if _is_open(stream) else ends.status for stream in _OWN_STREAMS]
         shares = [stream != ends.status for stream in streams]
-        return _Child(self._ask([_FORK, index, shares], [setup, *ends, *streams]), self)
+        return reply.Grandchild(self._ask([_FORK, index, shares], [setup, *ends, *streams]), self.exitcode)
 
     def exitcode(self, pid: int) -> int:
-        """Reaps an ended worker. The nursery's own end is the end of its workers: they are killed then."""
-        try:
-            return self._ask([_REAP, pid], [])
-        except (MpwdsError, OSError):
-            return -signal.SIGKILL
+        """Reaps an ended worker.
+
+        Raises:
+            MpwdsError: The nursery is gone.
+            OSError: The same.
+        """
+        return self._ask([_REAP, pid], [])
 
     def _ask(self, request: list[Any], descriptors: list[int]) -> int:
         server = self._server
@@ -115,10 +117,7 @@ class Nursery:
             data = msgpack.packb([number, *request], unicode_errors="surrogateescape")
             socket.send_fds(server, [data], descriptors)
             while number not in self._replies:
-                reply = server.recv(_REQUEST_NBYTES)
-                if not reply:
-                    raise MpwdsError("the process that forks the workers is gone: see its message above")
-                answered, result = msgpack.unpackb(reply)
+                answered, result = msgpack.unpackb(reply.receive(server, _REQUEST_NBYTES, self._process))
                 self._replies[answered] = result
             result = self._replies.pop(number)
         if isinstance(result, str):
@@ -159,15 +158,6 @@ class FromNursery:
     def close(self) -> None:
         if self._setup >= 0:
             os.close(self._setup)
-
-
-class _Child(WorkerProcess):
-    def __init__(self, pid: int, nursery: Nursery) -> None:
-        self._nursery = nursery
-        super().__init__(pid)
-
-    def _reap(self) -> int:
-        return self._nursery.exitcode(self.pid)
 
 
 def serve(connection: int, held: int) -> None:

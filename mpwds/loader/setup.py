@@ -19,7 +19,6 @@ from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
 _ALIGNMENT = 64
-_WORTH_A_LOOK = 64 << 10
 
 
 @dataclass
@@ -89,15 +88,16 @@ def pickled(setup: WorkerSetup) -> Pickled:
             what,
         ) from error
     arrays = [buffer.raw() for buffer in buffers]
-    mappings = Mappings() if any(array.nbytes >= _WORTH_A_LOOK for array in arrays) else None
+    mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]
     return Pickled([memoryview(data), *parts], sorted(modules), mappings)
 
 
 def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
-    if mappings is None or array.nbytes < _WORTH_A_LOOK:
+    if mappings is None or not array.nbytes:
         return array
-    return mappings.find(np.frombuffer(array, np.uint8).ctypes.data, array.nbytes) or array
+    address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
+    return mappings.find(address, array.nbytes) or array
 
 
 def store(pickled: Pickled, around: Surroundings | None = None) -> int:

@@ -1,5 +1,6 @@
 """Datasets and scripts for the loader's tests."""
 
+import gc
 import io
 import os
 import signal
@@ -12,6 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
+from mpwds.sharedmem import pinning
+from tests.fake_cuda import FakeCuda
+
 # Run by test_jax_arrays in a process of its own; --doctest-modules would import it, and jax, here.
 collect_ignore = ["jax_specification.py"]
 
@@ -19,6 +23,19 @@ collect_ignore = ["jax_specification.py"]
 @pytest.fixture(autouse=True)
 def _nothing_left(nothing_left):
     """Every test of the loader leaves nothing behind."""
+
+
+@pytest.fixture
+def cuda():
+    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
+    fake = FakeCuda("when asked")
+    yield fake
+    fake.run()
+    if fake.registered:
+        gc.collect()
+        pinning._unpin_late()
+    assert fake.violations == []
+    assert fake.registered == {}
 
 
 @pytest.fixture

@@ -177,10 +177,12 @@ def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
         time.sleep(60)
 
     dataset = mpwds.WebDataset(shards).decode().map(sleep_long)
+    loader = mpwds.MultiLoader(dataset, workers=1, timeout=2)
+    loader.warm_up()  # starting may take longer than that
     with pytest.raises(
-        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 1 s, in stage map"
+        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 2 s, in stage map"
     ) as caught:
-        run(mpwds.MultiLoader(dataset, workers=1, timeout=1))
+        run(loader)
     assert "in sleep_long" in str(caught.value)
     assert "train-0.tar" in str(caught.value)
 

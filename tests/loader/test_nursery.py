@@ -36,6 +36,17 @@ def test_loaders_share_a_nursery_that_ends_with_the_last_of_them():
     assert not psutil.pid_exists(first)
 
 
+def test_it_ends_with_the_loader_and_not_when_the_garbage_collector_comes_by():
+    list(DataLoader(Numbers(4), None, num_workers=1))  # what is imported at first use keeps frames
+    gc.collect()
+    gc.disable()
+    try:
+        nursery = nursery_of(DataLoader(Parent(4), None, num_workers=2))
+        assert not psutil.pid_exists(nursery)
+    finally:
+        gc.enable()
+
+
 def test_its_workers_outlive_the_loader():
     iterator = iter(DataLoader(Numbers(6), None, num_workers=2))
     gc.collect()

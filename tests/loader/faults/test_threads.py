@@ -7,7 +7,6 @@ import time
 import pytest
 
 import mpwds
-from mpwds.loader.nursery import Nursery
 from tests.loader.faults.misfortunes import (
     CHEAP,
     LARGE,
@@ -20,13 +19,7 @@ from tests.loader.faults.misfortunes import (
 )
 from tests.loader.faults.processes import runs, wait_until_gone
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 
 def in_threads(*functions):

@@ -5,9 +5,11 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
-from mpwds.errors import WorkerTimeout
+from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds.loader import reply
 from mpwds.loader.nursery import Nursery
 from tests.loader.faults.misfortunes import (
     CHEAP,
@@ -19,15 +21,9 @@ from tests.loader.faults.misfortunes import (
     numbers_in,
     pids_of,
 )
-from tests.loader.faults.processes import runs, state, wait_until
+from tests.loader.faults.processes import runs, state, wait_until, wait_until_gone
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 
 def stop(pid):
@@ -59,7 +55,9 @@ def test_a_worker_stopped_for_ever_is_a_timeout_and_ends_with_its_iteration(kind
     pids = list(pids_of(loader, iterator))
     for pid in pids:
         stop(pid)
-    named = rf"worker 0 \(pid {pids[0]}\) delivered nothing for 0.5 s"
+    named = "|".join(
+        rf"worker {number} \(pid {pid}\) delivered nothing for 0.5 s" for number, pid in enumerate(pids)
+    )
     with pytest.raises(WorkerTimeout if kind == "fork" else RuntimeError, match=named):
         for _ in range(LENGTH):
             next(iterator)
@@ -97,3 +95,49 @@ def test_a_nursery_that_is_stopped_for_a_while_is_waited_for():
     continuing.start()
     assert list(numbers_in(loader)) == list(range(LENGTH))
     continuing.join()
+
+
+def run_and_stop_parent(kind):
+    """A loader, its running iterator, its workers, and their parent, which is stopped."""
+    loader = loader_of(kind, Numbers(LARGE))
+    iterator = iter(loader)
+    next(iterator)
+    pids = list(pids_of(loader, iterator))
+    parent = psutil.Process(pids[0]).ppid()
+    stop(parent)
+    return loader, iterator, [*pids, parent]
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
+def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
+    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    loader, iterator, pids = run_and_stop_parent(kind)
+    del iterator
+    loader.close()
+    wait_until_gone(pids)
+    assert list(numbers_in(loader)) == list(range(LENGTH))
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
+def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_death(monkeypatch, kind):
+    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    loader, iterator, pids = run_and_stop_parent(kind)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises((WorkerDied, RuntimeError), match="forks the workers .* was stopped"):
+        for _ in range(LENGTH):
+            next(iterator)
+    wait_until_gone(pids)
+    assert list(numbers_in(loader)) == list(range(LENGTH))
+    loader.close()
+
+
+def test_starting_workers_by_a_process_that_is_stopped_is_a_clear_error_once(monkeypatch):
+    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    nursery = Nursery()
+    nursery.open()
+    pid = nursery._process.pid
+    stop(pid)
+    with pytest.raises(MpwdsError, match=rf"\(pid {pid}\) was stopped .* gave no answer for 0.5 s"):
+        nursery.prepare([])
+    assert nursery.is_gone
