@@ -39,7 +39,7 @@ LENGTH = 40
 WARM_UP = 0.4
 """The part of the lines that do not count: caches, pools and allocators fill."""
 
-LEAST_LINES = 10
+LEAST_LINES = 6
 
 
 class Figures(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.loader import array_views
+from mpwds.pipeline.collation.collate import Stack
 
 ARRAY = ord("a")
 TENSOR = ord("t")
@@ -23,32 +24,40 @@ class AsTensor:
     Args:
         source: A NumPy array or a ``Deferred`` one.
 
+    Attributes:
+        source: The same.
+
     Example:
         >>> kinds([AsTensor(np.zeros(3)), np.zeros(3)])
         b'ta'
     """
 
-    __slots__ = ("_source",)
+    __slots__ = ("source",)
 
     def __init__(self, source: Any) -> None:
-        self._source = source
+        self.source = source
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self._source.dtype
+        dtype: np.dtype[Any] = self.source.dtype
         return dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._source.shape
+        shape: tuple[int, ...] = self.source.shape
         return shape
+
+    @property
+    def stack(self) -> Stack | None:
+        """The rows it is made of, if it is."""
+        return self.source if isinstance(self.source, Stack) else None
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
         """Copies the array into ``out``, of this ``shape`` and ``dtype``."""
-        if isinstance(self._source, np.ndarray):
-            out[...] = self._source
+        if isinstance(self.source, np.ndarray):
+            out[...] = self.source
         else:
-            self._source.write_into(out)
+            self.source.write_into(out)
 
 
 def kinds(arrays: list[Any]) -> bytes:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.course import replays_because
 from mpwds.loader.progress import EpochProgress
-from mpwds.loader.state import VERSION, Facts, described, field, progress_as_state, progress_from_state
+from mpwds.loader.state import (
+    VERSION,
+    Facts,
+    described,
+    field,
+    progress_as_state,
+    progress_from_state,
+    replayed_because,
+)
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.warn import warn
 
@@ -115,6 +123,11 @@ class Bookmark:
                 f"a loader's state has the progress of {len(progress.workers)} workers, "
                 f"expected {facts.workers}"
             )
+        if because := replayed_because(state):
+            if progress.delivered and not loader.in_order and facts.workers > 1:
+                raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
+            for worker in progress.workers:
+                worker.states, worker.stateless = [], because
         progress.loaded = progress.delivered
         self._loaded, self._behind = progress, field(state, "behind", int)
         return progress.epoch

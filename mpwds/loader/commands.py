@@ -64,7 +64,8 @@ class Commands:
                 if task["generation"] == generation:
                     index: bytes = task["index"]
                     return index
-            self._arrival.poll()
+            with self._channel.waiting():
+                self._arrival.poll()
         return None
 
     def stopped(self, generation: int) -> bool:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.utils.data
 
+from mpwds.loader.accounts import Accounts
 from mpwds.loader.data_loader_iterator import DataLoaderIterator
-from mpwds.loader.data_loader_state import EpochRecord, is_iterable
-from mpwds.loader.dividing import check_not_divided_again, refuse_workers_of_workers
+from mpwds.loader.data_loader_state import EpochRecord, is_iterable, own_state
+from mpwds.loader.dividing import check_not_divided_again, has_workers, refuse_workers_of_workers
+from mpwds.loader.ledger import Since
 from mpwds.loader.nursery import Nursery
-from mpwds.loader.single_process import SingleProcessIterator
+from mpwds.loader.single_process import LocalCounts, SingleProcessIterator
 from mpwds.loader.start_methods import Forks
+from mpwds.loader.stats import LoaderStats
 from mpwds.warn import warn
 
 T_co = TypeVar("T_co", covariant=True)
@@ -110,6 +113,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
     ) -> None:
         refuse_workers_of_workers(dataset, num_workers)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
         super().__init__(
             dataset,
             batch_size,
@@ -131,6 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.in_order = in_order  # an argument of torch's since 2.6
         self.record: EpochRecord = EpochRecord.of_next(self, finished=True)
         self._loaded: EpochRecord | None = None
+        self.accounts = Accounts()
         self._nursery: Nursery | None = None
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
@@ -139,13 +145,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
+        refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
             if self.num_workers == 0:
-                return SingleProcessIterator(self, self.record)
-            kept: Any = self._iterator
-            if self.persistent_workers and isinstance(kept, DataLoaderIterator):
+                local = LocalCounts()
+                times = self.accounts.begin(local, in_order=self.in_order, in_process=True)
+                return SingleProcessIterator(self, self.record, local, times)
+            if self.keeps_iterator:
+                kept: Any = self._iterator
                 kept.reset(self)
-                return kept
+                return cast("Iterator[Any]", kept)
             self.check_worker_number_rationality()
             iterator = DataLoaderIterator(self)
             self._iterators.add(iterator)
@@ -153,16 +162,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self._iterator = iterator  # type: ignore[assignment]  # frameworks drop what they find there
             return iterator
 
+    @property
+    def keeps_iterator(self) -> bool:
+        """Whether the next epoch has the workers of the last one."""
+        persists = self.persistent_workers and self.num_workers > 0
+        return persists and isinstance(self._iterator, DataLoaderIterator)
+
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
         """Records the epoch that begins; inside, it begins as the one that was loaded, if one was."""
         loaded, self._loaded = self._loaded, None
         self.record = EpochRecord.of_next(self) if loaded is None else loaded
         if loaded is None:
             return contextlib.nullcontext()
-        if loaded.answered.count and is_iterable(self.dataset):
+        if loaded.runs_again and is_iterable(self.dataset):
             warn(
                 f"an iterable dataset ({type(self.dataset).__name__}) is continued by running it again from "
-                f"its start, without the {loaded.answered.count} batches that were delivered: MultiLoader "
+                f"its start, without the {loaded.runs_again} batches that were delivered: MultiLoader "
                 "continues pipelines of mpwds where they were",
                 UserWarning,
             )
@@ -172,7 +187,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Where the epoch stands: behind the last batch that was delivered, or, at its end, before the next.
 
         It holds the number of batches, and the state that the generator (``generator``, or torch's own) had
-        when the epoch began: 7 kB.
+        when the epoch began: 7 kB. If the dataset is a ``MultiLoader``, or what is behind one, it holds
+        the state of that as well.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
@@ -193,7 +209,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(self.dataset, _DATAPIPES):
             raise TypeError("the state of a DataLoader of DataPipes is not known: make a Dataset of them")
         record = self.record if self._loaded is None else self._loaded
-        return (EpochRecord.of_next(self) if record.finished else record).as_state(self)
+        state = (EpochRecord.of_next(self) if record.finished else record).as_state(self)
+        return {**state, **own_state(self.dataset)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next epoch go on where ``state_dict`` was saved, by this loader or one like it.
@@ -201,7 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Of a map-style dataset the samples that were delivered are not fetched again; the rest come in the
         same order, also from another number of workers. Random numbers that the dataset draws in the workers
         are others, as after any restart. An iterable dataset is run again from its start, with the same
-        seeds, and what was delivered is dropped; one warning says so. The generator that gives the order goes
+        seeds, and what was delivered is dropped; one warning says so. A dataset that is a ``MultiLoader``, or
+        what is behind one, goes on by its own ``load_state_dict``. The generator that gives the order goes
         on from where the epoch began; torch's own is left as it is. A sampler that counts epochs is told
         which one it was.
 
@@ -215,6 +233,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.close()
         record.tell_epoch(self)
         self._loaded = record
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """What was delivered, how long this process waited for it, and what bounds the training.
+
+        As ``MultiLoader.stats()``, at any time. Epochs are numbered as they begin. What of the workers' time
+        is the dataset's holds a ``collate_fn`` of one's own too; torch's default is part of writing batches,
+        if there are workers. If the dataset is a loader, these are its stats.
+
+        Args:
+            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+
+        Raises:
+            ValueError: ``since`` is neither.
+
+        Example:
+            >>> loader = DataLoader(range(5), batch_size=2)
+            >>> batches = list(loader)
+            >>> loader.stats().batches, loader.stats().samples
+            (3, 5)
+        """
+        dataset: Any = self.dataset
+        stats: LoaderStats = dataset.stats(since) if has_workers(dataset) else self.accounts.stats(since)
+        return stats
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the dataset and the samplers, those that have a ``set_epoch``, which epoch comes next.
@@ -250,10 +291,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: the same options, no workers."""
-        none = dict.fromkeys(("_iterator", "_iterators", "_nursery", "_loaded", "record"))
+        none = dict.fromkeys(("_iterator", "_iterators", "_nursery", "_loaded", "record", "accounts"))
         return {**self.__dict__, **none, "_forks": Forks()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__dict__["_iterators"] = weakref.WeakSet()
+        self.accounts = Accounts()
         self.record = EpochRecord.of_next(self, finished=True)

@@ -16,6 +16,7 @@ from mpwds.loader.data_loader_state import is_iterable
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.task_epoch import TaskEpoch
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -59,6 +60,7 @@ class DataLoaderIterator(Iterator[Any]):
         # Once here and once when the epoch begins, as in torch: a sampler may draw numbers when it is asked.
         iter(self._indices)
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        loader.record.take_back_seed(loader)
         access = CudaAccess()
         pins = self._pin is not None and access.device_count() > 0  # other accelerators register nothing
         pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
@@ -67,6 +69,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
         self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None
+        self._times = TrainerTimes()
         self._begin(loader)
 
     def reset(self, loader: DataLoader[Any]) -> None:
@@ -101,7 +104,12 @@ class DataLoaderIterator(Iterator[Any]):
     def close(self) -> None:
         """Ends the workers. A later ``next()`` ends the iteration."""
         self._epoch = None
+        self._times.end()
         self._group.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_times"):
+            self._times.end()
 
     def _begin(self, loader: DataLoader[Any]) -> None:
         self._record_of_epoch = loader.record
@@ -111,6 +119,8 @@ class DataLoaderIterator(Iterator[Any]):
         self._persists = loader.persistent_workers
         self._timeout = loader.timeout
         self._epoch = None
+        self._times.end()
+        self._times = loader.accounts.begin(self._group, in_order=loader.in_order, in_process=False)
         workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
         self._epoch = TaskEpoch(
             workers,
@@ -121,6 +131,7 @@ class DataLoaderIterator(Iterator[Any]):
             timeout=loader.timeout or None,
             answered=loader.record.answered,
             again=is_iterable(loader.dataset),
+            times=self._times,
         )
 
     def _next(self) -> Any:

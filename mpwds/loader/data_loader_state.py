@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.answered import Answered
+from mpwds.loader.dividing import has_workers
+from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
 from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import VERSION, field, wrong
 from mpwds.pipeline.beginnings import Beginning
@@ -26,48 +28,74 @@ class EpochRecord:
         sampler_epoch: The epoch that its sampler was told, if it has one.
         dataset_epoch: The epoch of a dataset of ours.
         answered: The tasks whose batches were delivered, or whose errors raised.
+        dataset_state: Where the dataset goes on by itself, if it is a loader and a state says where.
 
     Attributes:
         finished: The epoch is at its end.
+        seedless: No seed for workers is drawn from the generator: the epoch has those of the one before.
         loaded: If it comes from a state, the number of tasks that were answered there.
     """
 
     def __init__(
-        self, generator: Any, sampler_epoch: int | None, dataset_epoch: int | None, answered: Answered
+        self,
+        generator: Any,
+        sampler_epoch: int | None,
+        dataset_epoch: int | None,
+        answered: Answered,
+        dataset_state: Mapping[str, Any] | None = None,
     ) -> None:
         self.generator = generator
         self.sampler_epoch = sampler_epoch
         self.dataset_epoch = dataset_epoch
         self.answered = answered
+        self.dataset_state = dataset_state
         self.finished = False
+        self.seedless = False
         self.loaded: int | None = None
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], finished: bool = False) -> EpochRecord:
         """The start of the epoch that the loader would begin now, or what stands for the end of the last."""
-        dataset = loader.dataset
         record = cls(
             _generator(loader).get_state(),
             _epoch_of(_sampler(loader)),
-            dataset._epoch if isinstance(dataset, (DataPipeline, Beginning)) else None,
+            _next_epoch(loader.dataset),
             Answered(),
         )
         record.finished = finished
+        record.seedless = loader.keeps_iterator
         return record
 
     def finish(self) -> None:
         """The epoch is at its end."""
-        if not self.finished and self.loaded and self.answered.count == self.loaded:
+        nothing_came = not self.finished and self.loaded and self.answered.count == self.loaded
+        if nothing_came and self.dataset_state is None:  # a loader says so itself
             warn_of_empty_epoch()
         self.finished = True
 
+    @property
+    def runs_again(self) -> int:
+        """The batches that an iterable dataset is to make again, and that are dropped."""
+        return 0 if self.dataset_state is not None else self.answered.count
+
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
-        """Tells the loader's sampler and dataset which epoch it is, if they count."""
+        """Tells the loader's sampler and dataset which epoch it is, if they count, and where in it to go on.
+
+        Raises:
+            ValueError: The dataset's state is that of another.
+        """
         sampler, dataset = _sampler(loader), loader.dataset
         if self.sampler_epoch is not None and _epoch_of(sampler) is not None:
             sampler.set_epoch(self.sampler_epoch)
-        if self.dataset_epoch is not None and isinstance(dataset, (DataPipeline, Beginning)):
-            dataset.set_epoch(self.dataset_epoch)
+        if self.dataset_state is not None:
+            dataset.load_state_dict(self.dataset_state)  # type: ignore[attr-defined]  # a loader
+        elif self.dataset_epoch is not None and _next_epoch(dataset) is not None:
+            dataset.set_epoch(self.dataset_epoch)  # type: ignore[attr-defined]  # it is ours
+
+    def take_back_seed(self, loader: DataLoader[Any]) -> None:
+        """Where new workers stand in for some that were kept: undoes the draw of a seed for them."""
+        if self.seedless:
+            _generator(loader).set_state(self.generator)
 
     @contextlib.contextmanager
     def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
@@ -93,6 +121,7 @@ class EpochRecord:
             "kind": "DataLoader",
             "facts": _facts(loader),
             "generator": base64.b64encode(self.generator.numpy().tobytes()).decode(),
+            "seedless": self.seedless,
             "sampler_epoch": self.sampler_epoch,
             "dataset_epoch": self.dataset_epoch,
             "yielded": answered.count,
@@ -132,9 +161,16 @@ class EpochRecord:
             field(state, "below", int), field(state, "above", list), field(state, "workers", list)
         )
         generator = torch.frombuffer(data, dtype=torch.uint8)
-        record = cls(generator, state.get("sampler_epoch"), state.get("dataset_epoch"), answered)
+        own = state.get("dataset")
+        record = cls(generator, state.get("sampler_epoch"), state.get("dataset_epoch"), answered, own)
         record.loaded = answered.count
+        record.seedless = bool(state.get("seedless"))
         return record
+
+
+def own_state(dataset: Any) -> dict[str, dict[str, Any]]:
+    """What a state says of where the dataset itself stands: a loader, which goes on there by itself."""
+    return {"dataset": dataset.state_dict()} if has_workers(dataset) else {}
 
 
 def start_of_next(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -156,9 +192,10 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         "sampler": type(_sampler(loader)).__name__,
-        "rank": here.rank,
         "world_size": here.world_size,
     }
+    if not loader.in_order:
+        facts["rank"] = here.rank  # another has got other samples by now
     if is_iterable(dataset):
         facts["num_workers"] = loader.num_workers  # each reads its own part
     elif hasattr(dataset, "__len__"):
@@ -170,6 +207,13 @@ def _sampler(loader: DataLoader[Any]) -> Any:
     """What gives the order: the sampler, or the user's batch sampler."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     return loader.batch_sampler if loader.batch_sampler is not None and inner is None else loader.sampler
+
+
+def _next_epoch(dataset: Any) -> int | None:
+    """The number of the epoch that a dataset of ours would begin now."""
+    if isinstance(dataset, LoaderPipeline):
+        return dataset.loader._epoch
+    return dataset._epoch if isinstance(dataset, (DataPipeline, Beginning, LoaderStages)) else None
 
 
 def _epoch_of(sampler: Any) -> int | None:

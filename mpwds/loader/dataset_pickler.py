@@ -81,6 +81,8 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     try:
         if item.dtype is torch.bfloat16:
             return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
+        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
+            return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
         return _tensor, (item.numpy(), None)
     except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
         return None

@@ -40,6 +40,13 @@ def form_of(batch: Any) -> Form:
         >>> [str(column) for column in leaves(form)]
         ['float64 [3]', 'list of rows']
     """
+    try:
+        return _found_form(batch)
+    except _NoColumn as error:
+        raise TypeError(str(error)) from None
+
+
+def _found_form(batch: Any) -> Form:
     contradiction: _Contradiction | None = None
     for rows_are_alike in (True, False):
         found = []
@@ -61,7 +68,7 @@ class _Contradiction(Exception):
     """The batch has not that number of rows; the message says where."""
 
 
-class _NoColumn(TypeError):
+class _NoColumn(Exception):
     """Something in a batch is no column."""
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from mpwds.loader.counters import Reading, StageReading
+from mpwds.loader.meter import name_of
 from mpwds.loader.stats import LoaderStats, StageStats, WorkerStats
 from mpwds.loader.trainer_times import TrainerReading, TrainerTimes
 from mpwds.loader.verdict import THE_DATASET, WRITING_BATCHES
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.stream import Stream
 
 Since = Literal["epoch", "start"]
 
@@ -40,6 +45,10 @@ class Ledger:
         read_copies: Reads how many private copies were made.
         in_order: Whether workers take turns.
         in_process: Whether the loader works without worker processes.
+
+    Attributes:
+        in_order: The same.
+        in_process: The same.
     """
 
     def __init__(
@@ -52,13 +61,15 @@ class Ledger:
     ) -> None:
         self._read_workers = read_workers
         self._read_copies = read_copies
-        self._in_order = in_order
-        self._in_process = in_process
+        self.in_order = in_order
+        self.in_process = in_process
         self._epoch = 0
         self._earlier = TrainerReading()
         self._times: TrainerTimes | None = None
         self._workers_before: dict[int, WorkerReading] = {}
         self._copies_before = 0
+        self._skipped: Counter[str] = Counter()
+        self._skipped_before: Counter[str] = Counter()
 
     def begin(self, epoch: int, times: TrainerTimes) -> None:
         """Begins an epoch; to be called before workers do.
@@ -73,6 +84,21 @@ class Ledger:
         self._epoch, self._times = epoch, times
         self._workers_before = {worker.index: worker for worker in self._read_workers()}
         self._copies_before = self._read_copies()
+        self._skipped_before = self._skipped.copy()
+
+    def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
+        if hasattr(stream, "on_skipped"):
+            stream.on_skipped = functools.partial(self._count_skipped, name_of(part))
+        return stream
+
+    def _count_skipped(self, stage: str, error: Exception) -> None:
+        self._skipped[f"{stage}: {type(error).__name__}"] += 1
+
+    @property
+    def times(self) -> TrainerTimes:
+        """The clock of the epoch that began last."""
+        return self._times if self._times is not None else TrainerTimes()
 
     def stats(self, since: Since) -> LoaderStats:
         """What was counted since the epoch began, or since the loader was made.
@@ -87,7 +113,7 @@ class Ledger:
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
         workers = [_worker(each, before.get(each.index)) for each in self._read_workers()]
-        seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns) / 1e9
+        seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:
             return (count - first) / seconds if seconds else 0.0
@@ -98,6 +124,7 @@ class Ledger:
             waited_s=trainer.waited_ns / 1e9,
             received_s=trainer.received_ns / 1e9,
             elsewhere_s=trainer.elsewhere_ns / 1e9,
+            stages_s=trainer.stages_ns / 1e9,
             batches=trainer.batches,
             samples=trainer.samples,
             nbytes=trainer.nbytes,
@@ -105,10 +132,11 @@ class Ledger:
             samples_per_s=rate(trainer.samples, trainer.first_samples),
             bytes_per_s=rate(trainer.nbytes, trainer.first_nbytes),
             private_copies=self._read_copies() - (0 if whole else self._copies_before),
-            in_order=self._in_order,
-            in_process=self._in_process,
+            in_order=self.in_order,
+            in_process=self.in_process,
             cores=len(os.sched_getaffinity(0)),
             workers=tuple(workers) if self._times is not None else (),
+            stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
         )
 
 
@@ -132,22 +160,26 @@ def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
 
 def _stages(reading: Reading) -> tuple[StageStats, ...]:
     """The stages, with the time in which the worker worked divided as the sampled time is."""
-    sampled = [
-        (THE_DATASET, reading.other),
-        *reading.stages.items(),
-        (WRITING_BATCHES, reading.writing),
-    ]
-    if reading.stages:  # a pipeline: what is in none of its stages goes before them, in the machinery
-        sampled[0] = ("between stages", reading.other)
-    total_ns = sum(stage.time_ns for _, stage in sampled)
+    # In a pipeline, what is in none of its stages goes before them, in the machinery.
+    rest = "between stages" if reading.stages else THE_DATASET
+    sampled = {
+        rest: replace(reading.other, timed=reading.writing.timed, elements=reading.batches),
+        **reading.stages,
+        WRITING_BATCHES: replace(reading.writing, elements=reading.batches),
+    }
+    times_ns = {name: _whole_time_ns(stage) for name, stage in sampled.items()}
+    total_ns = sum(times_ns.values())
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
-    batches_timed = reading.writing.elements
 
     def stats(name: str, stage: StageReading) -> StageStats:
-        share = stage.time_ns / total_ns if total_ns else 0.0
-        elements = reading.batches
-        if name != THE_DATASET and batches_timed > 0:
-            elements = round(stage.elements * reading.batches / batches_timed)
-        return StageStats(name, share * working_s, share, elements, stage.storage)
+        share = times_ns[name] / total_ns if total_ns else 0.0
+        return StageStats(name, share * working_s, share, stage.elements, stage.storage)
 
-    return tuple(stats(name, stage) for name, stage in sampled)
+    return tuple(stats(name, stage) for name, stage in sampled.items())
+
+
+def _whole_time_ns(stage: StageReading) -> float:
+    """What a stage took for all its elements, by what those took that were timed."""
+    if not stage.timed:
+        return stage.time_ns
+    return stage.time_ns * stage.elements / stage.timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from mpwds.loader.agreement import Even
@@ -17,13 +18,16 @@ from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
+from mpwds.loader.regrouped import regrouped
+from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import culprit, in_any_order
 from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Fluent
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Stage, Stream
 
 
 class Rebatching(Composable):
@@ -115,7 +119,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return HandedOn(elements, self._place.run) if is_to_be_even(self.loader) else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        return self.loader._hand_out(self._place.iterate(self, epoch), staged=True)
+        elements = clocked(self._place.iterate(self, epoch), self.loader._clock)
+        return self.loader._hand_out(elements, staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
@@ -124,9 +129,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         loader = self.loader
+        if context.watch is None:
+            context = replace(context, watch=loader._watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
         return Continued(self._starter(context), same_order, next(filter(None, culprits), None))
+
+    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
@@ -183,7 +193,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader.warm_up(wait=wait, timeout=timeout)
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """The loader's ``stats``. The time of stages that run here is part of ``elsewhere_s``.
+        """The loader's ``stats``. ``stages_s`` is the time of the stages that run here.
 
         Args:
             since: Of the loader's last epoch that began (``"epoch"``), or of all (``"start"``).
@@ -361,6 +371,14 @@ class LoaderStages(Rebatching, Fluent):
     @abstractmethod
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         """What the loader yields, or the last stage behind it (``staged``), as the program gets it."""
+
+    @abstractmethod
+    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """Watches a stage behind the loader: see ``Context.watch``."""
+
+    @abstractmethod
+    def _clock(self) -> TrainerTimes:
+        """The clock of the epoch that began last."""
 
     def _next_epoch(self) -> int:
         epoch, self._epoch = self._epoch, self._epoch + 1

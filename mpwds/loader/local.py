@@ -87,7 +87,7 @@ class LocalIterator(Iterator[Any]):
             if inspect.getgeneratorstate(self._batches) == inspect.GEN_CLOSED:
                 self._times.end()
             raise
-        self._meter.sent(samples, nbytes)
+        self._meter.sending(samples, nbytes)
         self._times.delivered(samples, nbytes)
         self.place = (0, progress.workers[0].received - 1)
         state = self._course.state(time.monotonic())

@@ -4,9 +4,10 @@ How long a stage takes is not found by looking where a process stands every few 
 looks needs the interpreter's lock, and gets it where the pipeline lets go of it: native code that keeps the
 lock would seem to take no time, and reading a file, which lets go of it, all of it.
 Nor by looking at the clock around every stage for every element: where elements are small that takes longer
-than their work. So elements are drawn at random, as many as one percent of the time pays for, which for
-elements of some size are all, and the time of each stage is taken for these (``loader.stage_timer``). The
-counts are written down at the same moments, with each large batch, and when an epoch ends or a wait begins.
+than their work. So elements are drawn at random, as many as 0.3 % of the time pays for, until there
+are 100 of them 1 %, and the time of each stage is taken for these (``loader.stage_timer``); the first of an
+epoch always, as it fills buffers. What comes out of each stage is counted in full. The counts are written
+down at the same moments, and when an epoch ends or a wait begins; those of batches with each large batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from mpwds.loader.stage_timer import StageTimer
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Stream
 
-_BUDGET = 0.01
+_BUDGET = 0.003
+_BUDGET_AT_FIRST = 0.01
+_TIMED_AT_FIRST = 100
 _CROSSING_NS = 5000  # a quarter to half a microsecond if it is in the processor's cache: work drives it out
 _LEAST_CHANCE = 0.02
 _MEMORY = 0.9
@@ -44,13 +47,15 @@ class Meter:
     Attributes:
         samples_in: Tells how many samples an element is.
         counting: Whether an epoch runs.
+        writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
+            their trainer is.
 
     Example:
         >>> page = Counters()
         >>> meter = Meter(page, ["a", "b"])
         >>> with meter.epoch():
         ...     for letter in meter.elements(iter("ab")):
-        ...         meter.sent(meter.samples_in(letter), nbytes=1)
+        ...         meter.sending(meter.samples_in(letter), nbytes=1)
         >>> page.read().batches
         2
     """
@@ -64,6 +69,9 @@ class Meter:
             counters.describe_stage(self._timer.add_stage(), "", storage=False)
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
         self._chance = 1.0
+        self._weight = 1.0
+        self._is_first = True
+        self._timed = 0
         self._recent_ns = 0.0
         self._recent_cost_ns = 0.0
         self._batches = self._samples = self._nbytes = 0
@@ -71,6 +79,7 @@ class Meter:
         self._write_next_ns = 0
         self._processor = ProcessorTimes() if counts_cpu else None
         self.counting = False
+        self.writes_each = False
 
     @contextlib.contextmanager
     def epoch(self) -> Iterator[None]:
@@ -79,37 +88,50 @@ class Meter:
             self._processor.resume()
         self._counters.begin(counters.ACTIVE_NS, time.monotonic_ns())
         self.counting = True
+        self._is_first = True
         try:
             yield
         finally:
             self.counting = False
             if self._timer.running:
                 self._conclude()
-            self._write_counts()
+            self._write_all_counts()
             self._write_processor_times()
             self._counters.end(counters.ACTIVE_NS, time.monotonic_ns())
 
     def elements(self, source: Iterator[Any]) -> Iterator[Any]:
         """The elements of ``source``; what is done until the next is asked for counts as writing."""
-        timer = self._timer
         while True:
-            if timer.running:
-                self._conclude()
-            if self._chance == 1.0 or self._random.random() < self._chance:
-                timer.start(OTHER)
+            self.making()
             try:
                 element = next(source)
             except StopIteration:
                 return
-            if timer.running:
-                timer.enter(WRITING)
-                timer.elements[WRITING] += 1
+            self.made()
             yield element
+
+    def making(self) -> None:
+        """The next element is begun: from here on it may be timed."""
+        timer = self._timer
+        if timer.running:
+            self._conclude()
+        chance = 1.0 if self._is_first else self._chance
+        if chance == 1.0 or self._random.random() < chance:
+            self._weight = 1 / chance
+            timer.start(OTHER)
+        self._is_first = False
+
+    def made(self) -> None:
+        """An element is there: what is done until the next one is begun counts as writing."""
+        timer = self._timer
+        if timer.running:
+            timer.enter(WRITING)
+            timer.timed[WRITING] += 1
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """A time in which the worker waits for its trainer."""
-        self._write_counts()
+        self._write_all_counts()
         start_ns = time.monotonic_ns()
         self._counters.begin(counters.WAITING_NS, start_ns)
         try:
@@ -119,8 +141,8 @@ class Meter:
             self._counters.end(counters.WAITING_NS, end_ns)
             self._timer.leave_out(end_ns - start_ns)
 
-    def sent(self, samples: int, nbytes: int) -> None:
-        """Counts a batch, or a single element, that was sent.
+    def sending(self, samples: int, nbytes: int) -> None:
+        """Counts a batch, or a single element, before it is sent: who has it finds it counted.
 
         Args:
             samples: Samples in it.
@@ -129,7 +151,9 @@ class Meter:
         self._batches += 1
         self._samples += samples
         self._nbytes += nbytes
-        if nbytes > protocol.INLINE_NBYTES:
+        if self.writes_each:
+            self._write_all_counts()
+        elif nbytes > protocol.INLINE_NBYTES:
             self._write_counts()
 
     def _write_counts(self) -> None:
@@ -137,11 +161,17 @@ class Meter:
         self._counters.set(counters.SAMPLES, self._samples)
         self._counters.set(counters.NBYTES, self._nbytes)
 
+    def _write_all_counts(self) -> None:
+        self._write_counts()
+        for stage, elements in enumerate(self._timer.elements):
+            if elements:
+                self._counters.set_elements(stage, elements)
+
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Times a part of a pipeline and counts what its error handler leaves out: see ``Context.watch``."""
         if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
             return stream
-        name = _name_of(part)
+        name = name_of(part)
         key = context.stage, name
         if key not in self._numbers:
             storage = getattr(part, "reads_shards", False)
@@ -157,17 +187,18 @@ class Meter:
         """Writes down what the element cost that was timed, and how likely the next are."""
         timer = self._timer
         timer.stop()
-        time_ns, elements = timer.time_ns, timer.elements
-        weight = 1 / self._chance
-        for stage, (spent_ns, came_out) in enumerate(zip(time_ns, elements, strict=True)):
+        time_ns, timed, weight = timer.time_ns, timer.timed, self._weight
+        for stage, (spent_ns, came_out) in enumerate(zip(time_ns, timed, strict=True)):
             if spent_ns or came_out:
                 self._counters.add_to_stage(stage, round(spent_ns * weight), round(came_out * weight))
-        crossings = sum(elements) + 2 * len(elements)
+        crossings = sum(timed) + 2 * len(timed)
         self._recent_ns = self._recent_ns * _MEMORY + sum(time_ns) * self._not_queued
         self._recent_cost_ns = self._recent_cost_ns * _MEMORY + crossings * _CROSSING_NS
-        self._chance = min(1.0, max(_LEAST_CHANCE, _BUDGET * self._recent_ns / self._recent_cost_ns))
-        time_ns[:] = elements[:] = [0] * len(elements)
-        self._write_counts()
+        self._timed += 1
+        budget = _BUDGET_AT_FIRST if self._timed < _TIMED_AT_FIRST else _BUDGET
+        self._chance = min(1.0, max(_LEAST_CHANCE, budget * self._recent_ns / self._recent_cost_ns))
+        time_ns[:] = timed[:] = [0] * len(timed)
+        self._write_all_counts()
         if time.monotonic_ns() > self._write_next_ns:
             self._write_processor_times()
 
@@ -180,7 +211,7 @@ class Meter:
             self._write_next_ns = time.monotonic_ns() + _PROCESSOR_TIMES_EVERY_NS
 
 
-def _name_of(part: Any) -> str:
+def name_of(part: Any) -> str:
     """How a part of a pipeline prints, in one line that is the same in all workers."""
     kind: Any = type(part)
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:

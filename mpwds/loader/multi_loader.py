@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from mpwds.loader import checks
 from mpwds.loader.agreement import EVEN, Even
 from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.counters import Counters
@@ -35,6 +36,7 @@ from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import is_repetition
+from mpwds.pipeline.stream import Stream
 from mpwds.pipeline.torch_dataset import TorchIterable
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
@@ -159,17 +161,16 @@ class MultiLoader(LoaderStages, TorchIterable):
         progress: bool = False,
     ) -> None:
         workers, start_method = _workers_of(pool, workers, start_method)
-        _check_integer("workers", workers, at_least=0)
-        _check_integer("prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
-        _check_choice("start_method", start_method, tuple(LAUNCHERS))
-        _check_choice("output", output, ("torch", "numpy", "jax"))
-        _check_choice("on_worker_death", on_worker_death, ("raise", "restart"))
+        workers = checks.integer("MultiLoader", "workers", workers, at_least=0)
+        prefetch = checks.integer("MultiLoader", "prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
+        checks.choice("MultiLoader", "start_method", start_method, tuple(LAUNCHERS))
+        checks.choice("MultiLoader", "output", output, ("torch", "numpy", "jax"))
+        checks.choice("MultiLoader", "on_worker_death", on_worker_death, ("raise", "restart"))
         if even is not None:
-            _check_choice("even", even, EVEN)
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"MultiLoader: timeout must be above 0 seconds or None, got {timeout!r}")
+            checks.choice("MultiLoader", "even", even, EVEN)
+        checks.timeout("MultiLoader", timeout)
         if seed is not None:
-            _check_integer("seed", seed)
+            seed = checks.integer("MultiLoader", "seed", seed)
         self.dataset = as_dataset(dataset)
         self.workers = workers
         self.in_order = in_order
@@ -280,6 +281,12 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         return self._delivery.handed_out(elements, staged)
 
+    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        return self._ledger.watch(part, stream, context)
+
+    def _clock(self) -> TrainerTimes:
+        return self._ledger.times
+
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
@@ -307,7 +314,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``; by itself it counts up from 0."""
-        _check_integer("epoch", epoch, at_least=0)
+        epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
         self._bookmark.turn_to(epoch)
         self._epoch = epoch
 
@@ -339,14 +346,15 @@ class MultiLoader(LoaderStages, TorchIterable):
 
         What the workers did since their last state, about a second of work, they do again and drop. Where a
         dataset has no state (it is no pipeline of this package, or has a stage that is a plain function of an
-        iterator), they run the epoch again from its start; one warning says so.
+        iterator), or the state is that of another rank, which trainers save for all, they run the epoch again
+        from its start; one warning says so.
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
 
         Raises:
-            ValueError: The state is of another version, or of a loader that has other workers, ranks or
-                seeds, or another dataset.
+            ValueError: The state is of another version, or of a loader that has other workers, another number
+                of ranks, other seeds, or another dataset; or of another rank, with ``in_order=False``.
         """
         self._current.end("a state was loaded")
         self._epoch = self._bookmark.load(self, state_dict)
@@ -370,8 +378,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             ...     len(loader.worker_pids)
             2
         """
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"warm_up: timeout must be above 0 seconds or None, got {timeout!r}")
+        checks.timeout("warm_up", timeout)
         if self.workers == 0:
             return
         self._group.start()
@@ -454,20 +461,6 @@ def _workers_of(pool: WorkerPool | None, workers: int | None, start_method: str 
         if value is not None:
             raise ValueError(f"MultiLoader: {name} is the pool's to say, so leave it out, got {value!r}")
     return pool.workers, pool.start_method
-
-
-def _check_integer(name: str, value: Any, at_least: int | None = None, at_most: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"MultiLoader: {name} must be an integer, got {value!r}")
-    if at_least is not None and value < at_least:
-        raise ValueError(f"MultiLoader: {name} must be at least {at_least}, got {value}")
-    if at_most is not None and value > at_most:
-        raise ValueError(f"MultiLoader: {name} must be at most {at_most}, got {value}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"MultiLoader: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 class _Local:

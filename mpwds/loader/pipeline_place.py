@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.even import is_to_be_even
-from mpwds.loader.state import VERSION, described_stages, field
+from mpwds.loader.state import VERSION, described_stages, field, replayed_because
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import plain
@@ -140,7 +140,12 @@ class PipelinePlace:
         loader = pipeline.loader
         loader._bookmark.facts(loader, _described(pipeline)).check(state)
         epoch, behind = field(state, "epoch", int), field(state, "behind", int)
-        field(field(state, "run", dict), "delivered", int)
+        run = field(state, "run", dict)
+        delivered = field(run, "delivered", int)
+        if because := replayed_because(state):
+            count = delivered + field({"repeated": 0, **run}, "repeated", int)
+            facts = {**state["facts"], "rank": Context.current().rank}
+            state = {**state, "facts": facts, "run": {"delivered": count, "replay": because}}
         self._loaded, self._run = state, None
         loader._epoch = loader._bookmark.expect(epoch, behind)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpwds.errors import MpwdsError
+from mpwds.loader import checks, surroundings
 from mpwds.loader import setup as worker_setup
-from mpwds.loader import surroundings
 from mpwds.loader.group import GroupOptions, WorkerGroup
 from mpwds.loader.launchers import LAUNCHERS, Launcher
 from mpwds.loader.pool_worker import PoolSetup
@@ -60,12 +60,8 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int = 4, *, start_method: str = "spawn") -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValueError(f"WorkerPool: workers must be an integer of at least 1, got {workers!r}")
-        if start_method not in LAUNCHERS:
-            choices = ", ".join(map(repr, LAUNCHERS))
-            raise ValueError(f"WorkerPool: start_method must be one of {choices}, got {start_method!r}")
-        self.workers = workers
+        self.workers = workers = checks.integer("WorkerPool", "workers", workers, at_least=1)
+        checks.choice("WorkerPool", "start_method", start_method, tuple(LAUNCHERS))
         self.start_method = start_method
         self._processes = _Processes(workers, start_method)
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()

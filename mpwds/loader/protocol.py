@@ -69,7 +69,7 @@ forks and reaps on request, over a socket pair, and has a lifeline of its own. I
 and the last worker that need it; its workers end if it does. A fork server is the same for one
 ``MultiLoader``, except that it unpickles the dataset before it forks. Either does one thing at a time,
 answers each request, and takes a broken socket pair for its trainer's end, which may show there before the
-lifeline kills it.
+lifeline kills it. One that is stopped while it is asked for something is killed after ``reply.STOPPED_S``.
 
 *Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
 each of them has, they talk (``loader.agreement``), in a gloo group of their own, made at the first talk.

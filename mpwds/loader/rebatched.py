@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar
@@ -89,10 +90,12 @@ class Rebatched(Filter):
         return f"rebatched({arguments(self.batchsize, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Rebatched(self, source, context)
+        return RebatchedStream(self, source, context)
 
 
-class _Rebatched:
+class RebatchedStream:
+    """The stream of ``Rebatched``."""
+
     def __init__(self, stage: Rebatched, source: Stream[Any], context: Context) -> None:
         self._stage = stage
         self._source = source
@@ -106,7 +109,7 @@ class _Rebatched:
         self._ended = False
         self._count = 0
 
-    def __iter__(self) -> _Rebatched:
+    def __iter__(self) -> RebatchedStream:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
@@ -127,6 +130,20 @@ class _Rebatched:
             raise StopIteration
         self._count += 1
         return self._count - 1, mixer.batch()
+
+    def rest(self) -> Iterator[Any]:
+        """The rows that it holds, in batches, the last of which may be smaller. No others are taken in."""
+        self._ended = True
+        mixer, self._mixer = self._mixer, None
+        while mixer is not None and self._given:
+            self._given = mixer.move(self._given)
+            if mixer.missing == 0:
+                yield mixer.batch()
+        while mixer is not None:
+            mixer.move_what_is_left()
+            if mixer.filled == 0:
+                return
+            yield mixer.batch()
 
     def _take_in(self) -> None:
         """Takes the next batch that is given, or learns that there is none."""

@@ -141,8 +141,9 @@ class RowBuffer:
                 column[number] = row
             return column
         data = self._memory[offset : offset + count * form.row_nbytes]
+        if not len(data):  # nor could a view of no bytes have another dtype
+            empty = sys.modules["torch"].empty if form.is_tensor else np.empty
+            return empty(shape, dtype=form.dtype)
         if form.is_tensor:
             return data.view(form.dtype).view(shape)
-        if not len(data):
-            return np.empty(shape, form.dtype)
         return np.asarray(data).view(form.dtype).reshape(shape)

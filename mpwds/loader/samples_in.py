@@ -50,13 +50,13 @@ def samples_in(element: Any) -> int:
     for column in _columns(element):
         if isinstance(column, list):
             length = len(column)
-        elif shape := getattr(column, "shape", None):
+        elif (shape := getattr(column, "shape", None)) and isinstance(shape, tuple):
             length = shape[0]
         elif column is None:
             continue
         elif is_list:
             return len(element)
-        elif isinstance(column, (dict, tuple)) or dataclasses.is_dataclass(column):
+        elif isinstance(column, (dict, tuple)) or _is_dataclass(column):
             length = samples_in(column)
         else:
             return 1
@@ -72,9 +72,13 @@ def _columns(element: Any) -> Iterable[Any]:
         return element.values()
     if isinstance(element, (tuple, list)):
         return element
-    if dataclasses.is_dataclass(element):
-        return vars(element).values()
+    if _is_dataclass(element):
+        return [getattr(element, field.name) for field in dataclasses.fields(element)]
     return (element,)
+
+
+def _is_dataclass(element: Any) -> bool:
+    return dataclasses.is_dataclass(element) and not isinstance(element, type)
 
 
 def _one(element: Any) -> int:

@@ -53,7 +53,7 @@ def shards_read(pipeline: DataPipeline, context: Context) -> ShardsRead | None:
     if pipeline._epochs != ONCE or type(origin) not in (ShardList, SimpleShardList):
         return None
     if isinstance(origin, ShardList) and not (
-        origin.nodesplitter in (None, split_by_node) and origin.workersplitter in (None, split_by_worker)
+        origin.nodesplitter in (None, split_by_node) and origin.splitter in (None, split_by_worker)
     ):
         return None
     for position, stage in enumerate(stages, 1):

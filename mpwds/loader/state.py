@@ -60,6 +60,9 @@ class Facts:
     def check(self, state: Any) -> None:
         """Refuses a state that does not belong here.
 
+        That of another rank does, as far as it counts: ranks that train together stand at the same batch,
+        and some trainers save the state of rank 0 for all.
+
         Raises:
             ValueError: It says what differs.
         """
@@ -92,9 +95,14 @@ class Facts:
                 )
 
 
+def replayed_because(state: Mapping[str, Any]) -> str:
+    """Why this rank can use no more of a state than its counts; empty if it is this rank's own."""
+    saved, here = state["facts"].get("rank"), Context.current().rank
+    return "" if saved == here else f"the state is that of rank {saved}, this is rank {here}"
+
+
 _COMPARED = (
     ("workers", "with {!r} workers", "take as many, for each goes on with its own part"),
-    ("rank", "by rank {!r}", "each rank saves and loads its own state"),
     ("world_size", "by {!r} ranks together", "the ranks' parts of the dataset are others now"),
     ("seed", "with seed {!r}", "the order and the random numbers are others now"),
 )

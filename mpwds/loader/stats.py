@@ -20,7 +20,7 @@ class StageStats:
             memory, collation by ``batched`` with it.
         seconds: What it took, without the stages before it.
         share: The same as a share of the workers' own work, 0 to 1.
-        elements: What came out of it, estimated from the elements that were timed.
+        elements: What came out of it, more than was delivered if some is still on its way, or made again.
         storage: Whether it reads shards.
     """
 
@@ -98,7 +98,9 @@ class LoaderStats:
         first_batch_s: Seconds from the beginning of the epoch to its first batch.
         waited_s: Seconds that the training process waited for batches.
         received_s: Seconds that it took to make tensors of what had come, private copies with it.
-        elsewhere_s: Seconds that it spent outside the loader: the training step, stages behind the loader.
+        elsewhere_s: Seconds that it spent outside: the training step.
+        stages_s: Seconds that it spent in stages behind the loader, such as ``rebatched``. Where these yield
+            many small elements, it is estimated from some of them.
         batches: Batches delivered.
         samples: Samples in them: the length that all columns of a batch have (see ``samples_in``); 1 where
             single elements are delivered.
@@ -111,6 +113,8 @@ class LoaderStats:
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
         workers: The workers. Without worker processes there is one, which is this process.
+        stages_skipped: Elements that error handlers of stages behind the loader left out, by
+            ``"stage: exception"``.
     """
 
     epoch: int
@@ -118,6 +122,7 @@ class LoaderStats:
     waited_s: float
     received_s: float
     elsewhere_s: float
+    stages_s: float
     batches: int
     samples: int
     nbytes: int
@@ -129,11 +134,12 @@ class LoaderStats:
     in_process: bool
     cores: int
     workers: tuple[WorkerStats, ...]
+    stages_skipped: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """Seconds since the first batch."""
-        return self.waited_s + self.received_s + self.elsewhere_s
+        return self.waited_s + self.received_s + self.elsewhere_s + self.stages_s
 
     @property
     def waiting_share(self) -> float:
@@ -155,10 +161,10 @@ class LoaderStats:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Elements that error handlers left out, by ``"stage: exception"``, of all workers together."""
+        """Elements that error handlers left out, by ``"stage: exception"``, in workers and behind them."""
         total: dict[str, int] = {}
-        for worker in self.workers:
-            for kind, count in worker.skipped.items():
+        for skipped in (*(worker.skipped for worker in self.workers), self.stages_skipped):
+            for kind, count in skipped.items():
                 total[kind] = total.get(kind, 0) + count
         return total
 

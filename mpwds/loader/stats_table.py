@@ -29,13 +29,14 @@ def table_of(stats: LoaderStats) -> str:
 
 def _trainer(stats: LoaderStats) -> str:
     seconds = stats.seconds or 1.0
+    in_stages = f"is in stages {stats.stages_s / seconds:.0%}, " if stats.stages_s else ""
     lines = [
         f"epoch {stats.epoch}: {stats.batches:,} batches, {stats.samples:,} samples, "
         f"in {stats.seconds:.1f} s after the first batch, which took {stats.first_batch_s:.1f} s",
         f"{stats.samples_per_s:,.1f} samples/s, {stats.batches_per_s:,.1f} batches/s, "
         f"{stats.bytes_per_s / 1e6:,.1f} MB/s",
         f"trainer: waits {stats.waiting_share:.0%}, receives {stats.received_s / seconds:.0%}, "
-        f"is elsewhere {stats.elsewhere_s / seconds:.0%} of the time",
+        f"{in_stages}is elsewhere {stats.elsewhere_s / seconds:.0%} of the time",
     ]
     if stats.private_copies:
         lines.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")

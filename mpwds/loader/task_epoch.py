@@ -12,6 +12,7 @@ from mpwds.errors import MpwdsError
 from mpwds.loader import failures, protocol
 from mpwds.loader.answered import Answered
 from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.loader.waiting import next_message
 from mpwds.pipeline.notes import add_note
 
@@ -33,6 +34,7 @@ class TaskEpoch:
         answered: Which tasks were answered before, and what is brought up to date.
         again: Whether the workers do these again, for they depend on each other, and their answers are
             dropped; else they are not given.
+        times: Told what this process waits for.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class TaskEpoch:
         timeout: float | None,
         answered: Answered,
         again: bool,
+        times: TrainerTimes,
     ) -> None:
+        self._times = times
         self._workers = workers
         self._generation = generation
         self._answered = answered
@@ -77,6 +81,7 @@ class TaskEpoch:
             WorkerDied, WorkerTimeout: No answer will come.
             Exception: What asking for the next index raised. The answer that came is lost, as in torch.
         """
+        self._times.asked()
         while self._unanswered:
             candidates = [self._unanswered[0]] if self._in_order else list(dict.fromkeys(self._unanswered))
             worker, message = next_message(candidates, self._generation, self._timeout, self._workers)
@@ -87,6 +92,7 @@ class TaskEpoch:
                 self._leave_out(worker)
             elif kind == protocol.ERROR:
                 self._unanswered.clear()
+                self._times.end()
                 return _raising(_revived(fields, worker))
             else:
                 self._check("answer", worker, fields["sequence"])
@@ -99,13 +105,17 @@ class TaskEpoch:
                     self._give_next()
                     continue
                 if kind == protocol.BATCH:
+                    self._times.arrived()
                     batch = worker.batch(message)
                     self._count(worker)
                     self._give_next()
+                    self._times.delivered(fields["samples"], fields["nbytes"])
                     return lambda: batch
                 self._count(worker)
                 self._give_next()
+                self._times.left()
                 return _raising(_revived(fields, worker))
+        self._times.end()
         raise StopIteration
 
     def _give_next(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import random
 import sys
@@ -14,6 +15,7 @@ from mpwds.loader import failures, protocol, torch_collate, torch_worker
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
 from mpwds.loader.fetching import Exhausted, FetchingSetup
+from mpwds.loader.meter import Meter
 from mpwds.loader.sending import BatchSender, EpochStopped
 from mpwds.loader.status import StatusPage
 from mpwds.pipeline.context import Context
@@ -31,6 +33,7 @@ class TaskWorker:
         commands: From the trainer.
         sender: Sends batches to it.
         status: Says which shard is read.
+        meter: Times what it does.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class TaskWorker:
         commands: Commands,
         sender: BatchSender,
         status: StatusPage,
+        meter: Meter,
     ) -> None:
         self._index = index
         self._setup = setup
@@ -48,6 +52,7 @@ class TaskWorker:
         self._commands = commands
         self._sender = sender
         self._status = status
+        self._meter = meter
         self._failure: Exception | None = None
 
     def run(self) -> None:
@@ -55,7 +60,9 @@ class TaskWorker:
         start = self._commands.wait_for_start()
         self._begin()
         while True:
-            self._run_epoch(start["epoch"], start["generation"])
+            with self._meter.epoch():
+                sent = self._run_epoch(start["epoch"], start["generation"])
+            self._channel.send({"kind": protocol.END, "generation": start["generation"], "sent": sent})
             start = self._commands.wait_for_start()
 
     def _begin(self) -> None:
@@ -69,12 +76,15 @@ class TaskWorker:
         except Exception as error:
             self._failure = error
 
-    def _run_epoch(self, epoch: int, generation: int) -> None:
+    def _run_epoch(self, epoch: int, generation: int) -> int:
+        """Answers the tasks of an epoch; returns how many."""
         fetch = self._make_fetch(epoch)
         sent = 0
         while (task := self._commands.wait_for_task(generation)) is not None:
+            self._meter.making()
             try:
-                self._sender.send(fetch(pickle.loads(task)), generation, sent)
+                index = pickle.loads(task)
+                self._send(fetch(index), index, generation, sent)
             except (Exhausted, EpochStopped):
                 break
             except ChannelClosed:
@@ -89,7 +99,15 @@ class TaskWorker:
             except Exception as error:
                 self._send_failure(error, generation, sent)
             sent += 1
-        self._channel.send({"kind": protocol.END, "generation": generation, "sent": sent})
+        self._sender.end_epoch()
+        return sent
+
+    def _send(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
+        self._meter.made()
+        samples = None
+        if not self._setup.iterable:
+            samples = operator.length_hint(index, 1) if self._setup.batches or isinstance(index, list) else 1
+        self._sender.send(batch, generation, sequence, samples=samples)
 
     def _send_failure(self, error: Exception, generation: int, sequence: int) -> None:
         fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sequence}
@@ -108,7 +126,9 @@ class TaskWorker:
                         worker=self._index,
                         workers=setup.workers,
                         owns_process=True,
+                        find_room=self._sender.find_room,
                         on_shard=self._status.write_shard,
+                        watch=self._meter.watch,
                     )
                 )
             except Exception as error:

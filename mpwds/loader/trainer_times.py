@@ -1,11 +1,11 @@
-"""What the training process spends an epoch on: waiting for batches, receiving them, and all else."""
+"""What the training process spends an epoch on: waiting, receiving, its own stages, and all else."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
 
-_WAITED, _RECEIVED, _ELSEWHERE = range(3)
+_WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class TrainerReading:
         first_ns: From the beginning of the epoch to its first batch.
         waited_ns: Since then, inside ``next()``, until a batch was there.
         received_ns: Since then, inside ``next()``, after that.
-        elsewhere_ns: Since then, outside ``next()``.
+        elsewhere_ns: Since then, outside ``next()`` and the stages behind the loader.
+        stages_ns: Since then, in these stages.
         batches: Delivered, the first one too.
         samples: In them.
         nbytes: Of their arrays.
@@ -33,6 +34,7 @@ class TrainerReading:
     waited_ns: int = 0
     received_ns: int = 0
     elsewhere_ns: int = 0
+    stages_ns: int = 0
     batches: int = 0
     samples: int = 0
     nbytes: int = 0
@@ -59,8 +61,9 @@ class TrainerTimes:
 
     def __init__(self) -> None:
         self._began_ns = self._since_ns = time.monotonic_ns()
-        self._spent_ns = [0, 0, 0]
-        self._doing = _ELSEWHERE
+        self._spent_ns = [0, 0, 0, 0]
+        self._stages_before_ns = self._untimed_stages_ns = 0
+        self._doing = self._outside = _ELSEWHERE
         self._first = TrainerReading()
         self._batches = self._samples = self._nbytes = 0
         self._running = True
@@ -80,7 +83,7 @@ class TrainerTimes:
             samples: Samples in it.
             nbytes: Bytes of its arrays.
         """
-        self._now(_ELSEWHERE)
+        self._now(self._outside)
         self._samples += samples
         self._nbytes += nbytes
         if self._batches == 0:
@@ -88,12 +91,30 @@ class TrainerTimes:
             self._first = TrainerReading(
                 first_ns=first_ns, first_batches=1, first_samples=samples, first_nbytes=nbytes
             )
-            self._spent_ns = [0, 0, 0]
+            self._spent_ns = [0, 0, 0, 0]
+            self._untimed_stages_ns = 0
         self._batches += 1
 
     def left(self) -> None:
         """``next()`` ends, without a batch."""
+        self._now(self._outside)
+
+    def stages_began(self) -> None:
+        """The stages behind the loader begin to make an element, which may ask for batches."""
+        self._stages_before_ns = self._spent_ns[_STAGES]
+        self._outside = _STAGES
+        self._now(_STAGES)
+
+    def stages_ended(self, weight: float) -> None:
+        """They have made it, or there is none.
+
+        Args:
+            weight: How many elements this one stands for, those included that were not timed.
+        """
+        self._outside = _ELSEWHERE
         self._now(_ELSEWHERE)
+        timed_ns = max(0, self._spent_ns[_STAGES] - self._stages_before_ns)
+        self._untimed_stages_ns += round(timed_ns * (weight - 1))
 
     def end(self) -> None:
         """The epoch is over: from now on no time counts."""
@@ -103,6 +124,7 @@ class TrainerTimes:
     def read(self) -> TrainerReading:
         """What is counted until now."""
         spent_ns, first = list(self._spent_ns), self._first
+        untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
         if self._running:
             spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
         if not self._batches:  # all that is spent is spent on the first batch
@@ -111,7 +133,8 @@ class TrainerTimes:
             first_ns=first.first_ns,
             waited_ns=spent_ns[_WAITED],
             received_ns=spent_ns[_RECEIVED],
-            elsewhere_ns=spent_ns[_ELSEWHERE],
+            elsewhere_ns=spent_ns[_ELSEWHERE] - untimed_ns,
+            stages_ns=spent_ns[_STAGES] + untimed_ns,
             batches=self._batches,
             samples=self._samples,
             nbytes=self._nbytes,

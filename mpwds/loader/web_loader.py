@@ -6,12 +6,16 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, ClassVar
 
+from mpwds.loader.ledger import Since
 from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.regrouped import regrouped
 from mpwds.loader.state import VERSION, described_stages, field
+from mpwds.loader.stats import LoaderStats
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.passing import Passing
+from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
 
 
@@ -72,6 +76,20 @@ class WebLoader(Rebatching, DataPipeline):
         """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
         super().set_epoch(epoch)
         self.loader.set_epoch(epoch)
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """The ``DataLoader``'s ``stats``. The time of stages that run here is part of ``elsewhere_s``.
+
+        Args:
+            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+
+        Raises:
+            ValueError: ``since`` is neither.
+        """
+        return self.loader.stats(since)
+
+    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        return regrouped(stages)
 
     def compose(self, *stages: Any) -> WebLoader:
         extended = super().compose(*stages)

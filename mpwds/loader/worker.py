@@ -64,13 +64,14 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
-        fetches = isinstance(setup, FetchingSetup)
-        meter = Meter(status.counters, None if fetches else setup.dataset)
+        makes_batches = isinstance(setup, FetchingSetup) and setup.batches
+        meter = Meter(status.counters, None if makes_batches else setup.dataset)
+        meter.writes_each = isinstance(setup, FetchingSetup)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
         process_state.announce_place(index, setup)
         if isinstance(setup, FetchingSetup):
             sender.arrays_as_they_are = True
-            TaskWorker(index, setup, channel, commands, sender, status).run()
+            TaskWorker(index, setup, channel, commands, sender, status, meter).run()
         elif isinstance(setup, PoolSetup):
             PoolWorker(index, channel, handover, Worker).run()
         else:
@@ -132,6 +133,7 @@ class Worker:
             workers=self._setup.workers,
             owns_process=True,
             deferred=True,
+            find_room=self._sender.find_room,
             on_shard=self._status.write_shard,
             watch=self._meter.watch,
         )
@@ -180,6 +182,7 @@ class Worker:
             pass
         finally:
             course.close()
+            self._sender.end_epoch()
         return sent
 
     def _sends(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> bool:

@@ -188,8 +188,13 @@ class DataPipeline(Fluent, TorchIterable):
     def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
         """What makes the stream of one epoch at its beginning."""
         origin, *stages = self.parts
+        stages = self._run_as(stages)
         seeded = replace(context, seed=self._seed) if context.seed is None else context
         return lambda: self._epochs.stream(lambda context: _chain(origin, stages, context), seeded)
+
+    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        """The stages that do what these do."""
+        return stages
 
     def before(self, position: int, context: Context) -> Stream[Any]:
         """The stream of what stage number ``position`` gets when the pipeline runs once.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,8 @@ def stripped(text):
 
 
 def told(lines):
-    """What the ranks told."""
-    return [json.loads(line.removeprefix("tells ")) for line in lines if line.startswith("tells ")]
+    """What the ranks told. A line may begin with what another rank printed and has not ended yet."""
+    return [json.loads(line.partition("tells ")[2]) for line in lines if "tells " in line]
 
 
 def seen_by_ranks(messages):
@@ -95,6 +96,13 @@ def test_ranks_of_lightning_see_each_sample_once(run):
     check_each_sample_is_seen_once(seen)
 
 
+@needs_keras
+def test_ranks_of_keras_see_each_sample_once(run):
+    seen = seen_by_ranks(told(run(RANKS / "of_keras.py", ranks=2)))
+    assert set(seen) == {"DataLoader", "MultiLoader", "rebatched"}
+    check_each_sample_is_seen_once(seen)
+
+
 @needs_huggingface
 def test_ranks_of_accelerate_and_trainer_see_each_sample_once(run, tmp_path):
     messages = told(run(RANKS / "of_huggingface.py", tmp_path, ranks=2))
@@ -105,3 +113,27 @@ def test_ranks_of_accelerate_and_trainer_see_each_sample_once(run, tmp_path):
     refusals = [message["refused"] for message in messages if "refused" in message]
     assert len(refusals) == 2
     assert all("divides itself among the 2 ranks" in refusal for refusal in refusals)
+
+
+def check_the_rest_came(resumed, count):
+    assert len(resumed) == count
+    for run in resumed:
+        assert run["batches"] == run["expected"], (run["loader"], run["steps"])
+        assert len(run["batches"]) == 30 - run["steps"]
+
+
+@needs_lightning
+def test_lightning_resumed_on_two_ranks_gives_each_the_rest_of_its_own(run, tmp_path):
+    program = Path(__file__).parent / "programs" / "resumed_in_lightning.py"
+    check_the_rest_came(told(run(program, tmp_path, ranks=2)), 20)
+
+
+@needs_lightning
+def test_lightning_resumed_in_the_middle_of_an_epoch_gets_the_rest_of_it(run, tmp_path):
+    messages = told(run(Path(__file__).parent / "programs" / "resumed_in_lightning.py", tmp_path))
+    *resumed, validation = messages
+    check_the_rest_came(resumed, 10)
+    epochs = [batch for sanity, batch in validation["validated"] if not sanity]
+    assert len(epochs) == 12
+    for first in (0, 4, 8):
+        assert sorted(chain(*epochs[first : first + 4])) == list(range(12))

@@ -18,6 +18,9 @@ PIPELINES = {
     "unbatched": lambda loader: loader.unbatched(),
     "unbatched, shuffled": lambda loader: loader.unbatched().shuffle(40),
     "shuffled and batched": lambda loader: loader.unbatched().shuffle(40).map(np.sqrt).batched(7),
+    "unbatched, shuffled and batched": lambda loader: loader.unbatched().shuffle(40).batched(7),
+    "the same, the rest dropped": lambda loader: loader.unbatched().shuffle(50, 10).batched(9, partial=False),
+    "the same, repeated": lambda loader: loader.unbatched().shuffle(30).batched(8).repeat(2),
     "batched twice": lambda loader: loader.unbatched().shuffle(30).batched(4).shuffle(3).batched(2),
     "bucketed": lambda loader: loader.unbatched().bucketed(float, [30, 60, 90], 6),
     "augmented": lambda loader: loader.map(lambda batch: batch + np.random.random()),
@@ -84,7 +87,9 @@ def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
             assert behind == following
 
 
-@pytest.mark.parametrize("stages", ["shuffled and batched", "rebatched", "batched twice"])
+@pytest.mark.parametrize(
+    "stages", ["shuffled and batched", "unbatched, shuffled and batched", "rebatched", "batched twice"]
+)
 def test_out_of_order_each_row_comes_once(stages):
     make = PIPELINES[stages]
     with MultiLoader(ROWS.batched(5), 3, output="numpy", start_method="fork", in_order=False) as loader:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mpwds.loader import counters
-from mpwds.loader.counters import NBYTES_OF_ALL, Counters
+from mpwds.loader.counters import NBYTES_OF_ALL, Counters, StageReading
 
 
 @pytest.fixture
@@ -42,9 +42,10 @@ def test_stages_have_names_times_and_elements(both):
         worker.describe_stage(number, name, storage=number == 3)
     worker.add_to_stage(2, 1000, 7)
     worker.add_to_stage(2, 500, 1)
+    worker.set_elements(2, 90)
     stages = trainer.read().stages
-    assert list(stages) == ["decode('rgb8')", "x" * 104, "map(über)"]
-    assert (stages["decode('rgb8')"].time_ns, stages["decode('rgb8')"].elements) == (1500, 8)
+    assert list(stages) == ["decode('rgb8')", "x" * 96, "map(über)"]
+    assert stages["decode('rgb8')"] == StageReading(time_ns=1500, timed=8, elements=90)
     assert [stage.storage for stage in stages.values()] == [False, True, False]
 
 

@@ -293,3 +293,9 @@ def test_an_unknown_start_method_is_an_error():
     loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context=Other())
     with pytest.raises(ValueError, match=re.escape("starts processes by 'other'")):
         iter(loader)
+
+
+@both
+def test_a_generator_that_is_none_is_a_type_error(loader_class):
+    with pytest.raises(TypeError, match="generator"):
+        iter(loader_class([1, 2], shuffle=True, generator=3))

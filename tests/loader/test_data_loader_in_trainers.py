@@ -89,6 +89,10 @@ def test_a_loader_is_an_iterable_dataset_to_torch():
 def test_a_loader_gets_no_workers_beyond_its_own():
     with pytest.raises(ValueError, match="has workers of its own"):
         mpwds.DataLoader(mpwds.MultiLoader([1, 2]), batch_size=None, num_workers=2)
+    loader = mpwds.DataLoader(mpwds.MultiLoader([1, 2]), batch_size=None)
+    loader.num_workers = 2
+    with pytest.raises(ValueError, match="has workers of its own"):
+        iter(loader)
 
 
 def test_a_webloader_tells_its_dataset_the_epoch():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
-from mpwds import DataPipeline, WebLoader
+from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.answered import Answered
 from mpwds.loader.data_loader import DataLoader
 
@@ -118,6 +118,22 @@ def test_the_epochs_behind_have_the_order_that_they_would_have_had():
     other = MAP_STYLE["with a generator"]()
     other.load_state_dict(state)
     assert [plain(other), plain(other)] == [epochs[1][6:], epochs[2]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_of_workers_that_were_kept_goes_on_in_the_same_order(workers):
+    make = MAP_STYLE["with a generator"]
+    loader = make(**WORKERS[2])
+    epochs = [plain(loader) for _ in range(3)]
+    loader = make(**WORKERS[2])
+    plain(loader)
+    before = loader.state_dict()
+    first, state = first_and_state(loader, 6)
+    for begun, rest in ((before, epochs[1]), (state, epochs[1][6:])):
+        other = make(num_workers=workers, persistent_workers=workers > 0)
+        other.load_state_dict(begun)
+        assert plain(other) == rest
+    assert first + rest == epochs[1]
 
 
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
@@ -341,3 +357,72 @@ def test_answers_that_come_out_of_order_are_counted():
     answered.add(1)
     assert (answered.below, answered.above) == (4, {5})
     assert [task for task, _ in answered.left(range(7))] == [4, 6]
+
+
+def loader_of_a_loader(kind, workers, batch_size=None):
+    loader = MultiLoader(DataPipeline(range(60)).shuffle(20).batched(3), workers=workers)
+    behind = {
+        "as it is": lambda: loader,
+        "rebatched": lambda: loader.rebatched(4, shuffle=10),
+        "repeated": lambda: loader.unbatched().repeat(2).batched(5),
+        "an epoch of 33": lambda: loader.unbatched().with_epoch(33),
+    }
+    return DataLoader(behind[kind](), batch_size=batch_size)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("kind", "workers", "batch_size"),
+    [
+        ("as it is", 2, None),
+        ("rebatched", 2, None),
+        ("repeated", 0, None),
+        ("an epoch of 33", 0, None),
+        ("an epoch of 33", 0, 4),
+    ],
+)
+def test_a_loader_inside_goes_on_by_itself(kind, workers, batch_size):
+    loader = loader_of_a_loader(kind, workers, batch_size)
+    epochs = [plain(loader) for _ in range(3)]
+    for count in (0, 1, len(epochs[1]) - 1):
+        loader.dataset.set_epoch(1)
+        first, state = first_and_state(loader, count)
+        other = loader_of_a_loader(kind, workers, batch_size)
+        other.load_state_dict(state)
+        assert json.loads(json.dumps(other.state_dict())) == state
+        assert first + plain(other) == epochs[1]
+        assert plain(other) == epochs[2]
+
+
+def test_behind_an_incomplete_last_batch_of_a_loader_it_is_the_next_epoch():
+    loader = loader_of_a_loader("an epoch of 33", 0, 4)
+    epochs = [plain(loader) for _ in range(2)]
+    loader.dataset.set_epoch(0)
+    _, state = first_and_state(loader, 9)
+    assert state["yielded"] == 0
+    loader.load_state_dict(state)
+    assert plain(loader) == epochs[1]
+
+
+def test_the_state_of_another_loader_inside_is_refused():
+    state = loader_of_a_loader("as it is", 0).state_dict()
+    other = DataLoader(MultiLoader(DataPipeline(range(60)).batched(3), workers=0), batch_size=None)
+    with pytest.raises(ValueError, match=r"part 2 was shuffle\(20\), is batched\(3\)"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.unbatched().batched(5)])
+@pytest.mark.filterwarnings("ignore:the stages behind a WebLoader")
+def test_a_web_loader_of_a_loader_goes_on_in_the_same_epoch(stages):
+    def make():
+        return stages(WebLoader(loader_of_a_loader("rebatched", 0).dataset, batch_size=None))
+
+    loader = make()
+    epochs = [plain(loader) for _ in range(3)]
+    loader = make()
+    plain(loader)
+    first, state = first_and_state(loader, 3)
+    other = make()
+    other.load_state_dict(state)
+    assert first + plain(other) == epochs[1]
+    assert plain(other) == epochs[2]

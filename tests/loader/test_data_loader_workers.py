@@ -390,3 +390,46 @@ SPAWNED = """
 
 def test_datasets_of_a_script_work_in_trainers_that_it_spawns(script):
     assert script(SPAWNED).finish() == (0, "trained 0\n", "")
+
+
+class Flagged(torch.utils.data.Dataset):
+    """Has a flag of a few bytes that the program changes, and notes what it did, both in shared memory."""
+
+    def __init__(self):
+        self.flag = torch.zeros(1).share_memory_()
+        self.done = torch.zeros(4).share_memory_()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.done[index] = self.flag[0] + index
+        return float(self.flag)
+
+
+@pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
+def test_small_tensors_in_shared_memory_are_shared(loader_class):
+    dataset = Flagged()
+    loader = loader_class(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    assert list(loader) == [0] * 4
+    dataset.flag[0] = 7
+    assert list(loader) == [7] * 4
+    assert dataset.done.tolist() == [7, 8, 9, 10]
+
+
+def float8(batch):
+    return {"x": torch.tensor(batch, dtype=torch.float32).to(torch.float8_e4m3fn)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tensors_of_dtypes_that_numpy_does_not_have_arrive(num_workers):
+    (batch,) = DataLoader([1, 2], batch_size=2, num_workers=num_workers, collate_fn=float8)
+    assert (batch["x"].dtype, batch["x"].tolist()) == (torch.float8_e4m3fn, [1, 2])
+    (sample,) = DataLoader([torch.ones(2).to(torch.float8_e4m3fn)], batch_size=None, num_workers=num_workers)
+    assert (sample.dtype, sample.tolist()) == (torch.float8_e4m3fn, [1, 1])
+
+
+def test_a_multi_loader_delivers_them_too():
+    with mpwds.MultiLoader([float8([1, 2])], workers=1) as loader:
+        (batch,) = loader
+    assert (batch["x"].dtype, batch["x"].tolist()) == (torch.float8_e4m3fn, [1, 2])

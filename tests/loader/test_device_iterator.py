@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import gc
 import itertools
 import threading
 
@@ -14,8 +13,7 @@ import mpwds
 from mpwds.loader.device_iterator import DeviceIterator
 from mpwds.loader.epoch import NOT_YET
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem import pinning
-from tests.fake_cuda import FakeAccess, FakeCuda, loader_on
+from tests.fake_cuda import FakeAccess, loader_on
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -24,19 +22,6 @@ Pair = collections.namedtuple("Pair", "left right")
 class Boxes:
     corners: torch.Tensor
     name: str
-
-
-@pytest.fixture
-def cuda():
-    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
-    fake = FakeCuda("when asked")
-    yield fake
-    fake.run()
-    if fake.registered:
-        gc.collect()
-        pinning._unpin_late()
-    assert fake.violations == []
-    assert fake.registered == {}
 
 
 def numbers(count, nbytes=80_000):

@@ -479,12 +479,23 @@ def test_a_copy_is_a_loader_with_the_same_options():
         ),
         ({"output": "tf"}, "output must be one of 'torch', 'numpy', 'jax', got 'tf'"),
         ({"timeout": 0}, "timeout must be above 0 seconds or None, got 0"),
+        ({"timeout": "3"}, "timeout must be above 0 seconds or None, got '3'"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
     ],
 )
 def test_an_argument_out_of_range_is_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         mpwds.MultiLoader([], **options)
+
+
+def test_numbers_may_be_numpys():
+    loader = mpwds.MultiLoader(
+        [1, 2, 3], workers=np.int64(1), prefetch=np.uint8(2), seed=np.int32(7), output="numpy"
+    )
+    loader.set_epoch(np.int64(3))
+    with loader:
+        assert list(loader) == [1, 2, 3]
+    assert (loader.stats().epoch, pickle.loads(pickle.dumps(loader)).prefetch) == (3, 2)
 
 
 def test_what_cannot_be_iterated_by_several_processes_is_an_error():

@@ -1,6 +1,5 @@
 """pin_memory: batches lie in memory that a device reads by itself, and are whole until it has."""
 
-import gc
 import itertools
 import warnings
 
@@ -11,8 +10,7 @@ import torch
 import mpwds
 from mpwds.errors import WorkerDied
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem import pinning
-from tests.fake_cuda import FakeAccess, FakeCuda, loader_on
+from tests.fake_cuda import FakeAccess, loader_on
 
 NBYTES = 80_000
 
@@ -20,19 +18,6 @@ NBYTES = 80_000
 def numbers(count, nbytes=NBYTES):
     """Batches whose elements are all their number."""
     return [np.full(nbytes // 8, number, np.int64) for number in range(count)]
-
-
-@pytest.fixture
-def cuda():
-    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
-    fake = FakeCuda("when asked")
-    yield fake
-    fake.run()
-    if fake.registered:
-        gc.collect()
-        pinning._unpin_late()
-    assert fake.violations == []
-    assert fake.registered == {}
 
 
 @pytest.mark.parametrize("nbytes", [8, NBYTES])

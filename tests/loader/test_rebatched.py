@@ -235,6 +235,16 @@ def test_batches_without_rows_are_passed_over():
     assert list(Rebatched(5, shuffle=10)([(np.zeros((0, 3)), [])])) == []
 
 
+@pytest.mark.parametrize("zeros", [np.zeros, torch.zeros])
+def test_rows_may_be_of_no_bytes(zeros):
+    batches = list(Rebatched(3, shuffle=4)([(zeros((5, 0)), zeros((5, 2)))]))
+    assert [(tuple(empty.shape), tuple(full.shape)) for empty, full in batches] == [
+        ((3, 0), (3, 2)),
+        ((2, 0), (2, 2)),
+    ]
+    assert all(empty.dtype == full.dtype for empty, full in batches)
+
+
 def test_arrays_that_are_not_contiguous_and_tensors_with_gradients_are_taken():
     array = np.arange(24).reshape(4, 6)[:, ::2]
     tensor = torch.arange(24.0).reshape(6, 4).T.requires_grad_()
@@ -253,8 +263,9 @@ def test_a_batch_of_another_form_is_an_error_that_names_it_and_costs_its_rows_al
 
 
 def test_what_is_no_batch_is_an_error():
-    with pytest.raises(TypeError, match=r"batch\['cls'\] is an int"):
+    with pytest.raises(TypeError, match=r"batch\['cls'\] is an int") as caught:
         list(Rebatched(5)([{"x": np.zeros(3), "cls": 7}]))
+    assert caught.type is TypeError
 
 
 def test_an_error_of_the_source_costs_no_rows():

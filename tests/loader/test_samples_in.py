@@ -47,6 +47,25 @@ def test_a_single_sample_is_one(sample):
     assert samples_in(sample) == 1
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    image: Any
+
+
+class Shaped:
+    def shape(self):
+        return "round"
+
+
+@pytest.mark.parametrize("element", [Shaped(), Pair, [Shaped()]])
+def test_what_only_looks_like_a_batch_is_one_sample(element):
+    assert samples_in(element) == 1
+
+
+def test_a_dataclass_with_slots_is_a_batch_too():
+    assert samples_in(Slotted(IMAGES)) == 5
+
+
 def test_columns_of_unequal_length_are_those_of_a_sample():
     assert samples_in((np.zeros(3), np.zeros(4))) == 1
 

@@ -14,7 +14,9 @@ import pytest
 import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
-from mpwds.loader.counters import NBYTES_OF_ALL
+from mpwds.loader.counters import NBYTES_OF_ALL, Reading, StageReading
+from mpwds.loader.ledger import Ledger, WorkerReading
+from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.stages.map import Map
 
 WAIT_S = 0.004
@@ -28,6 +30,10 @@ def waits(number):
 def waits_thrice(number):
     time.sleep(3 * WAIT_S)
     return number
+
+
+def is_even(number):
+    return number % 2 == 0
 
 
 def share_of(stats, name):
@@ -106,6 +112,34 @@ def test_the_time_of_the_stages_is_divided_as_they_take_it(workers):
     assert np.divide(found, sum(found)) == pytest.approx(taken / taken.sum(), abs=0.1)
     assert sum(stage.share for stage in stats.stages) == pytest.approx(1)
     assert {stage.name: stage.elements for stage in stats.stages}["map(sleeps)"] == 60
+
+
+def test_what_comes_out_of_each_stage_is_counted_exactly(workers):
+    """In a short epoch of small elements, few of which are timed."""
+    dataset = DataPipeline(range(4_000)).select(is_even).shuffle(500, initial=500).batched(16)
+    with MultiLoader(dataset, workers=workers, output="numpy") as loader:
+        for _ in range(3):
+            list(loader)
+            elements = [stage.elements for stage in loader.stats().stages]
+            assert elements == [125, 4_000, 2_000, 2_000, 125, 125]
+
+
+def test_the_shares_of_stages_do_not_depend_on_which_elements_are_timed():
+    """Twice the elements are timed of one stage, by chance, as came out in all."""
+    timed = {"first": StageReading(time_ns=800, timed=200, elements=100)}
+    timed["second"] = StageReading(time_ns=400, timed=50, elements=50)
+    writing = StageReading(time_ns=30, timed=10)
+    reading = Reading(active_ns=10**9, batches=20, stages=timed, writing=writing)
+    ledger = Ledger(lambda: [WorkerReading(0, 1, reading)], int, in_order=True, in_process=False)
+    ledger.begin(0, TrainerTimes())
+    stages = ledger.stats("start").stages
+    assert [(stage.name, stage.elements) for stage in stages] == [
+        ("between stages", 20),
+        ("first", 100),
+        ("second", 50),
+        ("writing batches", 20),
+    ]
+    assert [stage.share for stage in stages] == pytest.approx([0, 400 / 860, 400 / 860, 60 / 860])
 
 
 def test_stages_that_print_alike_are_told_apart():
@@ -274,6 +308,19 @@ def test_what_error_handlers_leave_out_is_counted_by_stage_and_kind(workers):
         stats = loader.stats()
     name = "map(odd_ones_only, handler=ignore_and_continue): ValueError"
     assert stats.skipped == {name: 10}
+    assert f"left out: 10 in {name}" in str(stats)
+
+
+def test_what_stages_behind_the_loader_leave_out_is_counted(workers):
+    with MultiLoader(range(20), workers=workers, output="numpy") as loader:
+        pipeline = loader.map(odd_ones_only, handler=ignore_and_continue)
+        for _ in range(2):
+            assert len(list(pipeline)) == 10
+        stats, of_all = pipeline.stats(), pipeline.stats("start")
+        assert list(loader.unbatched().slice(0)) == []
+        assert pipeline.stats().skipped == {}
+    name = "map(odd_ones_only, handler=ignore_and_continue): ValueError"
+    assert (stats.skipped, of_all.skipped) == ({name: 10}, {name: 20})
     assert f"left out: 10 in {name}" in str(stats)
 
 

@@ -31,13 +31,14 @@ def worker(index=0, waiting_s=0.0, batches=MANY, cpu_s=10.0, queued_s=0.0, activ
     )
 
 
-def stats(*workers, waited_s=6.2, received_s=0.1, batches=MANY, **more):
+def stats(*workers, waited_s=6.2, received_s=0.1, stages_s=0.0, batches=MANY, **more):
     given = LoaderStats(
         epoch=0,
         first_batch_s=0.5,
         waited_s=waited_s,
         received_s=received_s,
-        elsewhere_s=10 - waited_s - received_s,
+        elsewhere_s=10 - waited_s - received_s - stages_s,
+        stages_s=stages_s,
         batches=batches,
         samples=64 * batches,
         nbytes=10**6 * batches,
@@ -51,6 +52,19 @@ def stats(*workers, waited_s=6.2, received_s=0.1, batches=MANY, **more):
         workers=workers or (worker(0), worker(1)),
     )
     return replace(given, **more)
+
+
+def test_a_trainer_that_is_busy_with_the_stages_behind_the_loader():
+    waiting = [worker(index, waiting_s=8) for index in range(2)]
+    verdict = stats(*waiting, waited_s=0.3, stages_s=6.0).verdict
+    assert verdict.startswith("the trainer waits 3% of the time; the stages behind the loader are the bound")
+    assert "they take 60% of the trainer's time" in verdict
+
+
+def test_stages_behind_the_loader_that_take_less_than_the_training_step_are_not_the_bound():
+    waiting = [worker(index, waiting_s=8) for index in range(2)]
+    verdict = stats(*waiting, waited_s=0.3, stages_s=4.0).verdict
+    assert "the training step is the bound" in verdict
 
 
 def test_a_trainer_that_waits_for_a_stage():

@@ -70,7 +70,7 @@ def run_metered(dataset: Any) -> int:
     count = 0
     with meter.epoch():
         for element in meter.elements(elements(dataset, replace(ALONE, watch=meter.watch))):
-            meter.sent(meter.samples_in(element), writer.write(element))
+            meter.sending(meter.samples_in(element), writer.write(element))
             count += 1
     return count
 
