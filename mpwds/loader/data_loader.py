@@ -21,7 +21,7 @@ from mpwds.loader.dividing import check_not_divided_again, has_workers, refuse_w
 from mpwds.loader.ledger import Since
 from mpwds.loader.nursery import Nursery
 from mpwds.loader.single_process import LocalCounts, SingleProcessIterator
-from mpwds.loader.start_methods import Forks
+from mpwds.loader.start_methods import Forks, start_early
 from mpwds.loader.stats import LoaderStats
 from mpwds.warn import warn
 
@@ -140,6 +140,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._nursery: Nursery | None = None
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
+        if not isinstance(dataset, _DATAPIPES):
+            start_early(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
         """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""

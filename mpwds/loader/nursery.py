@@ -67,10 +67,19 @@ class Nursery:
         """Whether its process was started and has ended."""
         return self._server is not None and self._process.wait(0)
 
-    def open(self) -> None:
-        """Starts its process, unless it runs."""
-        if self._server is not None:
-            return
+    def open(self, modules: list[str] | None = None) -> None:
+        """Starts its process, unless it runs.
+
+        Args:
+            modules: What it then imports by itself, while this process goes on.
+        """
+        with self._entrance:
+            if self._server is None:
+                self._server = self._start()
+                if modules:
+                    self._send(self._server, _import_request(modules), [])
+
+    def _start(self) -> socket.socket:
         with contextlib.ExitStack() as servers_ends, contextlib.ExitStack() as ours:
             server, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             servers_ends.callback(connection.close)
@@ -86,12 +95,11 @@ class Nursery:
             # Called last, when its ends are closed, by which it ends.
             self._ours.callback(_end, self._process, self._owner)
             self._ours.push(ours.pop_all())
-            self._server = server
+            return server
 
     def prepare(self, modules: list[str]) -> None:
         """Has it import modules, and waits until it has. Those that cannot be imported are left out."""
-        path = [item for item in sys.path if isinstance(item, str)]
-        self._ask([_IMPORT, path, modules[:_MOST_MODULES]], [])
+        self._ask(_import_request(modules), [])
 
     def fork(self, index: int, setup: int, ends: WorkerEnds) -> WorkerProcess:
         """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
@@ -113,9 +121,7 @@ class Nursery:
         if server is None:
             raise MpwdsError("the process that forks the workers was not started")
         with self._entrance:
-            number = next(self._numbers)
-            data = msgpack.packb([number, *request], unicode_errors="surrogateescape")
-            socket.send_fds(server, [data], descriptors)
+            number = self._send(server, request, descriptors)
             while number not in self._replies:
                 answered, result = msgpack.unpackb(reply.receive(server, _REQUEST_NBYTES, self._process))
                 self._replies[answered] = result
@@ -123,6 +129,17 @@ class Nursery:
         if isinstance(result, str):
             raise MpwdsError(f"the process that forks the workers failed: {result}")
         return result
+
+    def _send(self, server: socket.socket, request: list[Any], descriptors: list[int]) -> int:
+        number = next(self._numbers)
+        data = msgpack.packb([number, *request], unicode_errors="surrogateescape")
+        socket.send_fds(server, [data], descriptors)
+        return number
+
+
+def _import_request(modules: list[str]) -> list[Any]:
+    path = [item for item in sys.path if isinstance(item, str)]
+    return [_IMPORT, path, modules[:_MOST_MODULES]]
 
 
 _shared: weakref.ref[Nursery] | None = None
@@ -167,6 +184,7 @@ def serve(connection: int, held: int) -> None:
     lifeline.kill_at_end_of(held)
     for descriptor in (connection, held):
         os.set_inheritable(descriptor, False)
+    gc.disable()  # it would look through what is imported again and again: an eighth of the time that takes
     trainer = os.getppid()
     # Workers must not hold this end: the trainer would wait for ever for the reply of a nursery that is gone.
     forks.guard(connection)
@@ -199,7 +217,6 @@ def _import(descriptors: list[int], path: list[str], modules: list[str]) -> int:
             with contextlib.suppress(BaseException):
                 importlib.import_module(module)
     # The workers' collectors leave alone what all of them share: no pause of 80 ms, no private copies.
-    gc.collect()
     gc.freeze()
     return 0
 
@@ -216,6 +233,7 @@ def _fork(descriptors: list[int], index: int, shares: list[bool]) -> int:
             os.close(setup)
 
     def live() -> None:
+        gc.enable()
         for own, stream, share in zip(_OWN_STREAMS, streams, shares, strict=True):
             if share:
                 os.dup2(stream, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -47,6 +48,23 @@ def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
     if method is not None:
         return functools.partial(_strictly, from_nursery)
     return functools.partial(_as_it_goes, from_nursery, loader._forks)
+
+
+def start_early(loader: DataLoader[Any]) -> None:
+    """Starts the nursery, where the loader will need it, and has it import torch and the dataset's module.
+
+    That takes a second, for which the first epoch waits otherwise. What goes wrong here is told when the
+    first epoch begins.
+
+    Args:
+        loader: The loader; it keeps the nursery.
+    """
+    context = loader.multiprocessing_context
+    if loader.num_workers == 0 or (context is not None and context.get_start_method() != "forkserver"):
+        return
+    loader._nursery = nursery = Nursery.shared()
+    with contextlib.suppress(OSError):
+        nursery.open(["torch", type(loader.dataset).__module__])
 
 
 class Forks:

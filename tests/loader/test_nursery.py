@@ -1,5 +1,6 @@
 """The nursery: one process that forks the workers of all DataLoaders, as long as one of them is there."""
 
+import errno
 import gc
 import os
 import signal
@@ -22,6 +23,59 @@ class Parent(Numbers):
 def nursery_of(loader):
     (pid,) = set(loader)
     return pid
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_it_starts_with_the_first_loader_and_ends_with_it_even_if_nobody_iterates():
+    before = children()
+    loader = DataLoader(Parent(4), None, num_workers=2)
+    (nursery,) = children() - before
+    assert DataLoader(Numbers(), num_workers=1)._nursery is loader._nursery
+    assert nursery_of(loader) == nursery
+    del loader
+    assert not psutil.pid_exists(nursery)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 1, "multiprocessing_context": "fork"},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
+    ],
+)
+def test_a_loader_that_will_not_need_it_starts_none(options):
+    before = children()
+    loader = DataLoader(Numbers(), **options)
+    assert children() == before
+    assert len(list(loader)) == len(Numbers())
+
+
+def test_what_keeps_it_from_starting_is_told_when_an_epoch_begins(monkeypatch):
+    def fail(*ignored):
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    monkeypatch.setattr("mpwds.loader.processes.spawn", fail)
+    loader = DataLoader(Numbers(), num_workers=1)
+    with pytest.raises(OSError, match="no descriptors"):
+        iter(loader)
+    monkeypatch.undo()
+    assert len(list(loader)) == len(Numbers())
+
+
+class CollectorIsOn(Numbers):
+    def __getitem__(self, index):
+        return gc.isenabled()
+
+
+@pytest.mark.parametrize("context", [None, "spawn"])
+def test_workers_collect_garbage_although_their_start_does_not(context):
+    assert (
+        list(DataLoader(CollectorIsOn(2), None, num_workers=1, multiprocessing_context=context)) == [True] * 2
+    )
 
 
 def test_loaders_share_a_nursery_that_ends_with_the_last_of_them():
