@@ -123,8 +123,10 @@ class Nursery:
         with self._entrance:
             number = self._send(server, request, descriptors)
             while number not in self._replies:
-                answered, result = msgpack.unpackb(reply.receive(server, _REQUEST_NBYTES, self._process))
-                self._replies[answered] = result
+                data = reply.receive(server, _REQUEST_NBYTES, self._process, lambda: number in self._replies)
+                if data:
+                    answered, result = msgpack.unpackb(data)
+                    self._replies[answered] = result
             result = self._replies.pop(number)
         if isinstance(result, str):
             raise MpwdsError(f"the process that forks the workers failed: {result}")
