@@ -44,6 +44,30 @@ def test_closed_standard_streams_do_not_matter(program, start_method, closed, tm
     assert done.exists()
 
 
+def test_a_dataset_whose_module_prints_does_without_standard_streams(program, tmp_path):
+    module = """
+        from tests.loader.data_loader_datasets import Numbers
+
+        print("imported")
+
+        class Printing(Numbers):
+            pass
+    """
+    (tmp_path / "prints.py").write_text(textwrap.dedent(module))
+    done = tmp_path / "done"
+    text = f"""
+        import sys
+        import mpwds
+        sys.path.insert(0, {str(tmp_path)!r})
+        from prints import Printing
+
+        assert len(list(mpwds.DataLoader(Printing(), num_workers=1))) == len(Printing())
+        open({str(done)!r}, "w").close()
+    """
+    assert program(text, within="exec 0<&- 1>&- 2>&-").finish().status == 0
+    assert done.exists()
+
+
 def test_standard_streams_that_a_program_closes_itself_do_not_matter(program):
     text = PROGRAM + "    sys.stdin.close(), sys.stdout.close()\n    run(loader()).close()\n"
     assert program(text, "fork").finish() == (0, "", "")
