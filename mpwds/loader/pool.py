@@ -185,7 +185,11 @@ class _SessionProcess(WorkerProcess):
         self._processes = processes
         self._host = host
         self._over = over
-        self._events = select.epoll()
+        try:
+            self._events = select.epoll()
+        except OSError:
+            os.close(self._sentinel)
+            raise
         self._events.register(self._sentinel, select.EPOLLIN)
         self._events.register(over, select.EPOLLIN)
 
@@ -213,6 +217,9 @@ class _SessionProcess(WorkerProcess):
 
     def stack(self, page: StatusPage) -> str:
         return "" if self._processes.has_died(self._host) else self._host.stack()
+
+    def _end_unwatched(self) -> None:
+        """Nothing: the process is that of other sessions, too."""
 
     def let_go(self) -> None:
         """Closes the descriptors of the trainer's side: nobody waits for its end any more."""

@@ -68,8 +68,7 @@ class WorkerProcess:
         except ProcessLookupError:  # gone already, and reaped by someone else
             self._ended = True
         except OSError:
-            os.kill(pid, signal.SIGKILL)
-            self._reap()
+            self._end_unwatched()
             raise
         else:
             self._poller.register(self._sentinel, select.POLLIN)
@@ -99,6 +98,10 @@ class WorkerProcess:
             page: The worker's status page.
         """
         return page.stack(self.pid)
+
+    def _end_unwatched(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
 
     def _reap(self) -> int | None:
         try:

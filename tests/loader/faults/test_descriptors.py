@@ -127,6 +127,37 @@ def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothin
     assert program(text, start_method).finish() == (0, "", "")
 
 
+def test_too_few_descriptors_for_another_loader_of_a_pool_leave_the_first_alone(program):
+    text = (
+        PROGRAM
+        + """
+    import itertools, resource
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with nothing_left(), mpwds.MultiLoader.pool(workers=2) as pool:
+        train = mpwds.MultiLoader(range(6), pool=pool)
+        validate = mpwds.MultiLoader(range(100, 104), pool=pool)
+        batches = iter(train)
+        assert next(batches) == 0
+        pids = pool.worker_pids
+        received, errors = None, 0
+        for most in itertools.count(len(os.listdir("/proc/self/fd"))):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            try:
+                received = list(validate)
+                break
+            except (OSError, mpwds.MpwdsError):
+                errors += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert errors > 10 and received == list(range(100, 104)), (errors, received)
+        assert list(batches) == list(range(1, 6))
+        assert pool.worker_pids == pids
+        del train, validate, batches
+"""
+    )
+    assert program(text).finish() == (0, "", "")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, who may have few processes")
 def test_too_few_processes_to_start_workers_are_a_clear_error_and_leave_nothing(program):
     text = (
