@@ -208,6 +208,29 @@ class Slow(Numbers):
         time.sleep(60)
 
 
+class FailsToLoad:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class FailingToLoad(Numbers):
+    def __getitem__(self, index):
+        return FailsToLoad() if 2 <= index < 8 else index
+
+
+def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_are_counted():
+    loader = DataLoader(FailingToLoad(12), None, num_workers=2, collate_fn=lambda sample: sample)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    for _ in range(2, 8):
+        with pytest.raises(ValueError, match="no number") as caught:
+            next(iterator)
+    assert "had sent was unpickled" in caught.value.__notes__[-1]
+    assert next(iterator) == 8
+    assert loader.state_dict()["yielded"] == 9
+    assert list(iterator) == [9, 10, 11]
+
+
 def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands():
     with pytest.raises(
         RuntimeError, match=r"(?s)DataLoader timed out after 0\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
