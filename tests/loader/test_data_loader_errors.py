@@ -180,7 +180,12 @@ class Uneven(Numbers):
         return [0] * (index + 1)
 
 
-@pytest.mark.parametrize("dataset", [Shapes(), Objects(), Uneven()])
+class Sparse(Numbers):
+    def __getitem__(self, index):
+        return torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize("dataset", [Shapes(), Objects(), Uneven(), Sparse()])
 def test_samples_that_do_not_fit_together_are_torchs_error(dataset):
     expected = error_of(list, torch.utils.data.DataLoader(dataset, batch_size=2))
     got = error_of(list, DataLoader(dataset, batch_size=2, num_workers=1))
