@@ -14,19 +14,12 @@ import torch.utils.data
 
 from mpwds.errors import WorkerDied, WorkerTraceback
 from mpwds.loader.data_loader import DataLoader
-from mpwds.loader.nursery import Nursery
 from tests.loader.data_loader_datasets import Counting, Faulty, Numbers, Odd
+
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 both = pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
 SAMPLER = torch.utils.data.SequentialSampler(range(3))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
 
 
 def error_of(call, *arguments, **options):
