@@ -65,7 +65,8 @@ class Nursery:
     @property
     def is_gone(self) -> bool:
         """Whether its process was started and has ended."""
-        return self._server is not None and self._process.wait(0)
+        with self._entrance:
+            return self._server is not None and self._process.wait(0)
 
     def open(self, modules: list[str] | None = None) -> None:
         """Starts its process, unless it runs.

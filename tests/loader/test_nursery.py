@@ -148,6 +148,25 @@ def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_wor
     assert not iterators
 
 
+def test_several_threads_may_make_loaders_at_once():
+    held = DataLoader(Numbers(), num_workers=1)
+    failed = []
+
+    def make():
+        try:
+            for _ in range(2000):
+                assert DataLoader(Numbers(), num_workers=1)._nursery is held._nursery
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
 def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
     loader = DataLoader(Parent(10**6), None, num_workers=1)
     iterator = iter(loader)
