@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -159,17 +160,21 @@ class _Sessions:
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         host = self._processes.running(index)
-        over = Bell()
-        process = _SessionProcess(self._processes, host, over)
-        descriptors = [self._setup, ends.channel, ends.handover, ends.bell, ends.status, over.fileno()]
-        try:
-            host.hand_over(descriptors)
-        except BlockingIOError:
-            process.let_go()
-            raise MpwdsError(
-                f"process {index} of the pool (pid {host.process.pid}) has not looked for new loaders for "
-                "long, and too many are waiting: see what its datasets do, or make another pool"
-            ) from None
+        with contextlib.ExitStack() as begun:
+            over = Bell()
+            begun.callback(over.close)
+            process = _SessionProcess(self._processes, host, over)
+            begun.callback(process.let_go)
+            try:
+                host.hand_over(
+                    [self._setup, ends.channel, ends.handover, ends.bell, ends.status, over.fileno()]
+                )
+            except BlockingIOError:
+                raise MpwdsError(
+                    f"process {index} of the pool (pid {host.process.pid}) has not looked for new loaders "
+                    "for long, and too many are waiting: see what its datasets do, or make another pool"
+                ) from None
+            begun.pop_all()
         return process
 
     def close(self) -> None:

@@ -127,6 +127,42 @@ def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothin
     assert program(text, start_method).finish() == (0, "", "")
 
 
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader", "pool"])
+def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program, start_method):
+    text = (
+        PROGRAM
+        + """
+    import gc, itertools, resource
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    pool = mpwds.MultiLoader.pool(workers=2)
+    loading = mpwds.MultiLoader(range(12), pool=pool) if sys.argv[1] == "pool" else loader()
+    assert sum(1 for _ in loading) == 12
+    loading.close()
+    gc.collect()
+    gc.disable()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = descriptors()
+    for most in itertools.count(before):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            assert sum(1 for _ in loading) == 12
+            break
+        except (OSError, mpwds.MpwdsError):
+            pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert descriptors() <= before, (most, before, descriptors())
+    assert most > before + 10
+    loading.close()
+    pool.close()
+"""
+    )
+    assert program(text, start_method).finish() == (0, "", "")
+
+
 def test_too_few_descriptors_for_another_loader_of_a_pool_leave_the_first_alone(program):
     text = (
         PROGRAM
