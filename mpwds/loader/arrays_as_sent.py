@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.loader import array_views
-from mpwds.pipeline.collation.collate import Stack
 
 ARRAY = ord("a")
 TENSOR = ord("t")
@@ -46,11 +45,6 @@ class AsTensor:
     def shape(self) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.source.shape
         return shape
-
-    @property
-    def stack(self) -> Stack | None:
-        """The rows it is made of, if it is."""
-        return self.source if isinstance(self.source, Stack) else None
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
         """Copies the array into ``out``, of this ``shape`` and ``dtype``."""

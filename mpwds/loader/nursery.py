@@ -65,7 +65,8 @@ class Nursery:
     @property
     def is_gone(self) -> bool:
         """Whether its process was started and has ended."""
-        return self._server is not None and self._process.wait(0)
+        with self._entrance:
+            return self._server is not None and self._process.wait(0)
 
     def open(self, modules: list[str] | None = None) -> None:
         """Starts its process, unless it runs.
@@ -123,8 +124,10 @@ class Nursery:
         with self._entrance:
             number = self._send(server, request, descriptors)
             while number not in self._replies:
-                answered, result = msgpack.unpackb(reply.receive(server, _REQUEST_NBYTES, self._process))
-                self._replies[answered] = result
+                data = reply.receive(server, _REQUEST_NBYTES, self._process, lambda: number in self._replies)
+                if data:
+                    answered, result = msgpack.unpackb(data)
+                    self._replies[answered] = result
             result = self._replies.pop(number)
         if isinstance(result, str):
             raise MpwdsError(f"the process that forks the workers failed: {result}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -159,17 +160,21 @@ class _Sessions:
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         host = self._processes.running(index)
-        over = Bell()
-        process = _SessionProcess(self._processes, host, over)
-        descriptors = [self._setup, ends.channel, ends.handover, ends.bell, ends.status, over.fileno()]
-        try:
-            host.hand_over(descriptors)
-        except BlockingIOError:
-            process.let_go()
-            raise MpwdsError(
-                f"process {index} of the pool (pid {host.process.pid}) has not looked for new loaders for "
-                "long, and too many are waiting: see what its datasets do, or make another pool"
-            ) from None
+        with contextlib.ExitStack() as begun:
+            over = Bell()
+            begun.callback(over.close)
+            process = _SessionProcess(self._processes, host, over)
+            begun.callback(process.let_go)
+            try:
+                host.hand_over(
+                    [self._setup, ends.channel, ends.handover, ends.bell, ends.status, over.fileno()]
+                )
+            except BlockingIOError:
+                raise MpwdsError(
+                    f"process {index} of the pool (pid {host.process.pid}) has not looked for new loaders "
+                    "for long, and too many are waiting: see what its datasets do, or make another pool"
+                ) from None
+            begun.pop_all()
         return process
 
     def close(self) -> None:
@@ -185,7 +190,11 @@ class _SessionProcess(WorkerProcess):
         self._processes = processes
         self._host = host
         self._over = over
-        self._events = select.epoll()
+        try:
+            self._events = select.epoll()
+        except OSError:
+            os.close(self._sentinel)
+            raise
         self._events.register(self._sentinel, select.EPOLLIN)
         self._events.register(over, select.EPOLLIN)
 
@@ -213,6 +222,9 @@ class _SessionProcess(WorkerProcess):
 
     def stack(self, page: StatusPage) -> str:
         return "" if self._processes.has_died(self._host) else self._host.stack()
+
+    def _end_unwatched(self) -> None:
+        """Nothing: the process is that of other sessions, too."""
 
     def let_go(self) -> None:
         """Closes the descriptors of the trainer's side: nobody waits for its end any more."""

@@ -68,8 +68,7 @@ class WorkerProcess:
         except ProcessLookupError:  # gone already, and reaped by someone else
             self._ended = True
         except OSError:
-            os.kill(pid, signal.SIGKILL)
-            self._reap()
+            self._end_unwatched()
             raise
         else:
             self._poller.register(self._sentinel, select.POLLIN)
@@ -100,6 +99,10 @@ class WorkerProcess:
         """
         return page.stack(self.pid)
 
+    def _end_unwatched(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
     def _reap(self) -> int | None:
         try:
             _, status = os.waitpid(self.pid, 0)
@@ -116,6 +119,17 @@ def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
         process.kill()
     for process in late:
         process.wait(60)
+
+
+def fill_standard_descriptors() -> None:
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
+
+    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
+    stands for the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:

@@ -65,8 +65,10 @@ that belongs to an epoch left early is only warned of.
 
 *Nursery.* The workers of a process' ``DataLoader`` objects are forks of one fresh interpreter
 (``loader.nursery``), which imports what their datasets need, once; they unpickle the dataset themselves. It
-forks and reaps on request, over a socket pair, and has a lifeline of its own. It ends with the last loader
-and the last worker that need it; its workers end if it does. A fork server is the same for one
+forks and reaps on request, over a socket pair, and has a lifeline of its own. It starts with the first loader
+that needs it, before an epoch does, and ends with the last loader and the last worker that need it; its
+workers end if it does. A finalizer may ask it for something while its thread waits for an answer, and takes
+that answer too, for whoever waits for it. A fork server is the same for one
 ``MultiLoader``, except that it unpickles the dataset before it forks. Either does one thing at a time,
 answers each request, and takes a broken socket pair for its trainer's end, which may show there before the
 lifeline kills it. One that is stopped while it is asked for something is killed after ``reply.STOPPED_S``.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -100,38 +101,42 @@ class _Regrouped:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
-        if self._stream is None:
-            self._begin(by_batches=self._source.fits(self._stage.shuffle.size))
-        assert self._stream is not None
+        stream = self._stream or self._begin(by_batches=self._source.fits(self._stage.shuffle.size))
+        by_batches = self._by_batches
+        if by_batches is None:
+            return next(stream)
         try:
-            return next(self._stream)
+            return next(by_batches)
         except _Unlike:
-            return next(self._go_on_by_rows())
+            return next(self._go_on_by_rows(by_batches))
 
-    def _begin(self, *, by_batches: bool) -> None:
+    def _begin(self, *, by_batches: bool) -> Stream[Any]:
         if by_batches:
             self._stream = self._by_batches = self._stage.by_batches(self._source, self._context)
         else:
             self._source.compares = False
             self._stream = self._stage.by_rows(self._source, self._context)
+        return self._stream
 
-    def _go_on_by_rows(self) -> Stream[Any]:
+    def _go_on_by_rows(self, by_batches: RebatchedStream) -> Stream[Any]:
         """The stream of what is held and what still comes."""
-        assert self._by_batches is not None
         self._source.compares = False
-        held, self._by_batches = list(self._by_batches.rest()), None
         rest = (batch for _, batch in self._source)
-        together = Passing(_chained(held, rest), "behind batches that are unlike those before")
-        self._stream = self._stage.by_rows(together, self._context)
+        together = Passing(chain(by_batches.rest(), rest), "behind batches that are unlike those before")
+        self._by_batches, self._stream = None, self._stage.by_rows(together, self._context)
         return self._stream
 
     def fetch(self, address: Any) -> Any:
-        assert self._stream is not None
-        return self._stream.fetch(address)
+        return self._begun.fetch(address)
 
     def describe(self, address: Any, element: object = None) -> Place:
-        assert self._stream is not None
-        return self._stream.describe(address, element)
+        return self._begun.describe(address, element)
+
+    @property
+    def _begun(self) -> Stream[Any]:
+        if self._stream is None:
+            raise LookupError(f"{self._stage} has yielded nothing yet")
+        return self._stream
 
     def state_dict(self) -> dict[str, Any]:
         if self._stream is None:
@@ -142,14 +147,7 @@ class _Regrouped:
         if state["by_batches"] is None:
             self._source.load_state_dict(state["stream"])
             return
-        self._begin(by_batches=state["by_batches"])
-        assert self._stream is not None
-        self._stream.load_state_dict(state["stream"])
-
-
-def _chained(held: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
-    yield from held
-    yield from rest
+        self._begin(by_batches=state["by_batches"]).load_state_dict(state["stream"])
 
 
 class _Unlike(Exception):

@@ -59,6 +59,7 @@ class RemoteWorker:
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(self._receiver.close)
             channel, workers_channel = socket.socketpair()
+            ours.callback(channel.close)
             workers_ends.callback(workers_channel.close)
             self._channel = Channel(channel)
             self._handover, workers_handover = socket.socketpair()

@@ -19,7 +19,9 @@ _LOOK_EVERY_S = 0.25
 _EXIT_WAIT_S = 5.0
 
 
-def receive(server: socket.socket, nbytes: int, process: WorkerProcess) -> bytes:
+def receive(
+    server: socket.socket, nbytes: int, process: WorkerProcess, has_come: Callable[[], bool] = lambda: False
+) -> bytes:
     """The next answer. One that is at work is waited for: what it imports may take long.
 
     One that is stopped would never answer. As a signal that stops all processes of a job wakes them again one
@@ -29,6 +31,8 @@ def receive(server: socket.socket, nbytes: int, process: WorkerProcess) -> bytes
         server: The socket it answers on.
         nbytes: The longest answer.
         process: The process.
+        has_come: Whether the answer has come another way: a finalizer may run in the middle of this, ask
+            something as well, and receive what comes until it has its own answer. Nothing is returned then.
 
     Raises:
         MpwdsError: It is gone, or was stopped for ``STOPPED_S``, and has been killed for that.
@@ -36,7 +40,13 @@ def receive(server: socket.socket, nbytes: int, process: WorkerProcess) -> bytes
     answered = select.poll()
     answered.register(server, select.POLLIN)
     patience_s = STOPPED_S
-    while not answered.poll(_LOOK_EVERY_S * 1000):
+    while not has_come():
+        if answered.poll(_LOOK_EVERY_S * 1000):
+            with contextlib.suppress(BlockingIOError):  # a finalizer has received it since
+                if reply := server.recv(nbytes, socket.MSG_DONTWAIT):
+                    return reply
+                raise MpwdsError("the process that forks the workers is gone: see its message above")
+            continue
         patience_s = patience_s - _LOOK_EVERY_S if _is_stopped(process.pid) else STOPPED_S
         if patience_s <= 0:
             process.kill()
@@ -46,10 +56,7 @@ def receive(server: socket.socket, nbytes: int, process: WorkerProcess) -> bytes
                 f"like), and gave no answer for {STOPPED_S:g} s: it was killed, which ends its workers too. "
                 "The next epoch starts a new one"
             )
-    reply = server.recv(nbytes)
-    if not reply:
-        raise MpwdsError("the process that forks the workers is gone: see its message above")
-    return reply
+    return b""
 
 
 class Grandchild(WorkerProcess):

@@ -50,7 +50,7 @@ def samples_in(element: Any) -> int:
     for column in _columns(element):
         if isinstance(column, list):
             length = len(column)
-        elif (shape := getattr(column, "shape", None)) and isinstance(shape, tuple):
+        elif isinstance(shape := attribute(column, "shape"), tuple) and shape and isinstance(shape[0], int):
             length = shape[0]
         elif column is None:
             continue
@@ -67,13 +67,26 @@ def samples_in(element: Any) -> int:
     return 1 if rows is None else rows
 
 
+def attribute(item: Any, name: str) -> Any:
+    """An attribute of whatever is counted; ``None`` if it has none or does not tell, which must end no epoch.
+
+    Example:
+        >>> attribute(b"bytes", "shape") is None
+        True
+    """
+    try:
+        return getattr(item, name, None)
+    except Exception:  # a nested tensor has no shape, and a sparse one no nbytes, that it would tell
+        return None
+
+
 def _columns(element: Any) -> Iterable[Any]:
     if isinstance(element, dict):
         return element.values()
     if isinstance(element, (tuple, list)):
         return element
     if _is_dataclass(element):
-        return [getattr(element, field.name) for field in dataclasses.fields(element)]
+        return [attribute(element, field.name) for field in dataclasses.fields(element)]
     return (element,)
 
 

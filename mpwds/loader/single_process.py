@@ -13,7 +13,7 @@ from mpwds.loader.counters import Reading, StageReading
 from mpwds.loader.data_loader_state import is_iterable
 from mpwds.loader.dividing import has_workers
 from mpwds.loader.ledger import WorkerReading
-from mpwds.loader.samples_in import samples_in
+from mpwds.loader.samples_in import attribute, samples_in
 from mpwds.loader.trainer_times import TrainerTimes
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class LocalCounts:
             batches=self.batches,
             samples=self.samples,
             nbytes=self.nbytes,
-            other=StageReading(self.active_ns, self.batches),
+            other=StageReading(self.active_ns),
         )
         return [WorkerReading(0, os.getpid(), reading)]
 
@@ -130,5 +130,5 @@ def _array_nbytes(batch: Any) -> int:
         return sum(map(_array_nbytes, batch.values()))
     if isinstance(batch, (list, tuple)):
         return sum(map(_array_nbytes, batch))
-    nbytes = getattr(batch, "nbytes", 0)
+    nbytes = attribute(batch, "nbytes")
     return nbytes if isinstance(nbytes, int) else 0

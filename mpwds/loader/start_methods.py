@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mpwds.loader import processes
 from mpwds.loader.launchers import Fork, Launcher, Spawn
 from mpwds.loader.nursery import FromNursery, Nursery
 from mpwds.loader.setup import CannotPickle, WorkerSetup
@@ -63,7 +64,8 @@ def start_early(loader: DataLoader[Any]) -> None:
     if loader.num_workers == 0 or (context is not None and context.get_start_method() != "forkserver"):
         return
     loader._nursery = nursery = Nursery.shared()
-    with contextlib.suppress(OSError):
+    with processes.interrupts_deferred(), contextlib.suppress(OSError):
+        processes.fill_standard_descriptors()
         nursery.open(["torch", type(loader.dataset).__module__])
 
 

@@ -104,17 +104,20 @@ class TaskEpoch:
                     worker.discard(message)
                     self._give_next()
                     continue
-                if kind == protocol.BATCH:
-                    self._times.arrived()
+                if kind == protocol.FAILED:
+                    return self._failed(worker, _revived(fields, worker))
+                self._times.arrived()
+                try:
                     batch = worker.batch(message)
-                    self._count(worker)
-                    self._give_next()
-                    self._times.delivered(fields["samples"], fields["nbytes"])
-                    return lambda: batch
+                except MpwdsError:
+                    raise
+                except Exception as error:
+                    add_note(error, f"while what worker {worker.index} had sent was unpickled")
+                    return self._failed(worker, error)
                 self._count(worker)
                 self._give_next()
-                self._times.left()
-                return _raising(_revived(fields, worker))
+                self._times.delivered(fields["samples"], fields["nbytes"])
+                return lambda: batch
         self._times.end()
         raise StopIteration
 
@@ -129,6 +132,12 @@ class TaskEpoch:
                     self._given[worker.index] += 1
                     self._unanswered.append(worker)
                 return
+
+    def _failed(self, worker: RemoteWorker, error: BaseException) -> Callable[[], Any]:
+        self._count(worker)
+        self._give_next()
+        self._times.left()
+        return _raising(error)
 
     def _count(self, worker: RemoteWorker) -> None:
         """Counts the answer that a worker gave."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mpwds.loader.channel import Message
 from mpwds.loader.remote import RemoteWorker
 
-_LONGEST_POLL_S = 1.0
+LONGEST_POLL_S = 1.0
 """A signal that comes just before the system call is not heard, as Ctrl-C, before that returns."""
 
 _DEVICE_POLL_S = 0.001
@@ -50,11 +50,11 @@ def next_message(
         deaf = [worker for worker in others if worker.unheard and worker not in candidates]
         for worker in deaf:
             poller.register(worker, select.POLLOUT)
-        remaining_s = _LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+        remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
         if remaining_s <= 0:
             raise candidates[0].timed_out(timeout or 0.0)
         unsettled = next((worker for worker in candidates if worker.unsettled), None)
-        longest_s = _LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
+        longest_s = LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
         if not poller.poll(min(remaining_s, longest_s) * 1000) and unsettled is not None:
             looks += 1
             if looks % _DEVICE_POLLS == 0:

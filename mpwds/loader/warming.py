@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mpwds.loader import failures
 from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.waiting import LONGEST_POLL_S
 
 
 def wait_until_ready(workers: Sequence[RemoteWorker], timeout: float | None) -> None:
@@ -28,10 +29,10 @@ def wait_until_ready(workers: Sequence[RemoteWorker], timeout: float | None) -> 
         poller.register(worker, select.POLLIN)
         poller.register(worker.process, select.POLLIN)
         while not _is_ready(worker):
-            remaining_s = None if deadline is None else deadline - time.monotonic()
-            if remaining_s is not None and remaining_s <= 0:
+            remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise worker.timed_out(timeout or 0.0)
-            poller.poll(None if remaining_s is None else remaining_s * 1000)
+            poller.poll(min(remaining_s, LONGEST_POLL_S) * 1000)
 
 
 def _is_ready(worker: RemoteWorker) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, ClassVar
 
 from mpwds.loader.ledger import Since
@@ -15,6 +14,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.passing import Passing
+from mpwds.pipeline.replay import skip
 from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
 
@@ -69,7 +69,8 @@ class WebLoader(Rebatching, DataPipeline):
                 "the epoch again",
                 UserWarning,
             )
-            run.skip(elements, delivered)
+            skip(elements, delivered)
+            run.delivered = delivered
         return run.counted(elements)
 
     def set_epoch(self, epoch: int) -> None:
@@ -181,14 +182,6 @@ class _Run:
             self.delivered += 1
             yield element
         self.finished = True
-
-    def skip(self, elements: Iterator[Any], count: int) -> None:
-        self.delivered = sum(1 for _ in islice(elements, count))
-        if self.delivered < count:
-            raise RuntimeError(
-                f"the epoch ended after {self.delivered} elements, {count} were to be skipped: the dataset "
-                "has changed, or gives other samples each time it runs"
-            )
 
 
 class _Loaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -61,9 +61,30 @@ class Replayed:
             f"the first {delivered} elements of the epoch again",
             stacklevel=2,
         )
-        self._delivered = sum(1 for _ in islice(self._stream, delivered))
-        if self._delivered < delivered:
-            raise RuntimeError(
-                f"{self._culprit} ended after {self._delivered} elements, {delivered} were to be skipped: it "
-                " gives different elements each time it runs, so the pipeline cannot be restored"
-            )
+        skip(self._stream, delivered, self._culprit)
+        self._delivered = delivered
+
+
+def skip(elements: Iterator[Any], count: int, what: str = "the epoch") -> None:
+    """Takes the elements that were delivered before, of what runs again from its start.
+
+    Args:
+        elements: All of them, from the first one on.
+        count: How many were delivered.
+        what: Gives them, for the message.
+
+    Raises:
+        RuntimeError: There are fewer.
+
+    Example:
+        >>> letters = iter("abc")
+        >>> skip(letters, 2)
+        >>> next(letters)
+        'c'
+    """
+    again = sum(1 for _ in islice(elements, count))
+    if again < count:
+        raise RuntimeError(
+            f"{what} ended after {again} elements, {count} were to be skipped: it has changed, or gives "
+            "other elements each time it runs, so it cannot be continued"
+        )

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from mpwds.loader.nursery import Nursery
 from mpwds.sharedmem import pinning
 from tests.fake_cuda import FakeCuda
 
@@ -23,6 +24,14 @@ collect_ignore = ["jax_specification.py"]
 @pytest.fixture(autouse=True)
 def _nothing_left(nothing_left):
     """Every test of the loader leaves nothing behind."""
+
+
+@pytest.fixture(scope="module")
+def one_nursery():
+    """One for all tests of a module, so that they need not wait for a new one each."""
+    nursery = Nursery.shared()
+    nursery.open()
+    return nursery
 
 
 @pytest.fixture

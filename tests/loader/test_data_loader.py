@@ -14,19 +14,13 @@ import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
 from mpwds.loader.data_loader import DataLoader
-from mpwds.loader.nursery import Nursery
 from tests.loader.data_loader_datasets import Bulk, Counting, Draws, Numbers, Pair, Point, Squares, plain
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+pytestmark = [
+    pytest.mark.usefixtures("one_nursery"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 
 def same(program):

@@ -14,19 +14,12 @@ import torch.utils.data
 
 from mpwds.errors import WorkerDied, WorkerTraceback
 from mpwds.loader.data_loader import DataLoader
-from mpwds.loader.nursery import Nursery
 from tests.loader.data_loader_datasets import Counting, Faulty, Numbers, Odd
+
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 both = pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
 SAMPLER = torch.utils.data.SequentialSampler(range(3))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
 
 
 def error_of(call, *arguments, **options):
@@ -180,7 +173,12 @@ class Uneven(Numbers):
         return [0] * (index + 1)
 
 
-@pytest.mark.parametrize("dataset", [Shapes(), Objects(), Uneven()])
+class Sparse(Numbers):
+    def __getitem__(self, index):
+        return torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize("dataset", [Shapes(), Objects(), Uneven(), Sparse()])
 def test_samples_that_do_not_fit_together_are_torchs_error(dataset):
     expected = error_of(list, torch.utils.data.DataLoader(dataset, batch_size=2))
     got = error_of(list, DataLoader(dataset, batch_size=2, num_workers=1))
@@ -206,6 +204,29 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_that_says_where_it_is():
 class Slow(Numbers):
     def __getitem__(self, index):
         time.sleep(60)
+
+
+class FailsToLoad:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class FailingToLoad(Numbers):
+    def __getitem__(self, index):
+        return FailsToLoad() if 2 <= index < 8 else index
+
+
+def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_are_counted():
+    loader = DataLoader(FailingToLoad(12), None, num_workers=2, collate_fn=lambda sample: sample)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    for _ in range(2, 8):
+        with pytest.raises(ValueError, match="no number") as caught:
+            next(iterator)
+    assert "had sent was unpickled" in caught.value.__notes__[-1]
+    assert next(iterator) == 8
+    assert loader.state_dict()["yielded"] == 9
+    assert list(iterator) == [9, 10, 11]
 
 
 def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands():

@@ -14,15 +14,7 @@ from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.answered import Answered
 from mpwds.loader.data_loader import DataLoader
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    from mpwds.loader.nursery import Nursery
-
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 
 class Stream(IterableDataset):

@@ -88,6 +88,21 @@ def test_an_epoch_that_was_left_counts_no_more_time(options):
     assert (loader.stats().batches, loader.stats().seconds) == (1, seconds)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: torch.eye(3).to_sparse(),
+        lambda _: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    ],
+    ids=["sparse", "nested"],
+)
+@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_batches_that_do_not_tell_their_size_are_delivered_and_counted(options, make):
+    loader = DataLoader(range(4), batch_size=2, collate_fn=make, **options)
+    assert len(list(loader)) == loader.stats().batches == 2
+
+
 def test_a_loader_inside_tells_its_own():
     with MultiLoader(DataPipeline(range(40)).batched(4), workers=1) as loader:
         face = DataLoader(loader, batch_size=None)

@@ -14,18 +14,11 @@ import torch.utils.data
 
 import mpwds
 from mpwds.loader.data_loader import DataLoader
-from mpwds.loader.nursery import Nursery
 from tests.loader.data_loader_datasets import Counting, Numbers
 
+pytestmark = pytest.mark.usefixtures("one_nursery")
+
 contexts = pytest.mark.parametrize("context", [None, "fork", "forkserver", "spawn"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
 
 
 class Looks(Numbers):

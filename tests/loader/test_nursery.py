@@ -124,6 +124,49 @@ def test_loaders_in_several_threads_may_start_workers_at_once():
     assert not held.is_gone
 
 
+def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_worker_reaped(
+    tmp_path, monkeypatch
+):
+    iterators = [iter(DataLoader(Numbers(), None, num_workers=1))]
+    go_on = tmp_path / "go_on"
+
+    def drop(*signal_and_frame):
+        go_on.touch()
+        iterators.clear()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "signals_and_waits.py").write_text(
+        "import os, signal, time\n"
+        f"os.kill({os.getpid()}, signal.SIGUSR1)\n"
+        f"while not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+    )
+    before = signal.signal(signal.SIGUSR1, drop)
+    try:
+        Nursery.shared().prepare(["signals_and_waits"])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not iterators
+
+
+def test_several_threads_may_make_loaders_at_once():
+    held = DataLoader(Numbers(), num_workers=1)
+    failed = []
+
+    def make():
+        try:
+            for _ in range(2000):
+                assert DataLoader(Numbers(), num_workers=1)._nursery is held._nursery
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
 def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
     loader = DataLoader(Parent(10**6), None, num_workers=1)
     iterator = iter(loader)

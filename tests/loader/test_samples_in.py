@@ -57,7 +57,21 @@ class Shaped:
         return "round"
 
 
-@pytest.mark.parametrize("element", [Shaped(), Pair, [Shaped()]])
+class Secretive:
+    @property
+    def shape(self):
+        raise RuntimeError("it has none")
+
+
+class Lettered:
+    shape = ("n", 3)
+
+
+@pytest.mark.parametrize(
+    "element",
+    [Shaped(), Pair, [Shaped()], Secretive(), (Secretive(), Secretive()), Lettered(), object.__new__(Pair)],
+    ids=lambda element: type(element).__name__,
+)
 def test_what_only_looks_like_a_batch_is_one_sample(element):
     assert samples_in(element) == 1
 

@@ -124,6 +124,13 @@ def test_a_loader_without_workers_has_nothing_to_warm_up():
     assert [int(element) for element in loader] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("timeout", [10**9, float("inf")])
+def test_a_timeout_may_be_longer_than_what_the_system_can_wait_at_once(timeout):
+    with MultiLoader(range(3), workers=1) as loader:
+        loader.warm_up(timeout=timeout)
+        assert len(loader.worker_pids) == 1
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0])
 def test_a_timeout_that_is_none_is_an_error(timeout):
     with pytest.raises(ValueError, match="warm_up: timeout"):

@@ -7,15 +7,7 @@ import torch
 import mpwds
 from mpwds.loader.web_loader import WebLoader
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    from mpwds.loader.nursery import Nursery
-
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+pytestmark = pytest.mark.usefixtures("one_nursery")
 
 
 def test_delivers_tensors_and_runs_further_stages_here(shards):

@@ -140,7 +140,7 @@ def _large_rows(sample: Any) -> Iterable[tuple[Any, Any, np.dtype[Any]]]:
     else:
         fields = [(None, sample)]
     for name, row in fields:
-        if hasattr(row, "nbytes") and row.nbytes >= LEAST_ROW_NBYTES and _is_plain(row):
+        if _is_plain(row) and row.nbytes >= LEAST_ROW_NBYTES:
             dtype = row.dtype if type(row) is np.ndarray else _TORCH_DTYPES.get(str(row.dtype))
             if dtype in FIXED_SIZE:
                 yield name, row, dtype

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mpwds.loader.nursery import Nursery
 from tests.loader.faults import processes
 from tests.loader.faults.programs import Program
 
@@ -24,14 +23,6 @@ def _no_process_left(monkeypatch):
     monkeypatch.setenv(processes.TOKEN, token)
     yield
     processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
-
-
-@pytest.fixture(scope="module")
-def one_nursery():
-    """One for all tests of a module, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
 
 
 @pytest.fixture

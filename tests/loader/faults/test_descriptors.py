@@ -44,6 +44,30 @@ def test_closed_standard_streams_do_not_matter(program, start_method, closed, tm
     assert done.exists()
 
 
+def test_a_dataset_whose_module_prints_does_without_standard_streams(program, tmp_path):
+    module = """
+        from tests.loader.data_loader_datasets import Numbers
+
+        print("imported")
+
+        class Printing(Numbers):
+            pass
+    """
+    (tmp_path / "prints.py").write_text(textwrap.dedent(module))
+    done = tmp_path / "done"
+    text = f"""
+        import sys
+        import mpwds
+        sys.path.insert(0, {str(tmp_path)!r})
+        from prints import Printing
+
+        assert len(list(mpwds.DataLoader(Printing(), num_workers=1))) == len(Printing())
+        open({str(done)!r}, "w").close()
+    """
+    assert program(text, within="exec 0<&- 1>&- 2>&-").finish().status == 0
+    assert done.exists()
+
+
 def test_standard_streams_that_a_program_closes_itself_do_not_matter(program):
     text = PROGRAM + "    sys.stdin.close(), sys.stdout.close()\n    run(loader()).close()\n"
     assert program(text, "fork").finish() == (0, "", "")
@@ -101,6 +125,73 @@ def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothin
 """
     )
     assert program(text, start_method).finish() == (0, "", "")
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader", "pool"])
+def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program, start_method):
+    text = (
+        PROGRAM
+        + """
+    import gc, itertools, resource
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    pool = mpwds.MultiLoader.pool(workers=2)
+    loading = mpwds.MultiLoader(range(12), pool=pool) if sys.argv[1] == "pool" else loader()
+    assert sum(1 for _ in loading) == 12
+    loading.close()
+    gc.collect()
+    gc.disable()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = descriptors()
+    for most in itertools.count(before):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            assert sum(1 for _ in loading) == 12
+            break
+        except (OSError, mpwds.MpwdsError):
+            pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert descriptors() <= before, (most, before, descriptors())
+    assert most > before + 10
+    loading.close()
+    pool.close()
+"""
+    )
+    assert program(text, start_method).finish() == (0, "", "")
+
+
+def test_too_few_descriptors_for_another_loader_of_a_pool_leave_the_first_alone(program):
+    text = (
+        PROGRAM
+        + """
+    import itertools, resource
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with nothing_left(), mpwds.MultiLoader.pool(workers=2) as pool:
+        train = mpwds.MultiLoader(range(6), pool=pool)
+        validate = mpwds.MultiLoader(range(100, 104), pool=pool)
+        batches = iter(train)
+        assert next(batches) == 0
+        pids = pool.worker_pids
+        received, errors = None, 0
+        for most in itertools.count(len(os.listdir("/proc/self/fd"))):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            try:
+                received = list(validate)
+                break
+            except (OSError, mpwds.MpwdsError):
+                errors += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert errors > 10 and received == list(range(100, 104)), (errors, received)
+        assert list(batches) == list(range(1, 6))
+        assert pool.worker_pids == pids
+        del train, validate, batches
+"""
+    )
+    assert program(text).finish() == (0, "", "")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, who may have few processes")

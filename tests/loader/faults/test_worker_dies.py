@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mpwds.errors import MpwdsError, WorkerDied
-from mpwds.loader.nursery import Nursery
 from tests.loader.faults.misfortunes import (
     CHEAP,
     EXCEPTIONS,
@@ -26,6 +25,8 @@ from tests.loader.faults.misfortunes import (
 )
 from tests.loader.faults.processes import wait_until_gone, wait_until_idle
 
+pytestmark = pytest.mark.usefixtures("one_nursery")
+
 FORKS = ("fork", "DataLoader by fork")
 
 
@@ -40,14 +41,6 @@ def happens(kind, step, fault):
 CASES = [
     (kind, step, fault) for kind in KINDS for step in STEPS for fault in FAULTS if happens(kind, step, fault)
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nursery():
-    """One for all tests, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
 
 
 @pytest.mark.parametrize(("kind", "step", "fault"), CASES)

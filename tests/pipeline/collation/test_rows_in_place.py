@@ -124,9 +124,10 @@ def test_the_users_sample_stays_as_it_is():
         np.ma.masked_array(image()),
         torch.ones(SHAPE, requires_grad=True),
         torch.ones(SHAPE, dtype=torch.bfloat16),
+        torch.eye(200).to_sparse(),
         "text",
     ],
-    ids=["small", "dates", "masked", "with gradient", "bfloat16", "text"],
+    ids=["small", "dates", "masked", "with gradient", "bfloat16", "sparse", "text"],
 )
 def test_no_room_is_looked_for_where_rows_are_none_to_be_copied_at_once(row):
     heap = Heap()
