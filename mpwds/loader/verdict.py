@@ -148,10 +148,15 @@ def _usual_batch_s(stats: LoaderStats, slow: WorkerStats) -> float:
 
 
 def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
+    restarts = f", {_times(slow.restarts)} started again" if slow.restarts else ""
     return (
-        f"worker {slow.worker} (pid {slow.pid}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the others "
-        f"{_usual_batch_s(stats, slow) * 1e3:.3g}"
+        f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the "
+        f"others {_usual_batch_s(stats, slow) * 1e3:.3g}"
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _batch_s(worker: WorkerStats) -> float:

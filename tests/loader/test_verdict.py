@@ -151,6 +151,13 @@ def test_a_slow_worker_that_holds_nobody_back_is_named_beside_what_takes_the_tim
     )
 
 
+def test_that_a_slow_worker_was_started_again_is_said():
+    fast = [worker(index, waiting_s=8.0, batches=100) for index in range(3)]
+    for restarts, said in (1, "pid 103, once started again"), (3, "pid 103, 3 times started again"):
+        slow = replace(worker(3, batches=100), restarts=restarts)
+        assert f"worker 3 ({said}) takes 100 ms a batch" in stats(*fast, slow).verdict
+
+
 def test_a_worker_that_has_more_to_do_is_not_slow():
     busy, done = worker(0, batches=1000), worker(1, batches=100, active_s=1.0)
     assert "worker 0" not in stats(busy, done).verdict
