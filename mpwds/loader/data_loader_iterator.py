@@ -15,6 +15,7 @@ from mpwds.loader import start_methods, torch_collate
 from mpwds.loader.data_loader_state import is_iterable
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.task_epoch import TaskEpoch
 from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import Beginning
@@ -83,7 +84,7 @@ class DataLoaderIterator(Iterator[Any]):
                 "fork: iterate the loader anew here"
             )
         if not self._entrance.acquire(blocking=False):
-            raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
+            raise RuntimeError(TAKE_TURNS)
         try:
             with self._record(self._profile_name):
                 return self._next()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from mpwds.loader.epoch import NOT_YET
+from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.replacing import replaced
 from mpwds.sharedmem.cuda import CopyStream
 
@@ -52,7 +53,7 @@ class DeviceIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if not self._entrance.acquire(blocking=False):
-            raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
+            raise RuntimeError(TAKE_TURNS)
         try:
             return self._next()
         finally:

@@ -11,6 +11,7 @@ from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
+from mpwds.pipeline.notes import arguments
 
 
 def as_dataset(dataset: Any) -> Any:
@@ -45,7 +46,7 @@ def as_dataset(dataset: Any) -> Any:
         return dataset
     raise TypeError(
         "a loader's dataset must be an iterable, a map-style dataset or a function that returns an iterator, "
-        f"got a {type(dataset).__name__}"
+        f"got {dataset!r}"
     )
 
 
@@ -60,7 +61,7 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
-    return iter(dataset() if is_factory else dataset)
+    return iter(_made_by(dataset) if is_factory else dataset)
 
 
 def process_seed(context: Context) -> int:
@@ -72,3 +73,13 @@ def process_seed(context: Context) -> int:
 def _is_iterable_dataset(dataset: Any) -> bool:
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(dataset, data.IterableDataset)
+
+
+def _made_by(function: Any) -> Any:
+    made = function()
+    if not (hasattr(made, "__iter__") or hasattr(made, "__getitem__")):
+        raise TypeError(
+            f"the loader's dataset is a function, {arguments(function)}, which is to return an iterator or "
+            f"be a generator function, and it returned {made!r}"
+        )
+    return made

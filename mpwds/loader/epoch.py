@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader import failures, protocol
 from mpwds.loader.channel import Message
+from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress, WorkerProgress
 from mpwds.loader.remote import RemoteWorker
@@ -103,7 +104,7 @@ class EpochIterator(Iterator[Any]):
                 "fork: make a loader of its own here"
             )
         if not self._entrance.acquire(blocking=False):
-            raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
+            raise RuntimeError(TAKE_TURNS)
         try:
             return self._next(wait)
         finally:

@@ -64,6 +64,7 @@ class Ledger:
         self.in_order = in_order
         self.in_process = in_process
         self._epoch = 0
+        self._epochs = 0
         self._earlier = TrainerReading()
         self._times: TrainerTimes | None = None
         self._workers_before: dict[int, WorkerReading] = {}
@@ -82,6 +83,7 @@ class Ledger:
             self._times.end()
             self._earlier += self._times.read()
         self._epoch, self._times = epoch, times
+        self._epochs += 1
         self._workers_before = {worker.index: worker for worker in self._read_workers()}
         self._copies_before = self._read_copies()
         self._skipped_before = self._skipped.copy()
@@ -137,6 +139,7 @@ class Ledger:
             cores=len(os.sched_getaffinity(0)),
             workers=tuple(workers) if self._times is not None else (),
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
+            epochs=self._epochs if whole else 1,
         )
 
 

@@ -15,6 +15,7 @@ from mpwds.loader.even import even_length, evened, is_to_be_even
 from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.ledger import Since
 from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
+from mpwds.loader.one_thread import OneThread
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
@@ -120,7 +121,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         elements = clocked(self._place.iterate(self, epoch), self.loader._clock)
-        return self.loader._hand_out(elements, staged=True)
+        return self.loader._hand_out(OneThread(elements), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from mpwds.loader.course import Course
 from mpwds.loader.elements import elements, process_seed
 from mpwds.loader.epoch import made_fewer
 from mpwds.loader.meter import Meter
+from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.receiving import Output
 from mpwds.loader.trainer_times import TrainerTimes
@@ -65,12 +67,21 @@ class LocalIterator(Iterator[Any]):
         self._course = Course(dataset, context, position, iterate)
         self._batches = _delivered(self._course, position.first, output, pinning, meter)
         self._ended_because = ""
+        self._entrance = threading.Lock()
         self.place = (0, -1)
         progress.running = True
 
     def __next__(self) -> Any:
         if self._ended_because:
             raise RuntimeError(self._ended_because)
+        if not self._entrance.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            return self._next()
+        finally:
+            self._entrance.release()
+
+    def _next(self) -> Any:
         progress = self.progress
         self._times.asked()
         try:

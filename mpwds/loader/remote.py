@@ -222,15 +222,23 @@ class RemoteWorker:
         """What the worker has counted; also after its death, until :meth:`release`."""
         return self._status.counters.read()
 
-    def timed_out(self, timeout_s: float) -> WorkerTimeout:
-        """The error for a worker that delivered nothing for ``timeout_s`` seconds."""
+    def timed_out(
+        self, timeout_s: float, what: str = "delivered nothing for", slow: str = "a batch"
+    ) -> WorkerTimeout:
+        """The error for a worker that let ``timeout_s`` seconds pass.
+
+        Args:
+            timeout_s: The seconds.
+            what: What it did in that time.
+            slow: What may take longer.
+        """
         self.process.is_stuck = True
         stack = self.stack()
         stage = status.stage_in(stack)
         where = f", in stage {stage}" if stage else ""
         return WorkerTimeout(
-            f"worker {self.index} (pid {self.process.pid}) delivered nothing for {timeout_s:g} s"
-            f"{where}{self._last_shard()}: raise timeout= if a batch may take that long, or see where it "
+            f"worker {self.index} (pid {self.process.pid}) {what} {timeout_s:g} s"
+            f"{where}{self._last_shard()}: raise timeout= if {slow} may take that long, or see where it "
             f"stands:\n{stack or '(it gave no stack: it may be stopped)'}",
             worker=self.index,
             pid=self.process.pid,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from mpwds.loader.trainer_times import TrainerTimes
@@ -14,7 +14,7 @@ _EVERY_NS = 100_000
 _MEMORY = 0.9
 
 
-def clocked(elements: Iterator[Any], times: Callable[[], TrainerTimes]) -> Iterator[Any]:
+def clocked(elements: Iterator[Any], times: Callable[[], TrainerTimes]) -> Generator[Any, None, None]:
     """The same elements; how long each takes is told to the clock of the loader's epoch.
 
     Of small elements only some, drawn at random, about one in a tenth of a millisecond: looking at the clock

@@ -95,7 +95,7 @@ class LoaderStats:
 
     Attributes:
         epoch: Number of the epoch, the last one that began.
-        first_batch_s: Seconds from the beginning of the epoch to its first batch.
+        first_batch_s: Seconds from the beginning of the epoch to its first batch; of several epochs, the sum.
         waited_s: Seconds that the training process waited for batches.
         received_s: Seconds that it took to make tensors of what had come, private copies with it.
         elsewhere_s: Seconds that it spent outside: the training step.
@@ -115,6 +115,7 @@ class LoaderStats:
         workers: The workers. Without worker processes there is one, which is this process.
         stages_skipped: Elements that error handlers of stages behind the loader left out, by
             ``"stage: exception"``.
+        epochs: How many epochs it is about.
     """
 
     epoch: int
@@ -135,6 +136,7 @@ class LoaderStats:
     cores: int
     workers: tuple[WorkerStats, ...]
     stages_skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    epochs: int = 1
 
     @property
     def seconds(self) -> float:

@@ -30,9 +30,13 @@ def table_of(stats: LoaderStats) -> str:
 def _trainer(stats: LoaderStats) -> str:
     seconds = stats.seconds or 1.0
     in_stages = f"is in stages {stats.stages_s / seconds:.0%}, " if stats.stages_s else ""
+    epochs, first_batch, which = f"epoch {stats.epoch}", "the first batch", "which"
+    if stats.epochs > 1:
+        epochs = f"{stats.epochs} epochs, the last of them number {stats.epoch}"
+        first_batch, which = "the first batches", "which together"
     lines = [
-        f"epoch {stats.epoch}: {stats.batches:,} batches, {stats.samples:,} samples, "
-        f"in {stats.seconds:.1f} s after the first batch, which took {stats.first_batch_s:.1f} s",
+        f"{epochs}: {stats.batches:,} batches, {stats.samples:,} samples, "
+        f"in {stats.seconds:.1f} s after {first_batch}, {which} took {stats.first_batch_s:.1f} s",
         f"{stats.samples_per_s:,.1f} samples/s, {stats.batches_per_s:,.1f} batches/s, "
         f"{stats.bytes_per_s / 1e6:,.1f} MB/s",
         f"trainer: waits {stats.waiting_share:.0%}, receives {stats.received_s / seconds:.0%}, "

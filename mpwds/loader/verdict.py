@@ -97,7 +97,7 @@ def _bound_by_workers(stats: LoaderStats) -> str:
     if stats.workers_waiting_share > _MUCH:
         return (
             f"the workers wait {stats.workers_waiting_share:.0%} of theirs, as batches take unequal time: "
-            "raise prefetch, or take in_order=False"
+            f"raise prefetch{', or take in_order=False' if stats.in_order else ''}"
         )
     top = max(stats.stages, key=lambda stage: stage.share)
     takes = f"{_what(top)} takes {top.share:.0%} of worker time"
@@ -109,24 +109,54 @@ def _bound_by_workers(stats: LoaderStats) -> str:
             f"workers wait {queue:.0%} of theirs for one of {stats.cores} processors, so more would not "
             f"help; {takes}: {_make_cheaper(top)}"
         )
-    return f"{takes}: add workers{_if_not_full(stats)} or {_make_cheaper(top)}"
+    advice = f"{takes}: add workers{_if_not_full(stats)} or {_make_cheaper(top)}"
+    unlike = _slowest(stats)
+    return advice if unlike is None else f"{advice}; {_slowness(stats, unlike)}: see what is in its shards"
 
 
 def _slow_worker(stats: LoaderStats) -> str | None:
-    """What there is to say about a worker that the others wait for, where they take turns."""
-    if not stats.in_order or len(stats.workers) < 2:
+    """What there is to say about a worker that the others wait for, or have left alone."""
+    slow = _slowest(stats)
+    if slow is None:
+        return None
+    others = [worker for worker in stats.workers if worker is not slow]
+    waiting = statistics.median(worker.waiting_share for worker in others)
+    if stats.in_order and waiting >= _MUCH and slow.waiting_share <= waiting / 2:
+        return (
+            f"{_slowness(stats, slow)}, which wait for their turn {waiting:.0%} of the time: see what is in "
+            "its shards, or let the others go on by in_order=False"
+        )
+    alone = 1 - statistics.median(worker.active_s for worker in others) / slow.active_s
+    if alone >= _MUCH and slow.waiting_share < _LITTLE:
+        return (
+            f"{_slowness(stats, slow)}, which had done all of theirs for the last {alone:.0%} of its time: "
+            "see what is in its shards"
+        )
+    return None
+
+
+def _slowest(stats: LoaderStats) -> WorkerStats | None:
+    """The worker whose batches take much longer than those of the others, if there is one."""
+    if len(stats.workers) < 2:
         return None
     slow = max(stats.workers, key=_batch_s)
-    others = [worker for worker in stats.workers if worker is not slow]
-    usual_s = statistics.median(map(_batch_s, others))
-    waiting = statistics.median(worker.waiting_share for worker in others)
-    if _batch_s(slow) < _SLOWER * usual_s or waiting < _MUCH or slow.waiting_share > waiting / 2:
-        return None
+    return slow if _batch_s(slow) >= _SLOWER * _usual_batch_s(stats, slow) else None
+
+
+def _usual_batch_s(stats: LoaderStats, slow: WorkerStats) -> float:
+    return statistics.median(_batch_s(worker) for worker in stats.workers if worker is not slow)
+
+
+def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
+    restarts = f", {_times(slow.restarts)} started again" if slow.restarts else ""
     return (
-        f"worker {slow.worker} (pid {slow.pid}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the others "
-        f"{usual_s * 1e3:.3g}, which wait for their turn {waiting:.0%} of the time: see what is in its "
-        "shards, or let the others go on by in_order=False"
+        f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the "
+        f"others {_usual_batch_s(stats, slow) * 1e3:.3g}"
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _batch_s(worker: WorkerStats) -> float:

@@ -31,7 +31,9 @@ def wait_until_ready(workers: Sequence[RemoteWorker], timeout: float | None) -> 
         while not _is_ready(worker):
             remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
             if remaining_s <= 0:
-                raise worker.timed_out(timeout or 0.0)
+                raise worker.timed_out(
+                    timeout or 0.0, "was not ready within", "starting and unpickling the dataset"
+                )
             poller.poll(min(remaining_s, LONGEST_POLL_S) * 1000)
 
 

@@ -287,13 +287,15 @@ class DataPipeline(Fluent, TorchIterable):
             nbatches: The same; the larger of the two counts.
 
         Raises:
+            TypeError: It is no whole number.
             ValueError: It is 0.
 
         Example:
             >>> list(DataPipeline("abc").with_epoch(5))
             ['a', 'b', 'c', 'a', 'b']
         """
-        self._epochs = Epochs(None, _limit(nsamples, nbatches))
+        limit = _limit("with_epoch", nsamples=nsamples, nbatches=nbatches)
+        self._epochs = Epochs(None, limit)
         return self
 
     def repeat(self: Pipeline, nepochs: int = -1, nbatches: int = -1) -> Pipeline:
@@ -307,14 +309,15 @@ class DataPipeline(Fluent, TorchIterable):
                 0.
 
         Raises:
+            TypeError: A number is none.
             ValueError: ``nbatches`` is 0.
 
         Example:
             >>> list(DataPipeline("ab").repeat(2))
             ['a', 'b', 'a', 'b']
         """
-        nepochs = operator.index(nepochs)
-        self._epochs = Epochs(nepochs if nepochs > 0 else None, _limit(nbatches))
+        nepochs = _whole("repeat", "nepochs", nepochs)
+        self._epochs = Epochs(nepochs if nepochs > 0 else None, _limit("repeat", nbatches=nbatches))
         return self
 
     def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
@@ -328,13 +331,15 @@ class DataPipeline(Fluent, TorchIterable):
             silent: Whether to leave out the warning that says so.
 
         Raises:
+            TypeError: ``n`` is no whole number.
             ValueError: ``n`` is negative.
 
         Example:
             >>> len(DataPipeline("abc").with_length(1000, silent=True))
             1000
         """
-        if operator.index(n) < 0:
+        n = _whole("with_length", "n", n)
+        if n < 0:
             raise ValueError(f"a dataset's length must not be negative, got {n}")
         if not silent:
             warnings.warn(
@@ -342,7 +347,7 @@ class DataPipeline(Fluent, TorchIterable):
                 "of elements in an epoch (with_length(n, silent=True) leaves this warning out)",
                 stacklevel=2,
             )
-        self._length = operator.index(n)
+        self._length = n
         return self
 
 
@@ -393,6 +398,13 @@ def _are_stages(parts: list[Any]) -> bool:
     return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
 
 
-def _limit(*counts: int) -> int | None:
-    limit = max(map(operator.index, counts))
+def _limit(method: str, **counts: int) -> int | None:
+    limit = max(_whole(method, name, value) for name, value in counts.items())
     return limit if limit >= 0 else None
+
+
+def _whole(method: str, name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{method}: {name} must be a whole number, got {value!r}") from None

@@ -62,7 +62,8 @@ class Fluent(FluentFields):
             >>> sorted(DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
-        return self.compose(mpwds.shuffle(size, initial, rng, seed, handler)) if size >= 1 else self.compose()
+        stage = mpwds.shuffle(size, initial, rng, seed, handler)
+        return self.compose(stage) if size >= 1 else self.compose()
 
     def detshuffle(
         self: Self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1

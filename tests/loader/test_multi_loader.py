@@ -499,9 +499,19 @@ def test_numbers_may_be_numpys():
 
 
 def test_what_cannot_be_iterated_by_several_processes_is_an_error():
-    with pytest.raises(TypeError, match="got a int"):
+    with pytest.raises(TypeError, match="a loader's dataset must be an iterable, a map-style .*, got 3$"):
         mpwds.MultiLoader(3)
     with pytest.raises(TypeError, match=r"write mpwds\.WebDataset\('x-\{0\.\.3\}\.tar'\)"):
         mpwds.MultiLoader("x-{0..3}.tar")
     with pytest.raises(TypeError, match="a generator can be iterated only once, by one process"):
         mpwds.MultiLoader(number for number in range(3))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_returns_no_iterator_is_named_with_what_it_returned(workers):
+    def forgetful():
+        map(str, range(3))
+
+    expected = "is a function, .*forgetful, which is to return an iterator .*, and it returned None"
+    with mpwds.MultiLoader(forgetful, workers=workers) as loader, pytest.raises(TypeError, match=expected):
+        list(loader)

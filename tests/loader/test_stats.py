@@ -260,6 +260,9 @@ def test_each_epoch_is_counted_by_itself_and_all_of_them_together(workers):
     assert sum(worker.batches for worker in epoch.workers) == 10
     assert sum(worker.batches for worker in start.workers) == 30
     assert start.first_batch_s > epoch.first_batch_s
+    assert (epoch.epochs, start.epochs) == (1, 3)
+    assert str(epoch).startswith("epoch 2: 10 batches, 10 samples, in ")
+    assert str(start).startswith("3 epochs, the last of them number 2: 30 batches, 30 samples, in ")
 
 
 def test_an_unknown_beginning_is_refused():

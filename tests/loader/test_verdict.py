@@ -134,8 +134,39 @@ def test_a_slow_worker_holds_the_others_back_where_they_take_turns():
     assert "worker 3" not in stats(*fast, slow, in_order=False).verdict
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_slow_worker_that_the_others_have_left_alone(in_order):
+    slow, fast = worker(2, batches=100), [worker(index, batches=100, active_s=1.0) for index in range(2)]
+    assert stats(*fast, slow, in_order=in_order).verdict == (
+        "the trainer waits 62% of the time; worker 2 (pid 102) takes 100 ms a batch, the others 10, which "
+        "had done all of theirs for the last 90% of its time: see what is in its shards"
+    )
+
+
+def test_a_slow_worker_that_holds_nobody_back_is_named_beside_what_takes_the_time():
+    slow, fast = worker(2, batches=100), [worker(index) for index in range(2)]
+    assert stats(*fast, slow, in_order=False).verdict == (
+        "the trainer waits 62% of the time; stage map(crop) takes 70% of worker time: add workers or make it "
+        "faster; worker 2 (pid 102) takes 100 ms a batch, the others 10: see what is in its shards"
+    )
+
+
+def test_that_a_slow_worker_was_started_again_is_said():
+    fast = [worker(index, waiting_s=8.0, batches=100) for index in range(3)]
+    for restarts, said in (1, "pid 103, once started again"), (3, "pid 103, 3 times started again"):
+        slow = replace(worker(3, batches=100), restarts=restarts)
+        assert f"worker 3 ({said}) takes 100 ms a batch" in stats(*fast, slow).verdict
+
+
+def test_a_worker_that_has_more_to_do_is_not_slow():
+    busy, done = worker(0, batches=1000), worker(1, batches=100, active_s=1.0)
+    assert "worker 0" not in stats(busy, done).verdict
+
+
 def test_workers_that_wait_in_turn():
-    assert "raise prefetch" in stats(*(worker(index, waiting_s=5.0) for index in range(2))).verdict
+    waiting = [worker(index, waiting_s=5.0) for index in range(2)]
+    assert stats(*waiting).verdict.endswith("raise prefetch, or take in_order=False")
+    assert stats(*waiting, in_order=False).verdict.endswith("raise prefetch")
 
 
 def test_workers_without_shards():

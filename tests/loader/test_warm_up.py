@@ -69,7 +69,10 @@ def test_without_waiting_it_returns_before_workers_are_ready():
     with MultiLoader([Slow()], workers=1) as loader:
         loader.warm_up(wait=False)
         assert len(loader.worker_pids) == 1
-        with pytest.raises(mpwds.WorkerTimeout, match="worker 0"):
+        expected = (
+            "worker 0 .* was not ready within 0.3 s: raise timeout= if starting and unpickling the dataset"
+        )
+        with pytest.raises(mpwds.WorkerTimeout, match=expected):
             loader.warm_up(timeout=0.3)
         assert loader.worker_pids == []
 

@@ -135,9 +135,14 @@ def test_an_epoch_of_no_elements_is_refused(call):
         call(DataPipeline("abc"))
 
 
-def test_a_fraction_is_no_number_of_elements():
-    with pytest.raises(TypeError):
-        DataPipeline("abc").with_epoch(1.5)
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("with_epoch", "nsamples"), ("with_epoch", "nbatches"), ("repeat", "nepochs"), ("with_length", "n")],
+)
+@pytest.mark.parametrize("value", [1.5, "3", None], ids=str)
+def test_what_is_no_whole_number_is_refused_by_its_name(method, name, value):
+    with pytest.raises(TypeError, match=f"{method}: {name} must be a whole number, got {value!r}"):
+        getattr(DataPipeline("abc"), method)(**{name: value})
 
 
 def test_only_a_pipeline_that_was_given_a_length_has_one():

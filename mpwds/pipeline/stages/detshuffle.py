@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
@@ -68,7 +69,7 @@ class Detshuffle(Filter):
     def __post_init__(self) -> None:
         for name in ("bufsize", "initial", "seed", "epoch"):
             value = getattr(self, name)
-            if not isinstance(value, int):
+            if not isinstance(value, Integral):
                 raise TypeError(f"detshuffle: {name} must be a whole number, got {value!r}")
 
     def __str__(self) -> str:

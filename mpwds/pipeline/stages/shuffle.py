@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
@@ -30,6 +31,7 @@ def shuffle(
         handler: Without effect, since nothing can fail; webdataset's signature has it.
 
     Raises:
+        TypeError: ``bufsize`` or ``initial`` is no whole number.
         ValueError: Both ``rng`` and ``seed`` are given.
 
     Example:
@@ -40,6 +42,8 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
+    _check_whole("size", bufsize)
+    _check_whole("initial", initial)
     size = max(bufsize, 1)
     return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
 
@@ -62,6 +66,7 @@ class Shuffle(Filter):
             dataset's seed does, with epoch, worker and position in the pipeline.
 
     Raises:
+        TypeError: ``size`` or ``initial`` is no whole number.
         ValueError: ``size`` is below 1, or ``initial`` is not from 1 to ``size``.
 
     Example:
@@ -76,6 +81,9 @@ class Shuffle(Filter):
     alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        _check_whole("size", self.size)
+        if self.initial is not None:
+            _check_whole("initial", self.initial)
         if self.size < 1:
             raise ValueError(f"shuffle: size must be at least 1, got {self.size}")
         if self.initial is not None and not 1 <= self.initial <= self.size:
@@ -154,3 +162,8 @@ class _Shuffled(Buffered):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._started = state["started"]
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if not isinstance(value, Integral):
+        raise TypeError(f"shuffle: {name} must be a whole number, got {value!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, overload
 
 from mpwds.pipeline.context import ALONE, Context
@@ -70,7 +71,7 @@ class Slice(Filter):
         for name, value, least in (("start", self.start, 0), ("stop", self.stop, 0), ("step", self.step, 1)):
             if value is None and name == "stop":
                 continue
-            if not isinstance(value, int):
+            if not isinstance(value, Integral):
                 raise TypeError(f"slice: {name} must be a whole number, got {value!r}")
             if value < least:
                 raise ValueError(f"slice: {name} must be at least {least}, got {value}")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import webdataset.filters
 from hypothesis import given, settings
@@ -42,3 +43,7 @@ def test_begins_behind_the_epoch_given():
 def test_what_is_no_number_is_refused():
     with pytest.raises(TypeError, match="detshuffle: seed must be a whole number, got 'a'"):
         detshuffle(seed="a")
+
+
+def test_numpys_integers_are_numbers():
+    assert collect(detshuffle(np.int64(4)), range(9)) == collect(detshuffle(4), range(9))

@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Source, collect
 
@@ -61,3 +63,14 @@ def test_its_own_seed_goes_before_the_contexts():
 def test_impossible_sizes_are_refused(arguments):
     with pytest.raises(ValueError, match="shuffle: "):
         Shuffle(*arguments)
+
+
+@pytest.mark.parametrize("name", ["size", "initial"])
+@pytest.mark.parametrize("value", ["1000", None, 2.5], ids=str)
+def test_what_is_no_number_of_elements_is_refused_where_it_is_written(name, value):
+    with pytest.raises(TypeError, match=f"shuffle: {name} must be a whole number, got {value!r}"):
+        DataPipeline(range(3)).shuffle(**{"size": 10, name: value})
+
+
+def test_numpys_integers_are_numbers_of_elements():
+    assert sorted(DataPipeline(range(6)).shuffle(np.int64(4), initial=np.int64(2))) == list(range(6))

@@ -1,5 +1,6 @@
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,3 +60,7 @@ def test_impossible_positions_are_refused(args):
 )
 def test_prints_as_it_is_written(args, call):
     assert str(slice(*args)) == call
+
+
+def test_numpys_integers_are_positions():
+    assert list(slice(*np.array([1, 8, 3]))(range(10))) == [1, 4, 7]
