@@ -192,7 +192,7 @@ class WorkerGroup:
         launcher = self._options.launcher(setup)
         try:
             with processes.interrupts_deferred():
-                _fill_standard_descriptors()
+                processes.fill_standard_descriptors()
                 self._launcher = launcher
                 launcher.open()
             launcher.wait()
@@ -217,14 +217,3 @@ class WorkerGroup:
                 f"this loader belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
                 "make a loader of its own here"
             )
-
-
-def _fill_standard_descriptors() -> None:
-    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
-
-    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
-    stands for the stream.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)

@@ -174,6 +174,17 @@ def fork(target: Callable[[], None]) -> int:
     return pid
 
 
+def fill_standard_descriptors() -> None:
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
+
+    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
+    stands for the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def check_none_was_lost(flags: int) -> None:
     """Checks the flags of a message that brought descriptors.
 

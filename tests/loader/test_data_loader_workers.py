@@ -1,6 +1,7 @@
 """DataLoader: its worker processes, how they start and when they end."""
 
 import gc
+import multiprocessing
 import os
 import sys
 import threading
@@ -112,6 +113,26 @@ def test_workers_of_the_nursery_have_what_a_fork_of_this_process_would_have(monk
         return os.environ.get("A_NEW_VARIABLE"), os.environ.get("HOME"), os.getcwd(), sys.path[0], affinity
 
     assert from_workers(look) == [["yes", None, str(tmp_path), str(tmp_path / "modules"), processors]] * 2
+
+
+class Told(Numbers):
+    """Tells a list which samples were fetched."""
+
+    def __init__(self, fetched):
+        super().__init__(4)
+        self.fetched = fetched
+
+    def __getitem__(self, index):
+        self.fetched.append(index)
+        return index
+
+
+@contexts
+def test_a_list_of_a_manager_can_be_written_to_by_the_workers(context):
+    with multiprocessing.Manager() as manager:
+        fetched = manager.list()
+        got = list(DataLoader(Told(fetched), None, num_workers=2, multiprocessing_context=context))
+        assert got == sorted(fetched) == [0, 1, 2, 3]
 
 
 def test_what_workers_print_goes_where_this_process_prints(capfd):

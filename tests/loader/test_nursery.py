@@ -151,3 +151,62 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkey
     nursery.open()
     nursery.prepare(["imported_by_nobody_else", "there_is_no_such_module"])
     assert not nursery.is_gone
+
+
+LOOKS_AROUND = """
+import os, sys
+
+import torch
+
+print("imported")
+found = [os.environ.get("A_NEW_VARIABLE"), os.getcwd(), sys.argv[1:], os.getpid()]
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return found, os.getppid()
+"""
+
+
+def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
+    held = Nursery.shared()
+    held.open()
+    (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("A_NEW_VARIABLE", "yes")
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    monkeypatch.chdir(tmp_path)
+    import looks_around
+
+    ((found, nursery),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
+    assert found == ["yes", str(tmp_path), ["--root", "/data"], nursery]
+    assert capfd.readouterr().out == "imported\n"
+
+
+def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(tmp_path, monkeypatch):
+    (tmp_path / "looks_around_early.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    import looks_around_early
+
+    loader = DataLoader(looks_around_early.Dataset(), None, num_workers=1)
+    monkeypatch.setattr("sys.argv", ["set", "since"])
+    ((found, _),) = loader
+    assert found[2] == ["--root", "/data"]
+
+
+CLOSED = """
+    import os
+
+    import mpwds
+
+    os.close(0), os.close(1)
+    loader = mpwds.DataLoader(range(4), None, num_workers=1)
+    raise SystemExit(list(loader) != [0, 1, 2, 3])
+"""
+
+
+def test_a_program_without_standard_streams_has_one_too(script):
+    assert script(CLOSED).finish() == (0, "", "")
