@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,6 +58,24 @@ class CannotPickle(TypeError):
         self.what = what
 
 
+class StillImported(RuntimeError):
+    """What the workers need comes from a module that is still being imported here.
+
+    They would import it too, and come to the place where workers are started, and so would theirs.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"workers would import the module {module!r}, which is still being imported here and starts "
+            "workers: iterate in a function that is called when the import is over, or let the workers be "
+            "forks of this process"
+        )
+        self.module = module
+
+
 class Pickled(NamedTuple):
     """A setup that is ready to be stored. Workers can be started as long as this is there.
 
@@ -76,6 +96,7 @@ def pickled(setup: WorkerSetup) -> Pickled:
 
     Raises:
         CannotPickle: It holds something that cannot be pickled.
+        StillImported: A module that it needs is not imported yet.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -87,10 +108,20 @@ def pickled(setup: WorkerSetup) -> Pickled:
             "files, locks and connections where the dataset is iterated, or use start_method='fork'",
             what,
         ) from error
+    _check_imported(modules)
     arrays = [buffer.raw() for buffer in buffers]
     mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]
     return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+
+def _check_imported(modules: set[str]) -> None:
+    for module in modules:
+        names = module.split(".")
+        for name in itertools.accumulate(names, "{}.{}".format):  # a package is imported before what is in it
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(spec, "_initializing", False):
+                raise StillImported(name)
 
 
 def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:

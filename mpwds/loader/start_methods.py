@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mpwds.errors import MpwdsError
+from mpwds.loader import lifeline
 from mpwds.loader.launchers import Fork, Launcher, Spawn
 from mpwds.loader.nursery import FromNursery, Nursery
-from mpwds.loader.setup import CannotPickle, WorkerSetup
+from mpwds.loader.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
 
     ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' nursery. ``"fork"``: forks of
     this process. Without a context: forks of the nursery, or, where what they need cannot be pickled, of
-    this process.
+    this process, as they are where what they need comes from a module that is still being imported.
 
     Args:
         loader: The loader; it keeps the nursery.
@@ -54,16 +56,19 @@ def start_early(loader: DataLoader[Any]) -> None:
     """Starts the nursery, where the loader will need it, and has it import torch and the dataset's module.
 
     That takes a second, for which the first epoch waits otherwise. What goes wrong here is told when the
-    first epoch begins.
+    first epoch begins. In a nursery, or a worker, nothing is started: the module that makes the loader may be
+    one that each of them imports, and each would start the next.
 
     Args:
         loader: The loader; it keeps the nursery.
     """
     context = loader.multiprocessing_context
+    if lifeline.is_held():
+        return
     if loader.num_workers == 0 or (context is not None and context.get_start_method() != "forkserver"):
         return
     loader._nursery = nursery = Nursery.shared()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, MpwdsError):
         nursery.open(["torch", type(loader.dataset).__module__])
 
 
@@ -84,7 +89,12 @@ def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) ->
         except CannotPickle as error:
             forks.because = error.what
             if not _cuda_is_initialized():
-                _warn_of_fork(error.what)
+                _warn_of_fork(f"{error.what}, which cannot be pickled", _OPEN_LATER)
+        except StillImported as error:
+            if _cuda_is_initialized():
+                raise
+            _warn_of_fork(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
+            return Fork(setup)
     if _cuda_is_initialized():
         because, forks.because = forks.because, None
         raise TypeError(
@@ -106,12 +116,13 @@ def _strictly(make: MakeLauncher, setup: WorkerSetup) -> Launcher:
         ) from error.__cause__
 
 
-def _warn_of_fork(what: str) -> None:
-    # The user's ``for`` statement, above: this function, _as_it_goes, _start, begin_epoch, _begin, __init__
-    # and __iter__.
+_OPEN_LATER = "open files, locks and connections where samples are fetched"
+_ITERATE_LATER = "iterate the loader in a function that is called when the import is over"
+
+
+def _warn_of_fork(because: str, instead: str) -> None:
     warn(
-        f"{what}, which cannot be pickled, so the workers are forks of this process, with all it has in "
-        "memory: open files, locks and connections where samples are fetched, or pass "
+        f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, or pass "
         "multiprocessing_context='fork' to say that this is meant"
     )
 
