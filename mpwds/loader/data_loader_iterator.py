@@ -107,6 +107,10 @@ class DataLoaderIterator(Iterator[Any]):
         self._times.end()
         self._group.close()
 
+    def _shutdown_workers(self) -> None:
+        """torch's name for :meth:`close`: programs call it, for want of a public one."""
+        self.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_times"):
             self._times.end()

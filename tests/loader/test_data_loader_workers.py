@@ -230,6 +230,15 @@ def test_workers_end_when_the_loader_is_closed(persistent):
     assert next(iterator, "over") == "over"
 
 
+def test_workers_end_by_the_name_that_torch_has_for_it():
+    loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = iterator.worker_pids
+    loader._iterator._shutdown_workers()
+    assert not psutil.pid_exists(worker)
+
+
 def test_persistent_workers_end_with_the_loader_that_nobody_holds():
     loader = DataLoader(Numbers(100), num_workers=1, persistent_workers=True)
     next(iter(loader))
