@@ -143,8 +143,10 @@ class DataLoaderIterator(Iterator[Any]):
         if epoch is None:
             raise StopIteration
         try:
-            answer = epoch.next_answer()
+            answer = self._next_answer(epoch)
         except StopIteration:
+            if self._epoch is None:
+                raise
             self._epoch = None
             self._record_of_epoch.finish()
             if not self._persists:
@@ -164,6 +166,18 @@ class DataLoaderIterator(Iterator[Any]):
         if self._length is not None and self._yielded > self._length:
             self._warn_of_length()
         return batch if self._pin is None else self._pin(batch)
+
+    def _next_answer(self, epoch: TaskEpoch) -> Callable[[], Any]:
+        try:
+            return epoch.next_answer()
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._group.pids:
+                raise
+            # Another thread has closed this meanwhile, or the interpreter's exit has.
+            self._epoch = None
+            raise StopIteration from error
 
     def _warn_of_length(self) -> None:
         warn(

@@ -115,6 +115,13 @@ def test_workers_of_the_nursery_have_what_a_fork_of_this_process_would_have(monk
     assert from_workers(look) == [["yes", None, str(tmp_path), str(tmp_path / "modules"), processors]] * 2
 
 
+class Endlessly(Numbers):
+    """No sample of it ever comes."""
+
+    def __getitem__(self, index):
+        threading.Event().wait()
+
+
 class Told(Numbers):
     """Tells a list which samples were fetched."""
 
@@ -237,6 +244,50 @@ def test_workers_end_by_the_name_that_torch_has_for_it():
     (worker,) = iterator.worker_pids
     loader._iterator._shutdown_workers()
     assert not psutil.pid_exists(worker)
+
+
+def test_a_thread_that_waits_for_a_batch_when_the_loader_is_closed_is_at_the_end_of_its_iteration():
+    loader = DataLoader(Endlessly(), num_workers=1)
+    iterator = iter(loader)
+    got, waits = [], threading.Event()
+
+    def iterate():
+        waits.set()
+        got.extend(iterator)
+        got.append("end")
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    waits.wait()
+    loader.close()
+    thread.join()
+    assert got == ["end"]
+
+
+BACKGROUND = """
+    import threading
+    import mpwds
+
+    class Slow:
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            if index:
+                threading.Event().wait()
+            return index
+
+    def iterate():
+        for batch in mpwds.DataLoader(Slow(), num_workers=1):
+            arrived.set()
+
+    arrived = threading.Event()
+    threading.Thread(target=iterate, daemon=True).start()
+    arrived.wait()
+"""
+
+
+def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
+    assert script(BACKGROUND).finish() == (0, "", "")
 
 
 def test_persistent_workers_end_with_the_loader_that_nobody_holds():
