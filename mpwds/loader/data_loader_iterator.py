@@ -125,6 +125,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._epoch = None
         self._times.end()
         self._times = loader.accounts.begin(self._group, in_order=loader.in_order, in_process=False)
+        self._start(loader)
         workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
         self._epoch = TaskEpoch(
             workers,
@@ -137,6 +138,22 @@ class DataLoaderIterator(Iterator[Any]):
             again=is_iterable(loader.dataset),
             times=self._times,
         )
+
+    def _start(self, loader: DataLoader[Any]) -> None:
+        """Starts the workers, if they do not run: as forks where others cannot unpickle what they need."""
+        self._group.start()
+        if not loader._forks.might_help:
+            return
+        try:
+            self._group.wait_until_ready(loader.timeout or None)
+        except MpwdsError:  # told when a batch is asked for
+            return
+        except BaseException as error:
+            self._group.close()
+            if not start_methods.may_fork(loader, error):
+                raise
+            self._group.start()
+        loader._forks.might_help = False
 
     def _next(self) -> Any:
         epoch = self._epoch

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MakeLauncher = Callable[[WorkerSetup], Launcher]
 
+_UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
+"""What unpickling raises in a process that lacks something, or finds it in another order, than this one."""
+
 
 def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
     """What starts the workers of a loader.
@@ -76,10 +79,29 @@ class Forks:
     """Whether a loader's workers must be forks of this process: known after the first try.
 
     Attributes:
-        because: What cannot be pickled; ``None`` while everything could.
+        because: What cannot be pickled, or unpickled; ``None`` while everything could.
+        might_help: There has been no worker yet that could, or could not, unpickle what it needs.
     """
 
     because: str | None = None
+    might_help = True
+
+
+def may_fork(loader: DataLoader[Any], error: BaseException) -> bool:
+    """Whether the loader's next workers are forks of this process, for others cannot unpickle what they need.
+
+    If so, a warning says it. Forks may not be wanted, or not be possible, or meet the same error.
+
+    Args:
+        loader: The loader.
+        error: What a worker that is no fork raised.
+    """
+    might_help = isinstance(error, _UNLIKE_THIS_PROCESS)
+    if not might_help or loader.multiprocessing_context is not None or _cuda_is_initialized():
+        return False
+    loader._forks.because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
+    _warn_of_fork(loader._forks.because, "change it so that another process can unpickle it")
+    return True
 
 
 def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) -> Launcher:
@@ -87,9 +109,9 @@ def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) ->
         try:
             return from_nursery(setup)
         except CannotPickle as error:
-            forks.because = error.what
+            forks.because = f"{error.what}, which cannot be pickled"
             if not _cuda_is_initialized():
-                _warn_of_fork(f"{error.what}, which cannot be pickled", _OPEN_LATER)
+                _warn_of_fork(forks.because, _OPEN_LATER)
         except StillImported as error:
             if _cuda_is_initialized():
                 raise
@@ -98,8 +120,8 @@ def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) ->
     if _cuda_is_initialized():
         because, forks.because = forks.because, None
         raise TypeError(
-            f"{because}, which cannot be pickled for the workers, and CUDA is in use here, which forks of "
-            "this process cannot use: open files, locks and connections where samples are fetched, iterate "
+            f"{because} for the workers, and CUDA is in use here, which forks of this process cannot use: "
+            "open files, locks and connections where samples are fetched, iterate "
             "the loader before CUDA is used, or, if the workers leave CUDA alone, pass "
             "multiprocessing_context='fork'"
         )

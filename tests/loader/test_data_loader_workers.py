@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -335,6 +336,55 @@ def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_sa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(loader) == got
+
+
+class Wrapping(torch.utils.data.Dataset):
+    """Has what another dataset has, and is asked for that when it is unpickled, before it has the other."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+def of_a_class_that_asks_too_early():
+    return Wrapping(range(4))
+
+
+def of_a_module_that_only_this_process_has():
+    module = types.ModuleType("imported_from_nowhere")
+    exec("class Dataset(list): pass", vars(module))
+    sys.modules[module.__name__] = module
+    return module.Dataset(range(4))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("make", [of_a_module_that_only_this_process_has, of_a_class_that_asks_too_early])
+def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_said_once(make, persistent):
+    loader = DataLoader(make(), None, num_workers=2, persistent_workers=persistent)
+    with pytest.warns(RuntimeWarning, match=r"cannot unpickle .* are forks of this process") as caught:
+        assert list(loader) == list(loader) == [0, 1, 2, 3]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_forks_are_not_wanted(context):
+    with pytest.raises(RecursionError):
+        list(DataLoader(Wrapping(range(4)), num_workers=1, multiprocessing_context=context))
+
+
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_cuda_is_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RecursionError):
+        iter(DataLoader(Wrapping(range(4)), num_workers=1))
 
 
 def test_forks_that_are_asked_for_are_not_warned_of():
