@@ -147,21 +147,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
+        if self.keeps_iterator:
+            kept: Any = self._iterator
+            with self._beginning():
+                kept.reset(self)
+            return cast("Iterator[Any]", kept)
+        iterator: Any = self._get_iterator()
+        if self.persistent_workers and self.num_workers:
+            self._iterator = iterator  # frameworks drop what they find there
+        return cast("Iterator[Any]", iterator)
+
+    def _get_iterator(self) -> Any:
+        """Begins an epoch with workers of its own. Subclasses of torch's class override this, and call it."""
+        if isinstance(self.dataset, _DATAPIPES):
+            return super()._get_iterator()
         refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
             if self.num_workers == 0:
                 local = LocalCounts()
                 times = self.accounts.begin(local, in_order=self.in_order, in_process=True)
                 return SingleProcessIterator(self, self.record, local, times)
-            if self.keeps_iterator:
-                kept: Any = self._iterator
-                kept.reset(self)
-                return cast("Iterator[Any]", kept)
             self.check_worker_number_rationality()
             iterator = DataLoaderIterator(self)
             self._iterators.add(iterator)
-            if self.persistent_workers:
-                self._iterator = iterator  # type: ignore[assignment]  # frameworks drop what they find there
             return iterator
 
     @property

@@ -108,6 +108,10 @@ class DataLoaderIterator(Iterator[Any]):
         self._times.end()
         self._group.close()
 
+    def _shutdown_workers(self) -> None:
+        """torch's name for :meth:`close`: programs call it, for want of a public one."""
+        self.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_times"):
             self._times.end()
@@ -122,6 +126,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._epoch = None
         self._times.end()
         self._times = loader.accounts.begin(self._group, in_order=loader.in_order, in_process=False)
+        self._start(loader)
         workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
         self._epoch = TaskEpoch(
             workers,
@@ -135,13 +140,31 @@ class DataLoaderIterator(Iterator[Any]):
             times=self._times,
         )
 
+    def _start(self, loader: DataLoader[Any]) -> None:
+        """Starts the workers, if they do not run: as forks where others cannot unpickle what they need."""
+        self._group.start()
+        if not loader._forks.might_help:
+            return
+        try:
+            self._group.wait_until_ready(loader.timeout or None)
+        except MpwdsError:  # told when a batch is asked for
+            return
+        except BaseException as error:
+            self._group.close()
+            if not start_methods.may_fork(loader, error):
+                raise
+            self._group.start()
+        loader._forks.might_help = False
+
     def _next(self) -> Any:
         epoch = self._epoch
         if epoch is None:
             raise StopIteration
         try:
-            answer = epoch.next_answer()
+            answer = self._next_answer(epoch)
         except StopIteration:
+            if self._epoch is None:
+                raise
             self._epoch = None
             self._record_of_epoch.finish()
             if not self._persists:
@@ -161,6 +184,18 @@ class DataLoaderIterator(Iterator[Any]):
         if self._length is not None and self._yielded > self._length:
             self._warn_of_length()
         return batch if self._pin is None else self._pin(batch)
+
+    def _next_answer(self, epoch: TaskEpoch) -> Callable[[], Any]:
+        try:
+            return epoch.next_answer()
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._group.pids:
+                raise
+            # Another thread has closed this meanwhile, or the interpreter's exit has.
+            self._epoch = None
+            raise StopIteration from error
 
     def _warn_of_length(self) -> None:
         warn(

@@ -10,6 +10,8 @@ import threading
 
 PARENT_CHECK_S = 0.5
 
+_is_held = False
+
 
 def hold(descriptor: int) -> None:
     """Ties this process to the one that holds the writing end of the pipe ``descriptor``.
@@ -26,12 +28,19 @@ def hold(descriptor: int) -> None:
     threading.Thread(target=_watch, args=(descriptor, parent), name="mpwds-lifeline", daemon=True).start()
 
 
+def is_held() -> bool:
+    """Whether this process ends with another one: it is a worker, or forks workers."""
+    return _is_held
+
+
 def kill_at_end_of(descriptor: int) -> None:
     """Has the kernel send SIGKILL to this process when the pipe's writing end closes.
 
     That works while this process is stopped, or stuck in code that holds the interpreter's lock. One whose
     end is closed already kills at once.
     """
+    global _is_held
+    _is_held = True
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -21,7 +22,7 @@ from mpwds.errors import MpwdsError
 from mpwds.loader import forks, lifeline, processes, reply, surroundings, worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
-from mpwds.loader.setup import WorkerSetup
+from mpwds.loader.setup import Pickled, WorkerSetup
 
 _IMPORT = "import"
 _FORK = "fork"
@@ -78,10 +79,12 @@ class Nursery:
             if self._server is None:
                 self._server = self._start()
                 if modules:
-                    self._send(self._server, _import_request(modules), [])
+                    with _import_request(modules) as (request, descriptors):
+                        self._send(self._server, request, descriptors)
 
     def _start(self) -> socket.socket:
         with contextlib.ExitStack() as servers_ends, contextlib.ExitStack() as ours:
+            processes.fill_standard_descriptors()
             server, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             servers_ends.callback(connection.close)
             ours.callback(server.close)
@@ -100,7 +103,8 @@ class Nursery:
 
     def prepare(self, modules: list[str]) -> None:
         """Has it import modules, and waits until it has. Those that cannot be imported are left out."""
-        self._ask(_import_request(modules), [])
+        with _import_request(modules) as (request, descriptors):
+            self._ask(request, descriptors)
 
     def fork(self, index: int, setup: int, ends: WorkerEnds) -> WorkerProcess:
         """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
@@ -140,9 +144,14 @@ class Nursery:
         return number
 
 
-def _import_request(modules: list[str]) -> list[Any]:
-    path = [item for item in sys.path if isinstance(item, str)]
-    return [_IMPORT, path, modules[:_MOST_MODULES]]
+@contextlib.contextmanager
+def _import_request(modules: list[str]) -> Iterator[tuple[list[Any], list[int]]]:
+    """The request and its descriptors: modules find around them what they would find in this process now."""
+    nothing_but_surroundings = worker_setup.store(Pickled([], []))
+    try:
+        yield [_IMPORT, modules[:_MOST_MODULES]], [nothing_but_surroundings]
+    finally:
+        os.close(nothing_but_surroundings)
 
 
 _shared: weakref.ref[Nursery] | None = None
@@ -166,7 +175,7 @@ class FromNursery:
         self._setup = -1
 
     def open(self) -> None:
-        self._setup = worker_setup.store(self._pickled, surroundings.here())
+        self._setup = worker_setup.store(self._pickled)
         self._nursery.open()
 
     def wait(self) -> None:
@@ -212,16 +221,36 @@ def serve(connection: int, held: int) -> None:
             server.send(msgpack.packb([number, result]))
 
 
-def _import(descriptors: list[int], path: list[str], modules: list[str]) -> int:
-    sys.path[:] = path
-    for module in modules:
-        if module not in sys.modules:
-            # Whatever a module does when it is imported, the worker that needs it will tell.
-            with contextlib.suppress(BaseException):
-                importlib.import_module(module)
+def _import(descriptors: list[int], modules: list[str]) -> int:
+    surroundings.take_on(worker_setup.read_surroundings(descriptors[0]))
+    with _nothing_printed():
+        for module in modules:
+            if module not in sys.modules:
+                # Whatever a module does when it is imported, the worker that needs it will tell.
+                with contextlib.suppress(BaseException):
+                    importlib.import_module(module)
     # The workers' collectors leave alone what all of them share: no pause of 80 ms, no private copies.
     gc.freeze()
     return 0
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """What modules print when they are imported, this process' trainer has printed, or a worker will."""
+    kept = [os.dup(stream) for stream in _OWN_STREAMS]
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in _OWN_STREAMS:
+            os.dup2(nothing, stream)
+        yield
+    finally:
+        for buffer in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                buffer.flush()
+        for stream, copy in zip(_OWN_STREAMS, kept, strict=True):
+            os.dup2(copy, stream)
+            os.close(copy)
+        os.close(nothing)
 
 
 def _fork(descriptors: list[int], index: int, shares: list[bool]) -> int:

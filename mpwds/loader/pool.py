@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import checks, surroundings
+from mpwds.loader import checks
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.group import GroupOptions, WorkerGroup
 from mpwds.loader.launchers import LAUNCHERS, Launcher
@@ -153,7 +153,7 @@ class _Sessions:
         self._setup = -1
 
     def open(self) -> None:
-        self._setup = worker_setup.store(self._pickled, surroundings.here())
+        self._setup = worker_setup.store(self._pickled)
 
     def wait(self) -> None:
         self._processes.start()

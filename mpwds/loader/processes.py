@@ -121,17 +121,6 @@ def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
         process.wait(60)
 
 
-def fill_standard_descriptors() -> None:
-    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
-
-    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
-    stands for the stream.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-
-
 def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:
     """Starts a fresh interpreter that calls a function.
 
@@ -186,6 +175,17 @@ def fork(target: Callable[[], None]) -> int:
                     sys.stderr.flush()
                 os._exit(status)
     return pid
+
+
+def fill_standard_descriptors() -> None:
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
+
+    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
+    stands for the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def check_none_was_lost(flags: int) -> None:

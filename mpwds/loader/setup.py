@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,6 +58,24 @@ class CannotPickle(TypeError):
         self.what = what
 
 
+class StillImported(RuntimeError):
+    """What the workers need comes from a module that is still being imported here.
+
+    They would import it too, and come to the place where workers are started, and so would theirs.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"workers would import the module {module!r}, which is still being imported here and starts "
+            "workers: iterate in a function that is called when the import is over, or let the workers be "
+            "forks of this process"
+        )
+        self.module = module
+
+
 class Pickled(NamedTuple):
     """A setup that is ready to be stored. Workers can be started as long as this is there.
 
@@ -76,6 +96,7 @@ def pickled(setup: WorkerSetup) -> Pickled:
 
     Raises:
         CannotPickle: It holds something that cannot be pickled.
+        StillImported: A module that it needs is not imported yet.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -87,10 +108,20 @@ def pickled(setup: WorkerSetup) -> Pickled:
             "files, locks and connections where the dataset is iterated, or use start_method='fork'",
             what,
         ) from error
+    _check_imported(modules)
     arrays = [buffer.raw() for buffer in buffers]
     mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]
     return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+
+def _check_imported(modules: set[str]) -> None:
+    for module in modules:
+        names = module.split(".")
+        for name in itertools.accumulate(names, "{}.{}".format):  # a package is imported before what is in it
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(spec, "_initializing", False):
+                raise StillImported(name)
 
 
 def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
@@ -100,12 +131,13 @@ def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
     return mappings.find(address, array.nbytes) or array
 
 
-def store(pickled: Pickled, around: Surroundings | None = None) -> int:
+def store(pickled: Pickled) -> int:
     """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
+
+    With it goes what a worker takes on before it reads the setup: this process' surroundings.
 
     Args:
         pickled: What :func:`pickled` returned; it lets go of what is stored.
-        around: What the worker takes on before it reads the setup, where it does not inherit it.
 
     Returns:
         A file descriptor; the caller closes it.
@@ -123,7 +155,7 @@ def store(pickled: Pickled, around: Surroundings | None = None) -> int:
     parts = pickled.parts
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
     stored = [part for part in parts if not isinstance(part, Region)]
-    head = msgpack.packb([places, around], unicode_errors="surrogateescape")
+    head = msgpack.packb([places, surroundings.here()], unicode_errors="surrogateescape")
     size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
     descriptor = segment.create(size)
     try:
@@ -151,15 +183,12 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
 
     Args:
         descriptor: The segment.
-        join: What is done with the trainer's surroundings, if they came along, before the rest is read.
+        join: What is done with the trainer's surroundings before the rest is read.
     """
     memory = map_privately(descriptor)
-    head_nbytes = int.from_bytes(memory[:4], "little")
-    offset = _aligned(4 + head_nbytes)
+    offset, places, around = _head(memory)
     parts: list[memoryview] = []
-    places, around = msgpack.unpackb(memory[4 : 4 + head_nbytes], unicode_errors="surrogateescape")
-    if around is not None:
-        join(Surroundings(*around))
+    join(around)
     for place in places:
         if isinstance(place, int):
             parts.append(memory[offset : offset + place])
@@ -170,6 +199,18 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
     if not isinstance(setup, WorkerSetup):
         raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
     return setup
+
+
+def read_surroundings(descriptor: int) -> Surroundings:
+    """The trainer's surroundings when :func:`store` made the segment."""
+    return _head(map_privately(descriptor))[2]
+
+
+def _head(memory: memoryview) -> tuple[int, list[Any], Surroundings]:
+    """Where the parts begin, their places, and the surroundings."""
+    nbytes = int.from_bytes(memory[:4], "little")
+    places, around = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    return _aligned(4 + nbytes), places, Surroundings(*around)
 
 
 def _aligned(nbytes: int) -> int:

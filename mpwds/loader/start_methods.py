@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader import processes
+from mpwds.errors import MpwdsError
+from mpwds.loader import lifeline, processes
 from mpwds.loader.launchers import Fork, Launcher, Spawn
 from mpwds.loader.nursery import FromNursery, Nursery
-from mpwds.loader.setup import CannotPickle, WorkerSetup
+from mpwds.loader.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
 MakeLauncher = Callable[[WorkerSetup], Launcher]
 
+_UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
+"""What unpickling raises in a process that lacks something, or finds it in another order, than this one."""
+
 
 def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
     """What starts the workers of a loader.
 
     ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' nursery. ``"fork"``: forks of
     this process. Without a context: forks of the nursery, or, where what they need cannot be pickled, of
-    this process.
+    this process, as they are where what they need comes from a module that is still being imported.
 
     Args:
         loader: The loader; it keeps the nursery.
@@ -55,17 +59,19 @@ def start_early(loader: DataLoader[Any]) -> None:
     """Starts the nursery, where the loader will need it, and has it import torch and the dataset's module.
 
     That takes a second, for which the first epoch waits otherwise. What goes wrong here is told when the
-    first epoch begins.
+    first epoch begins. In a nursery, or a worker, nothing is started: the module that makes the loader may be
+    one that each of them imports, and each would start the next.
 
     Args:
         loader: The loader; it keeps the nursery.
     """
     context = loader.multiprocessing_context
+    if lifeline.is_held():
+        return
     if loader.num_workers == 0 or (context is not None and context.get_start_method() != "forkserver"):
         return
     loader._nursery = nursery = Nursery.shared()
-    with processes.interrupts_deferred(), contextlib.suppress(OSError):
-        processes.fill_standard_descriptors()
+    with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         nursery.open(["torch", type(loader.dataset).__module__])
 
 
@@ -73,10 +79,29 @@ class Forks:
     """Whether a loader's workers must be forks of this process: known after the first try.
 
     Attributes:
-        because: What cannot be pickled; ``None`` while everything could.
+        because: What cannot be pickled, or unpickled; ``None`` while everything could.
+        might_help: There has been no worker yet that could, or could not, unpickle what it needs.
     """
 
     because: str | None = None
+    might_help = True
+
+
+def may_fork(loader: DataLoader[Any], error: BaseException) -> bool:
+    """Whether the loader's next workers are forks of this process, for others cannot unpickle what they need.
+
+    If so, a warning says it. Forks may not be wanted, or not be possible, or meet the same error.
+
+    Args:
+        loader: The loader.
+        error: What a worker that is no fork raised.
+    """
+    might_help = isinstance(error, _UNLIKE_THIS_PROCESS)
+    if not might_help or loader.multiprocessing_context is not None or _cuda_is_initialized():
+        return False
+    loader._forks.because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
+    _warn_of_fork(loader._forks.because, "change it so that another process can unpickle it")
+    return True
 
 
 def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) -> Launcher:
@@ -84,14 +109,19 @@ def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) ->
         try:
             return from_nursery(setup)
         except CannotPickle as error:
-            forks.because = error.what
+            forks.because = f"{error.what}, which cannot be pickled"
             if not _cuda_is_initialized():
-                _warn_of_fork(error.what)
+                _warn_of_fork(forks.because, _OPEN_LATER)
+        except StillImported as error:
+            if _cuda_is_initialized():
+                raise
+            _warn_of_fork(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
+            return Fork(setup)
     if _cuda_is_initialized():
         because, forks.because = forks.because, None
         raise TypeError(
-            f"{because}, which cannot be pickled for the workers, and CUDA is in use here, which forks of "
-            "this process cannot use: open files, locks and connections where samples are fetched, iterate "
+            f"{because} for the workers, and CUDA is in use here, which forks of this process cannot use: "
+            "open files, locks and connections where samples are fetched, iterate "
             "the loader before CUDA is used, or, if the workers leave CUDA alone, pass "
             "multiprocessing_context='fork'"
         )
@@ -108,12 +138,13 @@ def _strictly(make: MakeLauncher, setup: WorkerSetup) -> Launcher:
         ) from error.__cause__
 
 
-def _warn_of_fork(what: str) -> None:
-    # The user's ``for`` statement, above: this function, _as_it_goes, _start, begin_epoch, _begin, __init__
-    # and __iter__.
+_OPEN_LATER = "open files, locks and connections where samples are fetched"
+_ITERATE_LATER = "iterate the loader in a function that is called when the import is over"
+
+
+def _warn_of_fork(because: str, instead: str) -> None:
     warn(
-        f"{what}, which cannot be pickled, so the workers are forks of this process, with all it has in "
-        "memory: open files, locks and connections where samples are fetched, or pass "
+        f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, or pass "
         "multiprocessing_context='fork' to say that this is meant"
     )
 

@@ -324,3 +324,56 @@ def test_pinning_without_an_accelerator_warns_as_torch_does(pin_memory_device):
         return got, [str(warning.message)[:60] for warning in caught if "pin" in str(warning.message)]
 
     same(program)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_subclass_may_override_what_makes_iterators(options):
+    def told(loader_class):
+        class Logged(loader_class):
+            def _get_iterator(self):
+                begun.append(len(epochs))
+                return super()._get_iterator()
+
+        begun, epochs = [], []
+        torch.manual_seed(1)
+        loader = Logged(range(6), 2, shuffle=True, **options)
+        for _ in range(2):
+            epochs.append([batch.tolist() for batch in loader])
+        return begun, epochs
+
+    assert told(DataLoader) == told(torch.utils.data.DataLoader)
+
+
+class Endless:
+    """Repeats a sampler."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_subclass_may_keep_one_endless_iterator_and_make_it_anew(num_workers):
+    def epochs(loader_class):
+        class Infinite(loader_class):
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
+                object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+                self.iterator = super().__iter__()
+
+            def __len__(self):
+                return len(self.batch_sampler.sampler)
+
+            def __iter__(self):
+                return (next(self.iterator) for _ in range(len(self)))
+
+        torch.manual_seed(1)
+        loader = Infinite(Numbers(5), 2, shuffle=True, num_workers=num_workers)
+        before = [batch.tolist() for _ in range(2) for batch in loader]
+        loader.iterator = loader._get_iterator()
+        return before, [batch.tolist() for batch in loader]
+
+    assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)

@@ -1,9 +1,11 @@
 """DataLoader: its worker processes, how they start and when they end."""
 
 import gc
+import multiprocessing
 import os
 import sys
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -107,6 +109,33 @@ def test_workers_of_the_nursery_have_what_a_fork_of_this_process_would_have(monk
     assert from_workers(look) == [["yes", None, str(tmp_path), str(tmp_path / "modules"), processors]] * 2
 
 
+class Endlessly(Numbers):
+    """No sample of it ever comes."""
+
+    def __getitem__(self, index):
+        threading.Event().wait()
+
+
+class Told(Numbers):
+    """Tells a list which samples were fetched."""
+
+    def __init__(self, fetched):
+        super().__init__(4)
+        self.fetched = fetched
+
+    def __getitem__(self, index):
+        self.fetched.append(index)
+        return index
+
+
+@contexts
+def test_a_list_of_a_manager_can_be_written_to_by_the_workers(context):
+    with multiprocessing.Manager() as manager:
+        fetched = manager.list()
+        got = list(DataLoader(Told(fetched), None, num_workers=2, multiprocessing_context=context))
+        assert got == sorted(fetched) == [0, 1, 2, 3]
+
+
 def test_what_workers_print_goes_where_this_process_prints(capfd):
     def look():
         print("from a worker", flush=True)
@@ -202,6 +231,59 @@ def test_workers_end_when_the_loader_is_closed(persistent):
     assert next(iterator, "over") == "over"
 
 
+def test_workers_end_by_the_name_that_torch_has_for_it():
+    loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = iterator.worker_pids
+    loader._iterator._shutdown_workers()
+    assert not psutil.pid_exists(worker)
+
+
+def test_a_thread_that_waits_for_a_batch_when_the_loader_is_closed_is_at_the_end_of_its_iteration():
+    loader = DataLoader(Endlessly(), num_workers=1)
+    iterator = iter(loader)
+    got, waits = [], threading.Event()
+
+    def iterate():
+        waits.set()
+        got.extend(iterator)
+        got.append("end")
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    waits.wait()
+    loader.close()
+    thread.join()
+    assert got == ["end"]
+
+
+BACKGROUND = """
+    import threading
+    import mpwds
+
+    class Slow:
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            if index:
+                threading.Event().wait()
+            return index
+
+    def iterate():
+        for batch in mpwds.DataLoader(Slow(), num_workers=1):
+            arrived.set()
+
+    arrived = threading.Event()
+    threading.Thread(target=iterate, daemon=True).start()
+    arrived.wait()
+"""
+
+
+def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
+    assert script(BACKGROUND).finish() == (0, "", "")
+
+
 def test_persistent_workers_end_with_the_loader_that_nobody_holds():
     loader = DataLoader(Numbers(100), num_workers=1, persistent_workers=True)
     next(iter(loader))
@@ -247,6 +329,55 @@ def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_sa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(loader) == got
+
+
+class Wrapping(torch.utils.data.Dataset):
+    """Has what another dataset has, and is asked for that when it is unpickled, before it has the other."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+def of_a_class_that_asks_too_early():
+    return Wrapping(range(4))
+
+
+def of_a_module_that_only_this_process_has():
+    module = types.ModuleType("imported_from_nowhere")
+    exec("class Dataset(list): pass", vars(module))
+    sys.modules[module.__name__] = module
+    return module.Dataset(range(4))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("make", [of_a_module_that_only_this_process_has, of_a_class_that_asks_too_early])
+def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_said_once(make, persistent):
+    loader = DataLoader(make(), None, num_workers=2, persistent_workers=persistent)
+    with pytest.warns(RuntimeWarning, match=r"cannot unpickle .* are forks of this process") as caught:
+        assert list(loader) == list(loader) == [0, 1, 2, 3]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_forks_are_not_wanted(context):
+    with pytest.raises(RecursionError):
+        list(DataLoader(Wrapping(range(4)), num_workers=1, multiprocessing_context=context))
+
+
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_cuda_is_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RecursionError):
+        iter(DataLoader(Wrapping(range(4)), num_workers=1))
 
 
 def test_forks_that_are_asked_for_are_not_warned_of():

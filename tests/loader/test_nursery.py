@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib
 import os
 import signal
 import threading
@@ -194,3 +195,133 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkey
     nursery.open()
     nursery.prepare(["imported_by_nobody_else", "there_is_no_such_module"])
     assert not nursery.is_gone
+
+
+LOOKS_AROUND = """
+import os, sys
+
+import torch
+
+print("imported")
+found = [os.environ.get("A_NEW_VARIABLE"), os.getcwd(), sys.argv[1:], os.getpid()]
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return found, os.getppid()
+"""
+
+
+def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
+    held = Nursery.shared()
+    held.open()
+    (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("A_NEW_VARIABLE", "yes")
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    monkeypatch.chdir(tmp_path)
+    import looks_around
+
+    ((found, nursery),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
+    assert found == ["yes", str(tmp_path), ["--root", "/data"], nursery]
+    assert capfd.readouterr().out == "imported\n"
+
+
+def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(tmp_path, monkeypatch):
+    (tmp_path / "looks_around_early.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    import looks_around_early
+
+    loader = DataLoader(looks_around_early.Dataset(), None, num_workers=1)
+    monkeypatch.setattr("sys.argv", ["set", "since"])
+    ((found, _),) = loader
+    assert found[2] == ["--root", "/data"]
+
+
+MAKES_A_LOADER = """
+import torch
+
+from mpwds.loader.data_loader import DataLoader
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+loader = DataLoader(Dataset(), None, num_workers=1)
+"""
+
+
+@pytest.mark.parametrize("context", [None, "spawn"])
+def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_other_processes(
+    context, tmp_path, monkeypatch
+):
+    (tmp_path / f"makes_a_loader_{context}.py").write_text(MAKES_A_LOADER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = children()
+    module = importlib.import_module(f"makes_a_loader_{context}")
+    (nursery,) = children() - before
+    iterator = iter(DataLoader(module.Dataset(), None, num_workers=1, multiprocessing_context=context))
+    assert next(iterator) == 0
+    (worker,) = iterator.worker_pids
+    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {nursery, worker}
+    del iterator, module.loader
+
+
+ITERATES = """
+import torch
+
+from mpwds.loader.data_loader import DataLoader
+
+context = {context!r}
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+total = sum(DataLoader(Dataset(), None, num_workers=1, multiprocessing_context=context))
+"""
+
+
+def test_a_module_that_iterates_when_it_is_imported_has_workers_that_do_not_import_it(tmp_path, monkeypatch):
+    (tmp_path / "iterates.py").write_text(ITERATES.format(context=None))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"module 'iterates' is still being imported, so .* forks"):
+        import iterates
+    assert iterates.total == 6
+    loader = DataLoader(iterates.Dataset(), None, num_workers=1)
+    assert list(loader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_where_forks_are_not_wanted_that_is_an_error(context, tmp_path, monkeypatch):
+    package = tmp_path / f"iterating_{context}"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import {package.name}.inner")
+    (package / "inner.py").write_text(ITERATES.format(context=context))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match=rf"module '{package.name}', which is still being imported"):
+        importlib.import_module(package.name)
+
+
+CLOSED = """
+    import os
+
+    import mpwds
+
+    os.close(0), os.close(1)
+    loader = mpwds.DataLoader(range(4), None, num_workers=1)
+    raise SystemExit(list(loader) != [0, 1, 2, 3])
+"""
+
+
+def test_a_program_without_standard_streams_has_one_too(script):
+    assert script(CLOSED).finish() == (0, "", "")
