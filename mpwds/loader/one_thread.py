@@ -38,11 +38,15 @@ class OneThread(Iterator[Any]):
         try:
             return self._advance()
         except ValueError as error:
-            here = error.__traceback__
-            if here is not None and here.tb_next is None:  # it comes from no code of the generator
+            if _comes_from_no_code_of_the_generator(error):
                 raise RuntimeError(TAKE_TURNS) from None
             raise
 
     def close(self) -> None:
         """Ends the iteration."""
         self._elements.close()
+
+
+def _comes_from_no_code_of_the_generator(error: ValueError) -> bool:
+    here = error.__traceback__
+    return here is not None and here.tb_next is None

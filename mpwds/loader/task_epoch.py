@@ -173,7 +173,11 @@ def _revived(fields: dict[str, Any], worker: RemoteWorker) -> BaseException:
 
 
 def _raising(error: BaseException) -> Callable[[], Any]:
+    errors = [error]
+
     def answer() -> Any:
-        raise error
+        # Not by a name: the error's traceback would hold this frame, and that the error and all its users,
+        # the iterator and its workers, until the garbage collector comes by.
+        raise errors.pop()
 
     return answer

@@ -41,20 +41,29 @@ class Handled(Derived[Any]):
             StopIteration: The handler says to stop; the stream has ended.
             Exception: ``error`` with its notes, or what the handler raises.
         """
-        self._explain(error, address, element)
-        self._decide(error)
+        try:
+            self._explain(error, address, element)
+            self._decide(error)
+        finally:
+            del error  # see ``reraise_exception``
 
     def _decide(self, error: Exception) -> None:
-        if self._handler is reraise_exception or isinstance(error, ImportError):
-            raise error  # what is missing is missing for every element: none of them is bad
-        self._ask(self._handler, error)
+        try:
+            if self._handler is reraise_exception or isinstance(error, ImportError):
+                raise error  # what is missing is missing for every element: none of them is bad
+            self._ask(self._handler, error)
+        finally:
+            del error
 
     def _ask(self, handler: Handler, error: Exception) -> None:
-        if not handler(error):
-            self._stop()
-            raise StopIteration
-        if self.on_skipped is not None:
-            self.on_skipped(error)
+        try:
+            if not handler(error):
+                self._stop()
+                raise StopIteration
+            if self.on_skipped is not None:
+                self.on_skipped(error)
+        finally:
+            del error
 
     def _explain(self, error: Exception, address: Any, element: object) -> None:
         explain(error, self._stage, self._source, address, element)

@@ -26,7 +26,12 @@ def reraise_exception(error: Exception) -> NoReturn:
         ValueError: invalid literal for int() with base 10: 'one'
         in map(int), on element 1
     """
-    raise error
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame. With this name it would hold itself, and with it the pipeline and the
+        # workers of a loader, until the garbage collector comes by.
+        del error
 
 
 def ignore_and_continue(error: Exception) -> bool:

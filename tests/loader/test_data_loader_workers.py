@@ -138,7 +138,8 @@ def test_a_list_of_a_manager_can_be_written_to_by_the_workers(context):
 
 def test_what_workers_print_goes_where_this_process_prints(capfd):
     def look():
-        print("from a worker", flush=True)
+        sys.stdout.write("from a worker\n")  # at once: the two workers' lines must not be mixed
+        sys.stdout.flush()
         return 0
 
     from_workers(look)

@@ -26,6 +26,12 @@ def nursery_of(loader):
     return pid
 
 
+@pytest.fixture(autouse=True)
+def _none_yet(monkeypatch):
+    """Where something still holds the nursery of an earlier test, this one has another."""
+    monkeypatch.setattr("mpwds.loader.nursery._shared", None)
+
+
 def children():
     return {child.pid for child in psutil.Process().children()}
 
