@@ -30,7 +30,7 @@ def use_in_accelerate() -> None:
         >>> from accelerate import Accelerator
         >>> from mpwds import DataLoader
         >>> use_in_accelerate()
-        >>> prepared = Accelerator(cpu=True).prepare(DataLoader([1, 2, 3], batch_size=2, num_workers=1))
+        >>> prepared = Accelerator(cpu=True).prepare(DataLoader([1, 2, 3], batch_size=2))
         >>> isinstance(prepared.base_dataloader, DataLoader)
         True
         >>> [batch.tolist() for batch in prepared]

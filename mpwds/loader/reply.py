@@ -42,11 +42,15 @@ def receive(
     patience_s = STOPPED_S
     while not has_come():
         if answered.poll(_LOOK_EVERY_S * 1000):
-            with contextlib.suppress(BlockingIOError):  # a finalizer has received it since
-                if reply := server.recv(nbytes, socket.MSG_DONTWAIT):
-                    return reply
-                raise MpwdsError("the process that forks the workers is gone: see its message above")
-            continue
+            try:
+                reply = server.recv(nbytes, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # a finalizer has received it since
+                continue
+            except ConnectionResetError:
+                reply = b""
+            if reply:
+                return reply
+            raise MpwdsError("the process that forks the workers is gone: see its message above")
         patience_s = patience_s - _LOOK_EVERY_S if _is_stopped(process.pid) else STOPPED_S
         if patience_s <= 0:
             process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ def start_early(loader: DataLoader[Any]) -> None:
         return
     loader._nursery = nursery = Nursery.shared()
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
+        os.getcwd()  # where that has been removed, importing torch ends the process
         nursery.open(["torch", type(loader.dataset).__module__])
 
 
