@@ -26,7 +26,10 @@ from mpwds.loader.sending import BatchSender, EpochStopped, NoRoom
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
 from mpwds.loader.task_worker import TaskWorker
+from mpwds.loader.verdict import WRITING_BATCHES
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.sharedmem.bell import Bell
 
@@ -199,6 +202,12 @@ class Worker:
             self._sender.send(element, generation, sequence, state)
         except NoRoom:
             return False
+        except (EpochStopped, ChannelClosed):
+            raise
+        except Exception as error:
+            place = Place.of_sample(element, Place(f"element {sequence}"))
+            add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self._index} made")
+            raise
         return True
 
 

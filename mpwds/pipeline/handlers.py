@@ -29,8 +29,8 @@ def reraise_exception(error: Exception) -> NoReturn:
     try:
         raise error
     finally:
-        # Its traceback holds this frame. With this name it would hold itself, and with it the pipeline and the
-        # workers of a loader, until the garbage collector comes by.
+        # Its traceback holds this frame: with this name it would hold itself, and with it the pipeline, and
+        # the workers of a loader, until the garbage collector comes by.
         del error
 
 

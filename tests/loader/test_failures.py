@@ -292,3 +292,20 @@ def test_the_loader_works_again_after_an_error():
         list(loader)
     assert list(loader) == [1, 2]
     loader.close()
+
+
+@pytest.mark.parametrize(
+    ("element", "place"),
+    [
+        (lambda: {"__key__": "0017", "__url__": "x.tar", "lock": threading.Lock()}, 'sample "0017" of x.tar'),
+        (lambda: [threading.Lock()], "element 0"),
+    ],
+    ids=["sample", "other"],
+)
+def test_what_cannot_be_sent_is_named_with_its_element_and_worker(element, place):
+    def generate():
+        yield element()
+
+    with pytest.raises(TypeError, match="is a lock, which cannot be pickled") as caught:
+        run(mpwds.MultiLoader(generate, workers=1))
+    assert caught.value.__notes__ == [f"in writing batches, on {place} that worker 0 made"]

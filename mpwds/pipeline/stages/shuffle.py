@@ -23,7 +23,7 @@ def shuffle(
     """Stage that yields the elements in random order, through a buffer.
 
     Args:
-        bufsize: Elements held; below 2, the order stays as it is.
+        bufsize: Elements held; below 2, the order stays as it is. A whole number, ``1e4`` too.
         initial: Elements to take in before the first is yielded; at most ``bufsize``.
         rng: Random generator that gives the seed.
         seed: Determines the order, with the epoch, the same on all workers; by default the dataset's seed
@@ -42,9 +42,7 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
-    _check_whole("size", bufsize)
-    _check_whole("initial", initial)
-    size = max(bufsize, 1)
+    size, initial = max(_whole("size", bufsize), 1), _whole("initial", initial)
     return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
 
 
@@ -162,6 +160,13 @@ class _Shuffled(Buffered):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._started = state["started"]
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    _check_whole(name, value)
+    return int(value)
 
 
 def _check_whole(name: str, value: Any) -> None:

@@ -72,5 +72,10 @@ def test_what_is_no_number_of_elements_is_refused_where_it_is_written(name, valu
         DataPipeline(range(3)).shuffle(**{"size": 10, name: value})
 
 
+def test_whole_numbers_may_be_written_as_floats():
+    numbers = DataPipeline(range(30), seed=0)
+    assert list(numbers.shuffle(1e1, initial=5.0)) == list(numbers.shuffle(10, initial=5))
+
+
 def test_numpys_integers_are_numbers_of_elements():
     assert sorted(DataPipeline(range(6)).shuffle(np.int64(4), initial=np.int64(2))) == list(range(6))
