@@ -83,13 +83,15 @@ def _by_index(
     def fetch_batch(indices: Any) -> Any:
         if in_place is None or not hasattr(indices, "__len__"):
             return collate([dataset[index] for index in indices])
-        batch: list[Any] = []
-        put = None
-        for index in indices:
-            sample = dataset[index]
-            if not batch:
-                put = in_place.begin(sample, len(indices))
-            batch.append(sample if put is None else put(len(batch), sample))
+        indices = list(indices)
+        batch = [dataset[index] for index in indices[:1]]
+        put = in_place.begin(batch[0], len(indices)) if batch else None
+        if put is None:
+            batch += [dataset[index] for index in indices[1:]]
+        else:
+            batch[0] = put(0, batch[0])
+            for number, index in enumerate(indices[1:], 1):
+                batch.append(put(number, dataset[index]))
         return collate(batch)
 
     def fetch_batch_at_once(indices: Any) -> Any:

@@ -57,11 +57,12 @@ def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
 
 
 def start_early(loader: DataLoader[Any]) -> None:
-    """Starts the nursery, where the loader will need it, and has it import torch and the dataset's module.
+    """Starts the nursery, where the loader will need it, and has it import what the dataset's class needs.
 
-    That takes a second, for which the first epoch waits otherwise. What goes wrong here is told when the
-    first epoch begins. In a nursery, or a worker, nothing is started: the module that makes the loader may be
-    one that each of them imports, and each would start the next.
+    If that is torch, as for those that derive from torch's ``Dataset``, it takes most of a second, for which
+    the first epoch waits otherwise. What goes wrong here is told when the first epoch begins. In a nursery,
+    or a worker, nothing is started: the module that makes the loader may be one that each of them imports,
+    and each would start the next.
 
     Args:
         loader: The loader; it keeps the nursery.
@@ -74,7 +75,7 @@ def start_early(loader: DataLoader[Any]) -> None:
     loader._nursery = nursery = Nursery.shared()
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process
-        nursery.open(["torch", type(loader.dataset).__module__])
+        nursery.open([cls.__module__ for cls in type(loader.dataset).__mro__])
 
 
 class Forks:

@@ -6,6 +6,7 @@ transport has it written where it belongs. Whatever is unusual is left to torch 
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from mpwds.imports import after_import
 from mpwds.loader.arrays_as_sent import AsTensor
 from mpwds.nest_classes import fields_of
-from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack
+from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack, can_be_stacked_into
 
 CollateMap = Mapping[Any, Callable[..., Any]]
 """Functions by types, as torch's ``default_collate_fn_map`` holds them."""
@@ -135,18 +136,13 @@ def _tensors(rows: Sequence[Any]) -> Any:
     first = rows[0]
     name = str(first.dtype).removeprefix("torch.")
     plain = name in _TORCH_NAMES and first.is_cpu and first.layout is torch.strided and not first.is_nested
-    if plain and all(_is_like(row, first) for row in rows):
+    alike = set(map(type, rows)) == {type(first)} and list(map(_shape, rows)).count(first.shape) == len(rows)
+    if plain and alike and can_be_stacked_into(rows):
         return AsTensor(Stack(rows, np.dtype(name)))
     return _by_torch(rows)
 
 
-def _is_like(row: Any, first: Any) -> bool:
-    return (
-        type(row) is type(first)
-        and row.dtype is first.dtype
-        and row.shape == first.shape
-        and not (row.requires_grad or row.is_conj() or row.is_neg())
-    )
+_shape = operator.attrgetter("shape")
 
 
 def _numbers(values: Sequence[Any]) -> Any:
@@ -168,8 +164,7 @@ def _dicts(samples: Sequence[Any]) -> Any:
 
 
 def _sequences(samples: Sequence[Any]) -> Any:
-    length = len(samples[0])
-    if not all(len(sample) == length for sample in samples):
+    if len(set(map(len, samples))) > 1:
         raise RuntimeError("each element in list of batch should be of equal size")
     return [collate(values) for values in zip(*samples, strict=True)]
 

@@ -116,6 +116,7 @@ def test_samples_that_do_not_fit_together_are_torchs_error(batch):
         [torch.zeros(2), torch.zeros(2, dtype=torch.float64)],
         [torch.ones(2, dtype=torch.bfloat16)] * 2,
         [torch.ones(2, dtype=torch.complex64).conj()] * 2,
+        [torch.ones(2, dtype=torch.complex64).conj().imag] * 2,
         [{"a": 1, "b": 2}, {"a": 3, "b": 4, "c": 5}],
         [range(2), range(2)],
         [collections.UserDict(a=1), collections.UserDict(a=2)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -184,7 +185,7 @@ def defer(rows: Sequence[Any]) -> Any:
         return Stack(rows, dtype) if dtype in FIXED_SIZE else stack(rows)
     name = str(first.dtype).removeprefix("torch.")
     plain = first.device.type == "cpu" and first.layout is sys.modules["torch"].strided
-    if plain and name in _TORCH_NAMES and all(_is_like(row, first.dtype) for row in rows):
+    if plain and name in _TORCH_NAMES and can_be_stacked_into(rows):
         return Stack(rows, np.dtype(name))
     return stack(rows)
 
@@ -192,8 +193,23 @@ def defer(rows: Sequence[Any]) -> Any:
 _TORCH_NAMES = frozenset(dtype.name for dtype in FIXED_SIZE)
 
 
-def _is_like(row: Any, dtype: Any) -> bool:
-    return row.dtype is dtype and not row.requires_grad and not row.is_conj()
+def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
+    """Whether ``torch.stack`` of these CPU tensors, of one shape, can write into memory that it is given.
+
+    They need one dtype, and no gradient wanted of them. What is stored conjugated or negated, it resolves.
+
+    Example:
+        >>> import torch
+        >>> can_be_stacked_into([torch.ones(3), torch.ones(3)])
+        True
+        >>> can_be_stacked_into([torch.ones(3), torch.ones(3, requires_grad=True)])
+        False
+    """
+    return len(set(map(_dtype, tensors))) == 1 and not any(map(_requires_grad, tensors))
+
+
+_dtype = operator.attrgetter("dtype")
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 def common_dtype(rows: Sequence[Any]) -> np.dtype[Any]:

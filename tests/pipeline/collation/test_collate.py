@@ -147,11 +147,21 @@ def test_deferred_tensors_are_the_same_once_written(dtype):
     [
         torch.zeros(3, dtype=torch.bfloat16),
         torch.zeros(3, requires_grad=True),
-        torch.zeros(3, dtype=torch.cfloat).conj(),
     ],
 )
 def test_tensors_that_numpy_cannot_hold_as_they_are_are_stacked_at_once(row):
     assert torch.equal(deferred_collation_fn([row, row]), torch.stack([row, row]))
+
+
+CONJUGATED = torch.tensor([1 + 2j, 3 - 4j]).conj()
+
+
+@pytest.mark.parametrize("row", [CONJUGATED, CONJUGATED.imag], ids=["conjugated", "negated"])
+def test_tensors_that_are_stored_as_another_value_are_stacked_as_their_own(row):
+    column = deferred_collation_fn([row, row])
+    out = np.empty(column.shape, column.dtype)
+    column.write_into(out)
+    assert torch.equal(torch.from_numpy(out), torch.stack([row, row]))
 
 
 @pytest.mark.parametrize("collation_fn", [default_collation_fn, deferred_collation_fn])
