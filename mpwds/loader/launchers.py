@@ -13,8 +13,9 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from mpwds.loader import forks, lifeline, processes, reply, worker
+from mpwds.loader import forks, lifeline, processes, worker
 from mpwds.loader import setup as worker_setup
+from mpwds.loader.forking_process import ForkingProcess, Grandchild
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.setup import WorkerSetup
 
@@ -105,33 +106,22 @@ class ForkServer:
         self._ours = contextlib.ExitStack()
 
     def open(self) -> None:
-        with contextlib.ExitStack() as servers_ends, contextlib.ExitStack() as ours:
-            setup = worker_setup.store(self._pickled)
-            servers_ends.callback(os.close, setup)
-            self._server, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            servers_ends.callback(connection.close)
-            ours.callback(self._server.close)
-            held, lifeline = os.pipe()
-            servers_ends.callback(os.close, held)
-            ours.callback(os.close, lifeline)
-            for end in (self._server.fileno(), lifeline):
-                forks.guard(end)
-                ours.callback(forks.unguard, end)
-            arguments = [setup, connection.fileno(), held]
-            self._process = processes.spawn("mpwds.loader.launchers:serve_forks", arguments, arguments)
-            # Called last, when its ends are closed, by which the server ends.
-            self._ours.callback(processes.end_all, [self._process], grace_s=0.2)
-            self._ours.push(ours.pop_all())
+        setup = worker_setup.store(self._pickled)
+        try:
+            self._forking = ForkingProcess("mpwds.loader.launchers:serve_forks", setup)
+        finally:
+            os.close(setup)
+        self._ours.callback(self._forking.close)
 
     def wait(self) -> None:
         self._reply()
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        socket.send_fds(self._server, [_REQUEST.pack(_FORK, index)], list(ends))
+        socket.send_fds(self._forking.socket, [_REQUEST.pack(_FORK, index)], list(ends))
         pid = self._reply()
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "the process that forks the workers")
-        return reply.Grandchild(pid, self.exitcode)
+        return Grandchild(pid, self.exitcode)
 
     def exitcode(self, pid: int) -> int:
         """Reaps an ended worker.
@@ -140,14 +130,14 @@ class ForkServer:
             MpwdsError: The server is gone.
             OSError: The same.
         """
-        self._server.send(_REQUEST.pack(_WAIT, pid))
+        self._forking.socket.send(_REQUEST.pack(_WAIT, pid))
         return self._reply()
 
     def close(self) -> None:
         self._ours.close()
 
     def _reply(self) -> int:
-        return int(_REPLY.unpack(reply.receive(self._server, _REPLY.size, self._process))[0])
+        return int(_REPLY.unpack(self._forking.receive(_REPLY.size))[0])
 
 
 def serve_forks(setup: int, connection: int, held: int) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import forks, lifeline, processes, reply, surroundings, worker
+from mpwds.loader import forks, lifeline, processes, surroundings, worker
 from mpwds.loader import setup as worker_setup
+from mpwds.loader.forking_process import ForkingProcess, Grandchild
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.setup import Pickled, WorkerSetup
 
@@ -49,7 +50,7 @@ class Nursery:
         self._entrance = threading.RLock()  # a finalizer may reap a worker in the middle of another request
         self._numbers = itertools.count()
         self._replies: dict[int, int | str] = {}
-        self._server: socket.socket | None = None
+        self._forking: ForkingProcess | None = None
         self._ours = contextlib.ExitStack()
         self._finalizer = weakref.finalize(self, self._ours.close)
 
@@ -67,7 +68,7 @@ class Nursery:
     def is_gone(self) -> bool:
         """Whether its process was started and has ended."""
         with self._entrance:
-            return self._server is not None and self._process.wait(0)
+            return self._forking is not None and self._forking.process.wait(0)
 
     def open(self, modules: list[str] | None = None) -> None:
         """Starts its process, unless it runs.
@@ -76,30 +77,13 @@ class Nursery:
             modules: What it then imports by itself, while this process goes on.
         """
         with self._entrance:
-            if self._server is None:
-                self._server = self._start()
+            if self._forking is None:
+                processes.fill_standard_descriptors()
+                self._forking = ForkingProcess("mpwds.loader.nursery:serve")
+                self._ours.callback(self._forking.close)
                 if modules:
                     with _import_request(modules) as (request, descriptors):
-                        self._send(self._server, request, descriptors)
-
-    def _start(self) -> socket.socket:
-        with contextlib.ExitStack() as servers_ends, contextlib.ExitStack() as ours:
-            processes.fill_standard_descriptors()
-            server, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            servers_ends.callback(connection.close)
-            ours.callback(server.close)
-            held, lifeline_end = os.pipe()
-            servers_ends.callback(os.close, held)
-            ours.callback(os.close, lifeline_end)
-            for end in (server.fileno(), lifeline_end):
-                forks.guard(end)
-                ours.callback(forks.unguard, end)
-            arguments = [connection.fileno(), held]
-            self._process = processes.spawn("mpwds.loader.nursery:serve", arguments, arguments)
-            # Called last, when its ends are closed, by which it ends.
-            self._ours.callback(_end, self._process, self._owner)
-            self._ours.push(ours.pop_all())
-            return server
+                        self._send(self._forking, request, descriptors)
 
     def prepare(self, modules: list[str]) -> None:
         """Has it import modules, and waits until it has. Those that cannot be imported are left out."""
@@ -110,7 +94,7 @@ class Nursery:
         """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
         streams = [stream if _is_open(stream) else ends.status for stream in _OWN_STREAMS]
         shares = [stream != ends.status for stream in streams]
-        return reply.Grandchild(self._ask([_FORK, index, shares], [setup, *ends, *streams]), self.exitcode)
+        return Grandchild(self._ask([_FORK, index, shares], [setup, *ends, *streams]), self.exitcode)
 
     def exitcode(self, pid: int) -> int:
         """Reaps an ended worker.
@@ -122,13 +106,13 @@ class Nursery:
         return self._ask([_REAP, pid], [])
 
     def _ask(self, request: list[Any], descriptors: list[int]) -> int:
-        server = self._server
-        if server is None:
+        forking = self._forking
+        if forking is None:
             raise MpwdsError("the process that forks the workers was not started")
         with self._entrance:
-            number = self._send(server, request, descriptors)
+            number = self._send(forking, request, descriptors)
             while number not in self._replies:
-                data = reply.receive(server, _REQUEST_NBYTES, self._process, lambda: number in self._replies)
+                data = forking.receive(_REQUEST_NBYTES, lambda: number in self._replies)
                 if data:
                     answered, result = msgpack.unpackb(data)
                     self._replies[answered] = result
@@ -137,10 +121,10 @@ class Nursery:
             raise MpwdsError(f"the process that forks the workers failed: {result}")
         return result
 
-    def _send(self, server: socket.socket, request: list[Any], descriptors: list[int]) -> int:
+    def _send(self, forking: ForkingProcess, request: list[Any], descriptors: list[int]) -> int:
         number = next(self._numbers)
         data = msgpack.packb([number, *request], unicode_errors="surrogateescape")
-        socket.send_fds(server, [data], descriptors)
+        socket.send_fds(forking.socket, [data], descriptors)
         return number
 
 
@@ -291,8 +275,3 @@ def _is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _end(process: WorkerProcess, owner: int) -> None:
-    if os.getpid() == owner:
-        processes.end_all([process], grace_s=0.2)

@@ -71,7 +71,8 @@ workers end if it does. A finalizer may ask it for something while its thread wa
 that answer too, for whoever waits for it. A fork server is the same for one
 ``MultiLoader``, except that it unpickles the dataset before it forks. Either does one thing at a time,
 answers each request, and takes a broken socket pair for its trainer's end, which may show there before the
-lifeline kills it. One that is stopped while it is asked for something is killed after ``reply.STOPPED_S``.
+lifeline kills it. One that is stopped while it is asked for something is killed after
+``forking_process.STOPPED_S``.
 
 *Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
 each of them has, they talk (``loader.agreement``), in a gloo group of their own, made at the first talk.

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
-from mpwds.loader import reply
+from mpwds.loader import forking_process
 from mpwds.loader.nursery import Nursery
 from tests.loader.faults.misfortunes import (
     CHEAP,
@@ -90,8 +90,8 @@ def test_a_nursery_that_is_stopped_for_a_while_is_waited_for():
     loader = loader_of("DataLoader", Numbers())
     nursery = Nursery.shared()
     list(loader)
-    stop(nursery._process.pid)
-    continuing = threading.Timer(0.2, os.kill, [nursery._process.pid, signal.SIGCONT])
+    stop(nursery._forking.process.pid)
+    continuing = threading.Timer(0.2, os.kill, [nursery._forking.process.pid, signal.SIGCONT])
     continuing.start()
     assert list(numbers_in(loader)) == list(range(LENGTH))
     continuing.join()
@@ -110,7 +110,7 @@ def run_and_stop_parent(kind):
 
 @pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
 def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
-    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
     loader, iterator, pids = run_and_stop_parent(kind)
     del iterator
     loader.close()
@@ -121,7 +121,7 @@ def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(m
 
 @pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
 def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_death(monkeypatch, kind):
-    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
     loader, iterator, pids = run_and_stop_parent(kind)
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises((WorkerDied, RuntimeError), match="forks the workers .* was stopped"):
@@ -133,10 +133,10 @@ def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_de
 
 
 def test_starting_workers_by_a_process_that_is_stopped_is_a_clear_error_once(monkeypatch):
-    monkeypatch.setattr(reply, "STOPPED_S", 0.5)
+    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
     nursery = Nursery()
     nursery.open()
-    pid = nursery._process.pid
+    pid = nursery._forking.process.pid
     stop(pid)
     with pytest.raises(MpwdsError, match=rf"\(pid {pid}\) was stopped .* gave no answer for 0.5 s"):
         nursery.prepare([])
