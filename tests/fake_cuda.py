@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import ctypes
+import gc
 import threading
 
 import torch
@@ -221,3 +222,19 @@ def _mapped(address, nbytes):
             if start <= address < end:
                 return address + nbytes <= end
     return False
+
+
+@contextlib.contextmanager
+def kept_to_the_rules(works="when told"):
+    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
+    from mpwds.sharedmem import pinning  # it registers what is done at exit: a test tells itself when
+
+    fake = FakeCuda(works)
+    yield fake
+    fake.failed = fake.capturing = False
+    fake.run()
+    if fake.registered:
+        gc.collect()
+        pinning._unpin_late()
+    assert fake.violations == []
+    assert fake.registered == {}

@@ -1,6 +1,5 @@
 """Datasets and scripts for the loader's tests."""
 
-import gc
 import io
 import os
 import signal
@@ -14,8 +13,7 @@ import psutil
 import pytest
 
 from mpwds.loader.nursery import Nursery
-from mpwds.sharedmem import pinning
-from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import kept_to_the_rules
 
 # Run by test_jax_arrays in a process of its own; --doctest-modules would import it, and jax, here.
 collect_ignore = ["jax_specification.py"]
@@ -36,15 +34,8 @@ def one_nursery():
 
 @pytest.fixture
 def cuda():
-    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
-    fake = FakeCuda("when asked")
-    yield fake
-    fake.run()
-    if fake.registered:
-        gc.collect()
-        pinning._unpin_late()
-    assert fake.violations == []
-    assert fake.registered == {}
+    with kept_to_the_rules("when asked") as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
-from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import FakeCuda, kept_to_the_rules
 
 
 class Pair:
@@ -55,16 +55,8 @@ class Pair:
 
 @pytest.fixture
 def cuda():
-    """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
-    fake = FakeCuda()
-    yield fake
-    fake.failed = fake.capturing = False
-    fake.run()
-    if fake.registered:
-        gc.collect()
-        pinning._unpin_late()
-    assert fake.violations == []
-    assert fake.registered == {}
+    with kept_to_the_rules() as fake:
+        yield fake
 
 
 @pytest.fixture
