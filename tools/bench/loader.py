@@ -3,6 +3,7 @@
     python tools/bench/loader.py                  # all, about six minutes
     python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
+    python tools/bench/loader.py --json figures.json    # for tools/plot.py
 
 Contestants run in turn, each in a fresh process: the training process, which looks at one value of each batch
 and drops it. A figure is the best of the rounds. What is counted begins when workers run and their
@@ -22,6 +23,7 @@ is 20 times slower than the other three.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import tempfile
@@ -66,13 +68,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a run, once it is warm")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
     rounds, seconds = (1, 0.3) if options.quick else (options.rounds, options.seconds)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {_versions()}")
     print(f"best of {rounds} alternating runs of {seconds:g} s")
+    samples_per_s = {}
     with tempfile.TemporaryDirectory() as folder:
         for one in contests(options.only, Path(folder)):
-            contest.hold(one, rounds, seconds)
+            best = contest.hold(one, rounds, seconds)
+            samples_per_s[one.name] = {name: 1 / result.seconds for name, result in best.items()}
+    if options.json:
+        figures = {"machine": f"{os.cpu_count()} cores, {_versions()}", "samples_per_s": samples_per_s}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _versions() -> str:

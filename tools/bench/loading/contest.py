@@ -78,8 +78,8 @@ class Result:
         return Result(*map(min, mine, others))
 
 
-def hold(contest: Contest, rounds: int, seconds: float) -> None:
-    """Lets all contestants run in turn, and prints the best of each."""
+def hold(contest: Contest, rounds: int, seconds: float) -> dict[str, Result]:
+    """Lets all contestants run in turn; prints and returns the best of each."""
     print(f"\n{contest.name}, {contest.workers} workers")
     print(f"{'':46}samples/s  CPU/sample  trainer/batch  first batch   ratio    CPU  goal")
     present = [one for one in contest.contestants if importlib.util.find_spec(one.package)]
@@ -94,6 +94,7 @@ def hold(contest: Contest, rounds: int, seconds: float) -> None:
             _show(contestant, best[contestant.name], reference)
         else:
             print(f"{contestant.name:46}left out: {contestant.package} is not installed", flush=True)
+    return best
 
 
 def _show(contestant: Contestant, result: Result, reference: Result) -> None:
