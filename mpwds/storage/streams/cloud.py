@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.aws_profile import profile_settings
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.resuming import Version, open_resuming
-from mpwds.storage.streams.retries import Interrupted, Retries
+from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
 from mpwds.storage.streams.uploads import SpooledUpload, Upload
 from mpwds.storage.streams.urls import without_credentials
 
@@ -47,7 +46,7 @@ def open_cloud(
     or the account ``R2_ACCOUNT_ID``.
 
     *Reading* streams one request with bounded memory, and goes on where it broke off, as
-    ``open_http`` of ``mpwds.storage.streams.http_streams`` does. *Writing* collects in a temporary file, and
+    ``open_http`` of ``mpwds.storage.streams.http`` does. *Writing* collects in a temporary file, and
     sends all at ``close``; where a ``with`` block fails, and at ``discard``, nothing is sent.
 
     In a fork of a process that used cloud storage (a worker of ``torch.utils.data.DataLoader``) the library
@@ -75,7 +74,8 @@ def open_cloud(
         return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
     tries = retries or Retries()
     if mode[0] == "r":
-        return open_resuming(_CloudSource(url, shown, config, timeout_s, tries), offset, tries, bufsize)
+        source = _CloudObject(url, shown, config, timeout_s, tries)
+        return open_resuming(source.get, shown, offset, tries, bufsize)
 
     def put(upload: Upload) -> None:
         store, path = _store(url, config, timeout_s, tries)
@@ -87,7 +87,7 @@ def open_cloud(
     return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
 
 
-class _CloudSource:
+class _CloudObject:
     def __init__(
         self,
         url: str,
@@ -102,7 +102,7 @@ class _CloudSource:
         self._timeout_s = timeout_s
         self._retries = retries
 
-    def open(self, position: int, version: Version | None) -> _CloudBody:
+    def get(self, position: int, version: Version | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
             raise StreamError(
                 f"{self.name}: the stream was opened before this process was forked, and cannot be read "
@@ -119,25 +119,24 @@ class _CloudSource:
             result = _obstore().get(store, path, options=options)
             return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, _version(result.meta))
         except _obstore_errors() as error:
-            if position and self._ends_at(position, store, path):
-                return _CloudBody(iter(()), position, Version(size=position))
+            if position and (at_end := self._version_that_ends_at(position, store, path)):
+                return _CloudBody(iter(()), position, at_end)
             raise _translated(error, self.name, "read", position) from error
 
-    def _ends_at(self, position: int, store: object, path: str) -> bool:
-        """Whether a request failed only because the rest that it asked for is empty."""
+    def _version_that_ends_at(self, position: int, store: object, path: str) -> Version | None:
+        """The object's version, if a request failed only because the rest that it asked for is empty."""
         try:
-            size = _obstore().head(store, path)["size"]
+            version = _version(_obstore().head(store, path))
         except _obstore_errors():
-            return False
-        if size < position:
+            return None
+        if version.size is not None and version.size < position:
             raise StreamError(
-                f"{self.name}: byte {position} is to be read, but it has only {size} bytes: it is shorter "
-                "than it "
-                "was, or this is not the file that the position is of",
+                f"{self.name}: byte {position} is to be read, but there are only {version.size} bytes: it is "
+                "shorter than it was, or the position is of another file",
                 self.name,
                 position,
             )
-        return bool(size == position)
+        return version if version.size == position else None
 
 
 class _CloudBody:

@@ -30,7 +30,7 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     a path, ``file:``               a local file: what ``open`` gives, buffered by ``GOPEN_BUFFER`` bytes
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
-    ``http: https:``                a web server: :func:`mpwds.storage.streams.http_streams.open_http`
+    ``http: https:``                a web server: :func:`mpwds.storage.streams.http.open_http`
     ``hf:``                         the Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
     ``s3: gs: az: abfs: r2:`` ...   a cloud's object: :func:`mpwds.storage.streams.cloud.open_cloud`
     ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
@@ -133,7 +133,7 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
 _AIS = _BuiltIn("mpwds.storage.streams.aistore", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
 _CURL = _BuiltIn("mpwds.storage.streams.curl", "open_curl")
-_HTTP = _BuiltIn("mpwds.storage.streams.http_streams", "open_http")
+_HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,

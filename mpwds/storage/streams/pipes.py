@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.command import Command
-from mpwds.storage.streams.discarding import DiscardsOnError
 from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.uploads import DiscardsOnError
 from mpwds.storage.streams.urls import without_credentials
 
 if TYPE_CHECKING:
