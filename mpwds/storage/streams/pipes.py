@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _BUFFER_BYTES = 256 * 1024
+_log = logging.getLogger("mpwds")
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
@@ -31,9 +33,10 @@ def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     death by SIGPIPE (status 141) is no failure.
 
     *Reading*: ``close`` before the end stops the command and all it started (the pipe breaks, then SIGTERM,
-    and SIGKILL after a second), which is no error. *Writing*: ``close`` waits for the command; ``discard``,
-    a ``with`` block that an exception leaves, and garbage collection stop it instead. When this process
-    dies, of whatever, so does the command. In a fork of this process the stream cannot be used.
+    and SIGKILL after a second), which is no error. *Writing*: ``close`` waits for the command. ``discard``,
+    a ``with`` block that an exception leaves, and garbage collection stop it before it sees the end of its
+    input. What it has written elsewhere by then stays there. When this process dies, for whatever reason, so
+    does the command. In a fork of this process the stream cannot be used.
 
     Args:
         url: ``pipe:`` and the command.
@@ -197,7 +200,13 @@ class _Input(io.RawIOBase):
             super().close()
 
     def discard(self) -> None:
-        self._command.stop()
+        if self._command.status is None and self._command.is_ours:
+            self._command.stop()
+            _log.warning(
+                "%s: the command was stopped after %d bytes; what it has written elsewhere stays there",
+                self.name,
+                self._position,
+            )
         super().close()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+import warnings
 from typing import BinaryIO, Protocol
 
+from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.rewrite import rewrite_url
 from mpwds.storage.streams.secure import refuse_in_secure_mode
@@ -24,14 +28,13 @@ class Destination(Protocol):
     def discard(self) -> None: ...
 
 
-def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
+def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
     """Opens what an archive is to be written to.
 
     Args:
-        target: A path or a ``file:`` URL, for a ``PendingFile``, or, where there is a named pipe or a device,
-            for what it is; ``pipe:`` or another URL, for what ``gopen``
-            opens for writing, which is closed at the end; or a binary stream or ``"-"``, standard output,
-            which stay open.
+        target: A path or a ``file:`` URL, which becomes a ``PendingFile``; a named pipe or a device is
+            written to as it is. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
+            end. A binary stream or ``"-"``, standard output, which stay open. An ``OwnedStream``.
 
     Raises:
         OSError: It cannot be opened.
@@ -44,6 +47,8 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
         >>> open_destination(stream).stream is stream
         True
     """
+    if isinstance(target, OwnedStream):
+        return target
     if not isinstance(target, (str, os.PathLike)):
         return _Given(target)
     url = os.fspath(target)
@@ -51,11 +56,11 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
         return _Given(sys.stdout.buffer)
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
-        return _Opened(gopen(url, "wb"))
+        return OwnedStream(gopen(url, "wb"), without_credentials(url))
     refuse_in_secure_mode(f"local files may not be written ({without_credentials(place)})")
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        return _Opened(open(path, "wb", buffering=0))
+        return OwnedStream(open(path, "wb", buffering=0), path)
     return PendingFile(path)
 
 
@@ -74,15 +79,45 @@ class _Given:
         pass
 
 
-class _Opened:
-    """A stream that ``gopen`` opened: closing it completes what was written, at the other end as well."""
+class OwnedStream:
+    """A stream whose ``close`` completes what was written, at the other end as well.
 
-    def __init__(self, stream: BinaryIO) -> None:
+    Args:
+        stream: Where to write.
+        name: The stream's name in messages.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream = stream
+        self._name = name
 
     def publish(self) -> None:
+        """Closes the stream."""
         self.stream.close()
 
     def discard(self) -> None:
-        discard = getattr(self.stream, "discard", self.stream.close)  # openers of others know no discard
-        discard()
+        """Ends the stream without completing what was written, where it has a way to do that.
+
+        That is a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of its
+        own, which is told of an error: smart_open's, obstore's and Google's streams then abort the upload. A
+        plain file is closed. Another stream is left alone, with a warning.
+        """
+        discard = getattr(self.stream, "discard", None)
+        if discard is not None:
+            with contextlib.suppress(Exception):  # that of fsspec's local files always fails
+                discard()
+                return
+        leave = getattr(type(self.stream), "__exit__", None)
+        raw = getattr(self.stream, "raw", self.stream)
+        if type(raw) in (io.FileIO, io.BytesIO):
+            self.stream.close()
+        elif leave not in (None, io.IOBase.__exit__):
+            error = StreamError(f"{self._name}: writing was given up", self._name)
+            self.stream.__exit__(type(error), error, None)
+        else:
+            warnings.warn(
+                f"{self._name} is not complete, and its stream ({type(self.stream).__name__}) has no method "
+                "`discard` to take it back: check what is there, and remove it",
+                RuntimeWarning,
+                stacklevel=2,
+            )

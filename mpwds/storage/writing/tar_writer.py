@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from mpwds.storage.writing.compressors import compression_of, make_compressor
-from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 from mpwds.storage.writing.names import check_key, file_name
 
@@ -34,13 +34,14 @@ class TarWriter:
 
     A path is written under a temporary name and gets its own when ``close`` has made it durable. An exception
     inside ``with``, and a writer that is never closed, leave no file; a process that is killed leaves the
-    temporary one, ``.NAME.XXXXXXXX.partial``. Where the archive goes to another URL, an exception ends the
-    ``pipe:`` command and breaks off the upload. A stream belongs to the caller: it is written to, not closed.
+    temporary one, ``.NAME.XXXXXXXX.partial``. Where the archive goes to another URL, an exception kills the
+    ``pipe:`` command or drops the upload. What a command has written elsewhere by then stays there: let it
+    write under a temporary name and rename, ``pipe:cat > x.tmp && mv x.tmp x.tar``. A stream belongs to the
+    caller: it is written to, not closed.
 
     Args:
         fileobj: Path, URL that ``gopen`` writes to (``file:``, ``pipe:``, ``"-"`` for standard output, ...)
-            or writable binary stream. A named
-            pipe or a device is written to as it is.
+            or writable binary stream. A named pipe or a device is written to as it is.
         user: Owner's name in the archive.
         group: Owner's group in the archive.
         mode: Permissions in the archive.
@@ -81,7 +82,7 @@ class TarWriter:
 
     def __init__(
         self,
-        fileobj: str | os.PathLike[str] | BinaryIO,
+        fileobj: str | os.PathLike[str] | BinaryIO | OwnedStream,
         user: str = "bigdata",
         group: str = "bigdata",
         mode: int = 0o444,
@@ -179,7 +180,7 @@ class TarWriter:
             raise
 
     def discard(self) -> None:
-        """Close without an archive: a path's temporary file is removed, a stream is left as it is."""
+        """Close without an archive: remove a path's temporary file, give up a URL, leave a stream as is."""
         if self._closed:
             return
         self._closed = self.discarded = True
