@@ -39,8 +39,7 @@ def schemes_for_aistore() -> frozenset[str]:
     if unknown := sorted(listed - set(_PROVIDERS)):
         raise ValueError(
             f"USE_AIS_FOR in the environment lists {', '.join(unknown)}, which AIStore does not know; it "
-            "knows "
-            f"{', '.join(_PROVIDERS)}, to be separated by ':'"
+            f"knows {', '.join(_PROVIDERS)}, separated by ':'"
         )
     return listed
 

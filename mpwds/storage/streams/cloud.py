@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import functools
 import json
 import os
@@ -13,7 +14,6 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
-from mpwds.storage.streams.aws_profile import profile_settings
 from mpwds.storage.streams.pipes import open_command
 from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
 from mpwds.storage.streams.uploads import SpooledUpload, Upload
@@ -22,6 +22,18 @@ from mpwds.storage.streams.urls import without_credentials
 _CHUNK_BYTES = 1024 * 1024
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_PROFILE_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+}
+_OTHER_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 
 # obstore's threads do not survive a fork: a call in the child would wait for ever.
 _used_by_pid: int | None = None
@@ -45,19 +57,20 @@ def open_cloud(
     for S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL``
     or the account ``R2_ACCOUNT_ID``.
 
-    *Reading* streams one request with bounded memory, and goes on where it broke off, as
-    ``open_http`` of ``mpwds.storage.streams.http`` does. *Writing* collects in a temporary file, and
-    sends all at ``close``; where a ``with`` block fails, and at ``discard``, nothing is sent.
+    *Reading* streams one request with bounded memory, and continues where the connection broke, as
+    :func:`mpwds.storage.streams.http.open_http` does. *Writing* collects in a temporary file and sends all at
+    ``close``. ``discard``, and a ``with`` block that fails, send nothing.
 
-    In a fork of a process that used cloud storage (a worker of ``torch.utils.data.DataLoader``) the library
-    does not work: there a fresh interpreter reads the object and pipes it here, and writing is an error.
+    The library does not work in a fork of a process that used cloud storage (a worker of
+    ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
+    writing is an error.
 
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
         mode: ``"rb"`` or ``"wb"``.
         bufsize: Bytes that are buffered; at least 256 KiB when reading.
         offset: The byte at which to start reading.
-        config: Settings of obstore's store (``{"region": "eu-west-1"}``), before the environment's.
+        config: Settings of obstore's store (``{"region": "eu-west-1"}``), which win over the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
 
@@ -106,8 +119,7 @@ class _CloudObject:
         if _used_by_pid not in (None, os.getpid()):
             raise StreamError(
                 f"{self.name}: the stream was opened before this process was forked, and cannot be read "
-                "on in the "
-                "fork; open it here, or start processes with 'spawn'",
+                "on in the fork; open it here, or start processes with 'spawn'",
                 self.name,
                 position,
             )
@@ -191,8 +203,7 @@ def _open_by_fresh_interpreter(
     if mode[0] != "r":
         raise StreamError(
             f"{shown}: cannot be written in this process: it was forked from one that used cloud storage, "
-            "and the "
-            "library's threads do not survive that; start processes with 'spawn'",
+            "and the library's threads do not survive that; start processes with 'spawn'",
             shown,
         )
     program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
@@ -210,8 +221,7 @@ def _obstore() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
-            "program "
-            "('pipe:aws s3 cp s3://... -')"
+            "program ('pipe:aws s3 cp s3://... -')"
         ) from error
     return obstore
 
@@ -285,11 +295,54 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
             if not account:
                 raise ValueError(
                     f"{bucket}: set R2_ACCOUNT_ID, or "
-                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in "
-                    "the environment"
+                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in the environment"
                 )
             settings["endpoint"] = f"https://{account}.r2.cloudflarestorage.com"
     return settings
+
+
+def profile_settings() -> dict[str, str]:
+    """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in its names.
+
+    The profile is ``AWS_PROFILE`` or ``default``. Empty where the environment has credentials of another
+    kind, or there is no such file. The environment's region and endpoint win over the profile's.
+
+    Raises:
+        ValueError: ``AWS_PROFILE`` names a profile that has no keys.
+
+    Source:
+        "Configuration and credential file settings" in the AWS CLI's user guide.
+    """
+    if any(map(os.environ.get, _OTHER_CREDENTIALS)):
+        return {}
+    asked_for = os.environ.get("AWS_PROFILE", "")
+    name = asked_for or "default"
+    secrets = _section("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name)
+    general = _section("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}")
+    found = {**general, **secrets}
+    settings = {ours: found[theirs] for theirs, ours in _PROFILE_KEYS.items() if theirs in found}
+    if "access_key_id" not in settings or "secret_access_key" not in settings:
+        if asked_for:
+            raise ValueError(
+                f"AWS_PROFILE names the profile {asked_for!r}, which has no access key in ~/.aws; if it "
+                "signs in by other means, run: eval $(aws configure export-credentials --profile "
+                f"{asked_for} --format env)"
+            )
+        return {}
+    if "region" in found and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        settings["region"] = found["region"]
+    if "endpoint_url" in found and not any(map(os.environ.get, _ENDPOINT_VARIABLES)):
+        settings["endpoint"] = found["endpoint_url"]
+    return settings
+
+
+def _section(variable: str, default: str, name: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read(os.path.expanduser(os.environ.get(variable) or default), encoding="utf-8")
+    except configparser.Error as error:
+        raise ValueError(f"{variable} or {default}: {error}") from None
+    return dict(parser[name]) if parser.has_section(name) else {}
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -308,8 +361,7 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, exceptions.PreconditionError):
         return StreamError(
             f"{name}: it changed while it was read: the connection broke at byte {position}, and now it "
-            "is another "
-            "version; read it again from its beginning, and do not write over shards that are in use",
+            "is another version; read it again from its beginning, and do not write over shards in use",
             name,
             position,
         )

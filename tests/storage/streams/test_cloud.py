@@ -9,7 +9,7 @@ import pytest
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams import cloud
-from mpwds.storage.streams.aws_profile import profile_settings
+from mpwds.storage.streams.cloud import profile_settings
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.resuming import Retries
 
