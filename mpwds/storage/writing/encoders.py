@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from mpwds.storage.writing.dumps import (
+    IMAGE_FORMATS,
     cbor_dumps,
+    imageencoder,
     integer_dumps,
     json_dumps,
     mp_dumps,
@@ -19,7 +21,6 @@ from mpwds.storage.writing.dumps import (
     text_dumps,
     torch_dumps,
 )
-from mpwds.storage.writing.image_dumps import IMAGE_FORMATS, imageencoder
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -58,7 +59,7 @@ def make_handlers() -> dict[str, FieldEncoder]:
 
 
 default_handlers = make_handlers()
-"""The table that ``encode_field`` goes by."""
+"""The table that ``encode_field`` uses by default."""
 
 
 def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = default_handlers) -> bytes:
@@ -117,7 +118,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     if encoder is None:
         raise ValueError(
             f"field {name!r} cannot be encoded from {type(value).__name__}: "
-            f"its extension is none of {' '.join(handlers)}; use one of these or pass bytes"
+            f"its extension is not one of {' '.join(handlers)}; use one of these or pass bytes"
         )
     try:
         return encoder(value)
@@ -156,7 +157,7 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
             sample as it is. Fields whose names start with ``_`` are left alone by the first two.
 
     Raises:
-        ValueError: ``spec`` is none of these; when called, a field cannot be encoded.
+        ValueError: ``spec`` is something else; when called, a field cannot be encoded.
 
     Source:
         ``webdataset.writer.make_encoder``.

@@ -12,6 +12,7 @@ from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream
 from mpwds.storage.writing.dumps import (
     cbor_dumps,
+    imageencoder,
     mp_dumps,
     numpy_dumps,
     numpy_npz_dumps,
@@ -24,7 +25,6 @@ from mpwds.storage.writing.encoders import (
     make_encoder,
     make_handlers,
 )
-from mpwds.storage.writing.image_dumps import imageencoder
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
 
 __all__ = [
