@@ -192,7 +192,7 @@ def copy_to_output() -> None:
                 sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        os._exit(0)  # nobody reads on
+        os._exit(0)  # the reader has closed its end
     except Exception as error:
         sys.exit(str(error))
 
@@ -233,7 +233,7 @@ def _obstore_errors() -> tuple[type[Exception], ...]:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The bucket's URL and the object's name, as it is written: such names are not escaped."""
+    """The bucket's URL and the object's name, which is not escaped."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     if not bucket or not path:

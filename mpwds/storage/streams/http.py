@@ -90,7 +90,7 @@ def open_http(
 
 
 class _Resource:
-    """What a URL names on a web server."""
+    """A resource on a web server, to read from any byte or to write."""
 
     def __init__(self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout) -> None:
         self.name = name
@@ -202,7 +202,7 @@ class _Resource:
         return _HttpBody(response, position, version._replace(size=total))
 
     def _refusal(self, response: urllib3.BaseHTTPResponse, doing: str) -> Exception:
-        """What a status code other than success means."""
+        """The error for a status code other than success."""
         status = response.status
         reason = f"{status} {response.reason or ''}".strip()
         try:
@@ -224,7 +224,7 @@ class _Resource:
         return self._failed(f"{doing} failed, the server answers {reason}{hint}{said}")
 
     def _translated(self, error: BaseException) -> Exception:
-        """What a failure to get an answer means."""
+        """The error for a request that got no answer."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return self._failed(
                 f"the server's certificate is not valid: {error.verify_message}; if it is one of your own, "
@@ -291,6 +291,6 @@ def _basic(auth: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error that one of urllib3's stands for: those name the URL, with its secrets."""
+    """The error that caused one of urllib3's, whose messages name the URL with its secrets."""
     inner = error.__cause__ or next((part for part in error.args if isinstance(part, Exception)), None)
     return error if inner is None else _root(inner)

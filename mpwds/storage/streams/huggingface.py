@@ -20,9 +20,8 @@ _HF_URL = re.compile(
 def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
     """A stream from a file of the Hugging Face Hub.
 
-    The token, where one is needed, is that of ``HF_TOKEN`` in the environment or of ``huggingface-cli
-    login``. It goes to the Hub alone, not to the servers that it redirects to. ``HF_ENDPOINT`` names
-    another Hub.
+    The token comes from ``HF_TOKEN`` in the environment or from ``huggingface-cli login``. Only the Hub gets
+    it, not the servers that it redirects to. ``HF_ENDPOINT`` names another Hub.
 
     Args:
         url: ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if not ``main``. Models go

@@ -35,10 +35,10 @@ def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     by SIGPIPE (status 141) is not a failure.
 
     *Reading*: ``close`` before the end stops the command and all it started (the pipe breaks, then SIGTERM,
-    and SIGKILL after a second), which is no error. *Writing*: ``close`` waits for the command. ``discard``,
-    a ``with`` block that an exception leaves, and garbage collection stop it before it sees the end of its
-    input. What it has written elsewhere by then stays there. When this process dies, for whatever reason, so
-    does the command. In a fork of this process the stream cannot be used.
+    and SIGKILL after a second); that is not an error. *Writing*: ``close`` waits for the command.
+    ``discard``, a ``with`` block that an exception leaves, and garbage collection stop it before it sees the
+    end of its input; what it has written elsewhere by then stays there. When this process dies, for whatever
+    reason, so does the command. In a fork of this process the stream cannot be used.
 
     Args:
         url: ``pipe:`` and the command.
@@ -134,7 +134,7 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
 
 
 class _Output(io.RawIOBase):
-    """What a command writes on standard output."""
+    """A command's standard output."""
 
     def __init__(self, command: Command, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Rewriting of URLs by rules in the user's environment, and what URLs of others may become by it."""
+"""Rewriting of URLs by rules in the user's environment, and the check of URLs that are not the user's own."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from mpwds.storage.streams.secure import refuse_in_secure_mode
 from mpwds.storage.streams.urls import expand_urls, url_scheme, without_credentials
 
 _VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
-# To a shell, one word that it leaves as it is, and no option.
+# One word that a shell leaves unchanged, and that cannot be an option.
 _PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
 
 
 def rewrite_url(url: str) -> str:
-    """A URL as the user's environment wants it.
+    """A URL after the rules in the user's environment.
 
     The environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold rules ``prefix=replacement``,
     separated by semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy cat-s3 "``. The first
-    that changes the URL counts, those of ``WDS_REWRITE`` coming first.
+    rule that changes the URL counts; those of ``WDS_REWRITE`` come first.
 
-    A rule is divided at its first ``=``, and what stands before it is a regular expression that is looked
-    for at the URL's beginning: webdataset's rule. So that a prefix may hold ``=``: where a URL begins,
-    letter by letter, with what stands before a *later* ``=``, the rule is divided there, at the last such
-    place. For the URL ``https://host/get?x=1/a.tar`` the rule ``https://host/get?x=1=/local`` yields
-    ``/local/a.tar``.
+    As in webdataset, the first ``=`` divides a rule, and the prefix is a regular expression that matches at
+    the URL's beginning. A prefix may hold ``=`` itself: if the URL begins literally with the text before a
+    *later* ``=``, the last such ``=`` divides the rule. For the URL ``https://host/get?x=1/a.tar`` the rule
+    ``https://host/get?x=1=/local`` yields ``/local/a.tar``.
 
-    With ``GOPEN_VERBOSE=1`` in the environment what is rewritten is printed on standard error.
+    With ``GOPEN_VERBOSE=1`` in the environment a line on standard error tells of each URL that changes.
 
     Args:
         url: A URL or a path.
 
     Raises:
-        ValueError: A rule has no ``=``, or is no regular expression.
+        ValueError: A rule has no ``=``, or its prefix is not a regular expression.
         SecurityError: There are rules, and the secure mode is on.
 
     Source:
@@ -146,7 +145,7 @@ def _apply(rule: str, url: str, variable: str) -> _Rewritten:
         rewritten = prefix.sub(replacement, url)
     except (re.error, IndexError) as error:
         raise ValueError(
-            f"{variable} in the environment has the rule {rule!r}, which is no regular expression: {error}"
+            f"{variable} in the environment has the rule {rule!r}, which is not a regular expression: {error}"
         ) from None
     pieces = []
     at = 0

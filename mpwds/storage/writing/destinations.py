@@ -1,4 +1,4 @@
-"""Where an archive is written to: a file that appears when it is complete, a URL, the caller's own stream."""
+"""Destinations of archives: a file that appears when it is complete, a URL, the caller's own stream."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Given:
         self.stream = stream
 
     def publish(self) -> None:
-        flush = getattr(self.stream, "flush", None)  # all that a writer needs of a stream is write
+        flush = getattr(self.stream, "flush", None)  # a writer needs only the stream's write
         if flush is not None:
             flush()
 

@@ -84,8 +84,8 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or float in [0, 1]
     =============================================  ======================================================
 
-    What is encoded here is decoded by ``Decoder``, except for ``class count html htm img image``, which come
-    back as bytes, as in webdataset. Pickles and ``pth`` with objects in it need its ``allow_pickle=True``.
+    ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
+    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``.
 
     A torch tensor may stand wherever an array may. ``.gz`` after the extension compresses, bytes included;
     the result is the same on every run.
@@ -149,7 +149,7 @@ def encode_based_on_extension(
 
 
 def make_encoder(spec: EncoderSpec) -> SampleEncoder:
-    """The function from samples to samples of bytes that a writer's ``encoder`` argument stands for.
+    """The function from samples to samples of bytes for a writer's ``encoder`` argument.
 
     Args:
         spec: ``True``: ``encode_field`` for each field. A dictionary: the same, by its functions; one of

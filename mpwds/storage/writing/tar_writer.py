@@ -122,9 +122,9 @@ class TarWriter:
             The bytes of data written: the sum of the fields' sizes.
 
         Raises:
-            ValueError: The key is missing, cannot be read back (it holds a dot, say) or is that of the sample
-                before, with which it would merge; a field cannot be encoded; there is no field; the writer is
-                closed. Nothing has been written.
+            ValueError: The key is missing, cannot be read back (it holds a dot, say) or equals the previous
+                sample's, with which it would merge; a field cannot be encoded; there is no field; the writer
+                is closed. Nothing has been written.
         """
         if self._closed:
             raise ValueError("the archive is closed: no more samples can be written to it")
@@ -220,7 +220,7 @@ class TarWriter:
             raise ValueError(f"sample {has} has no __key__")
         key = check_key(sample["__key__"])
         if key == self._last_key:
-            raise ValueError(f"sample key {key!r} is that of the sample before, the two would be read as one")
+            raise ValueError(f"sample key {key!r} equals the previous sample's; the two would be read as one")
         for field in sample:
             if not isinstance(field, str):
                 raise ValueError(
@@ -270,7 +270,7 @@ class TarWriter:
 
 
 def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """The sample that ``dwrite``'s arguments stand for.
+    """The sample for ``dwrite``'s arguments.
 
     Example:
         >>> named_sample("a", {"mask_png": b"1", "__url__": "x"})

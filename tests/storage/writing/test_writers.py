@@ -148,7 +148,7 @@ def test_without_encoder_bytes_are_expected(tmp_path):
         ({}, "sample without fields has no __key__"),
         ({"__key__": 7, "txt": "1"}, "expected a str"),
         ({"__key__": "a.b", "txt": "1"}, "read back as 'a'"),
-        ({"__key__": "last", "txt": "1"}, "that of the sample before"),
+        ({"__key__": "last", "txt": "1"}, "equals the previous sample's"),
         ({"__key__": "b"}, "no fields to write"),
         ({"__key__": "b", "__url__": "x"}, "no fields to write"),
         ({"__key__": "b", "a/b": b"1"}, "field name 'a/b'"),
