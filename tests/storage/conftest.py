@@ -10,18 +10,18 @@ import threading
 
 import pytest
 
-from mpwds.storage.streams.http_connections import close_idle_connections
-from mpwds.storage.streams.retries import Retries
+from mpwds.storage.streams.http import pools
+from mpwds.storage.streams.resuming import Retries
 
 
 class Web:
     """A server on the loopback interface.
 
     ``files`` maps paths to contents. ``plan`` holds, for one GET after the other, what to do differently:
-    ``status=`` (with ``headers=``), ``cut=n`` (the body ends after n bytes), ``reset=n`` (so does the
+    ``status=``, ``headers=``, ``cut=n`` (the body ends after n bytes), ``reset=n`` (so does the
     connection), ``stall=n`` (n bytes, then nothing), ``part=n`` (a range of at most n bytes),
-    ``silent=True`` (no answer), and any of the attributes below. ``requests`` lists (method, path, headers)
-    of what was asked.
+    ``silent=True`` (no answer), ``hangs_up=True`` (closes the connection after it), and any of the attributes
+    below. ``requests`` lists (method, path, headers) of what was asked.
     """
 
     def __init__(self):
@@ -37,6 +37,8 @@ class Web:
         self.closing = threading.Event()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
+        self._hung_up = threading.Semaphore(0)
+        self._server.shutdown_request = self._hang_up
         self._server.handle_error = lambda *_: None  # broken connections are what it is for
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -49,6 +51,13 @@ class Web:
 
     def asked(self, header):
         return [headers.get(header) for _, _, headers in self.requests]
+
+    def wait_until_a_connection_is_closed(self):
+        assert self._hung_up.acquire(timeout=60)
+
+    def _hang_up(self, request):
+        type(self._server).shutdown_request(self._server, request)
+        self._hung_up.release()
 
     def close(self):
         self.closing.set()
@@ -73,9 +82,6 @@ class Web:
 
             def do_HEAD(self):
                 self.do_GET()
-
-            def handle_expect_100(self):
-                return (web.plan and "status" in web.plan[0]) or super().handle_expect_100()
 
             def do_PUT(self):
                 web.requests.append(("PUT", self.path, dict(self.headers)))
@@ -132,6 +138,8 @@ def answer(handler, web, step):
         handler.send_header("ETag", etag)
     if option("modified"):
         handler.send_header("Last-Modified", option("modified"))
+    for name, value in step.get("headers", {}).items():
+        handler.send_header(name, value)
     body = content[start:stop]
     if option("chunked"):
         handler.send_header("Transfer-Encoding", "chunked")
@@ -158,7 +166,7 @@ def answer(handler, web, step):
         web.closing.wait(30)
     if "reset" in step:
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    if until < len(body) or not option("sends_length"):
+    if until < len(body) or not option("sends_length") or "hangs_up" in step:
         handler.close_connection = True
 
 
@@ -167,7 +175,7 @@ def web():
     server = Web()
     yield server
     server.close()
-    close_idle_connections()
+    pools.cache_clear()
 
 
 @pytest.fixture
@@ -181,7 +189,7 @@ def make_web():
             return server
 
         yield make
-    close_idle_connections()
+    pools.cache_clear()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from mpwds.storage.streams.http_streams import open_http
+from mpwds.storage.streams.http import open_http
 
 _PROVIDERS = {
     "ais": "ais",
@@ -39,8 +39,7 @@ def schemes_for_aistore() -> frozenset[str]:
     if unknown := sorted(listed - set(_PROVIDERS)):
         raise ValueError(
             f"USE_AIS_FOR in the environment lists {', '.join(unknown)}, which AIStore does not know; it "
-            "knows "
-            f"{', '.join(_PROVIDERS)}, to be separated by ':'"
+            f"knows {', '.join(_PROVIDERS)}, separated by ':'"
         )
     return listed
 
@@ -56,11 +55,11 @@ def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
         url: ``ais://BUCKET/NAME``, or the URL of a cloud's object.
         mode: ``"rb"`` or ``"wb"``.
         bufsize: Bytes that are buffered; at least 256 KiB when reading.
-        options: As for :func:`mpwds.storage.streams.http_streams.open_http`.
+        options: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Raises:
         ValueError: The URL names no bucket or object, or ``AIS_ENDPOINT`` is not set.
-        StreamError: As for :func:`mpwds.storage.streams.http_streams.open_http`.
+        StreamError: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Example:
         >>> os.environ["AIS_ENDPOINT"] = "http://cache:51080"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import functools
 import json
 import os
@@ -13,16 +14,26 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
-from mpwds.storage.streams.aws_profile import profile_settings
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.resuming import Version, open_resuming
-from mpwds.storage.streams.retries import Interrupted, Retries
+from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
 from mpwds.storage.streams.uploads import SpooledUpload, Upload
 from mpwds.storage.streams.urls import without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_PROFILE_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+}
+_OTHER_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 
 # obstore's threads do not survive a fork: a call in the child would wait for ever.
 _used_by_pid: int | None = None
@@ -46,19 +57,20 @@ def open_cloud(
     for S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL``
     or the account ``R2_ACCOUNT_ID``.
 
-    *Reading* streams one request with bounded memory, and goes on where it broke off, as
-    ``open_http`` of ``mpwds.storage.streams.http_streams`` does. *Writing* collects in a temporary file, and
-    sends all at ``close``; where a ``with`` block fails, and at ``discard``, nothing is sent.
+    *Reading* streams one request with bounded memory, and continues where the connection broke, as
+    :func:`mpwds.storage.streams.http.open_http` does. *Writing* collects in a temporary file and sends all at
+    ``close``. ``discard``, and a ``with`` block that fails, send nothing.
 
-    In a fork of a process that used cloud storage (a worker of ``torch.utils.data.DataLoader``) the library
-    does not work: there a fresh interpreter reads the object and pipes it here, and writing is an error.
+    The library does not work in a fork of a process that used cloud storage (a worker of
+    ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
+    writing is an error.
 
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
         mode: ``"rb"`` or ``"wb"``.
         bufsize: Bytes that are buffered; at least 256 KiB when reading.
         offset: The byte at which to start reading.
-        config: Settings of obstore's store (``{"region": "eu-west-1"}``), before the environment's.
+        config: Settings of obstore's store (``{"region": "eu-west-1"}``), which win over the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
 
@@ -75,7 +87,8 @@ def open_cloud(
         return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
     tries = retries or Retries()
     if mode[0] == "r":
-        return open_resuming(_CloudSource(url, shown, config, timeout_s, tries), offset, tries, bufsize)
+        source = _CloudObject(url, shown, config, timeout_s, tries)
+        return open_resuming(source.get, shown, offset, tries, bufsize)
 
     def put(upload: Upload) -> None:
         store, path = _store(url, config, timeout_s, tries)
@@ -87,7 +100,7 @@ def open_cloud(
     return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
 
 
-class _CloudSource:
+class _CloudObject:
     def __init__(
         self,
         url: str,
@@ -102,12 +115,11 @@ class _CloudSource:
         self._timeout_s = timeout_s
         self._retries = retries
 
-    def open(self, position: int, version: Version | None) -> _CloudBody:
+    def get(self, position: int, version: Version | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
             raise StreamError(
                 f"{self.name}: the stream was opened before this process was forked, and cannot be read "
-                "on in the "
-                "fork; open it here, or start processes with 'spawn'",
+                "on in the fork; open it here, or start processes with 'spawn'",
                 self.name,
                 position,
             )
@@ -119,25 +131,24 @@ class _CloudSource:
             result = _obstore().get(store, path, options=options)
             return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, _version(result.meta))
         except _obstore_errors() as error:
-            if position and self._ends_at(position, store, path):
-                return _CloudBody(iter(()), position, Version(size=position))
+            if position and (at_end := self._version_that_ends_at(position, store, path)):
+                return _CloudBody(iter(()), position, at_end)
             raise _translated(error, self.name, "read", position) from error
 
-    def _ends_at(self, position: int, store: object, path: str) -> bool:
-        """Whether a request failed only because the rest that it asked for is empty."""
+    def _version_that_ends_at(self, position: int, store: object, path: str) -> Version | None:
+        """The object's version, if a request failed only because the rest that it asked for is empty."""
         try:
-            size = _obstore().head(store, path)["size"]
+            version = _version(_obstore().head(store, path))
         except _obstore_errors():
-            return False
-        if size < position:
+            return None
+        if version.size is not None and version.size < position:
             raise StreamError(
-                f"{self.name}: byte {position} is to be read, but it has only {size} bytes: it is shorter "
-                "than it "
-                "was, or this is not the file that the position is of",
+                f"{self.name}: byte {position} is to be read, but there are only {version.size} bytes: it is "
+                "shorter than it was, or the position is of another file",
                 self.name,
                 position,
             )
-        return bool(size == position)
+        return version if version.size == position else None
 
 
 class _CloudBody:
@@ -181,7 +192,7 @@ def copy_to_output() -> None:
                 sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        os._exit(0)  # nobody reads on
+        os._exit(0)  # the reader has closed its end
     except Exception as error:
         sys.exit(str(error))
 
@@ -192,8 +203,7 @@ def _open_by_fresh_interpreter(
     if mode[0] != "r":
         raise StreamError(
             f"{shown}: cannot be written in this process: it was forked from one that used cloud storage, "
-            "and the "
-            "library's threads do not survive that; start processes with 'spawn'",
+            "and the library's threads do not survive that; start processes with 'spawn'",
             shown,
         )
     program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
@@ -211,8 +221,7 @@ def _obstore() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
-            "program "
-            "('pipe:aws s3 cp s3://... -')"
+            "program ('pipe:aws s3 cp s3://... -')"
         ) from error
     return obstore
 
@@ -224,7 +233,7 @@ def _obstore_errors() -> tuple[type[Exception], ...]:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The bucket's URL and the object's name, as it is written: such names are not escaped."""
+    """The bucket's URL and the object's name, which is not escaped."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     if not bucket or not path:
@@ -286,11 +295,54 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
             if not account:
                 raise ValueError(
                     f"{bucket}: set R2_ACCOUNT_ID, or "
-                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in "
-                    "the environment"
+                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in the environment"
                 )
             settings["endpoint"] = f"https://{account}.r2.cloudflarestorage.com"
     return settings
+
+
+def profile_settings() -> dict[str, str]:
+    """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in its names.
+
+    The profile is ``AWS_PROFILE`` or ``default``. Empty where the environment has credentials of another
+    kind, or there is no such file. The environment's region and endpoint win over the profile's.
+
+    Raises:
+        ValueError: ``AWS_PROFILE`` names a profile that has no keys.
+
+    Source:
+        "Configuration and credential file settings" in the AWS CLI's user guide.
+    """
+    if any(map(os.environ.get, _OTHER_CREDENTIALS)):
+        return {}
+    asked_for = os.environ.get("AWS_PROFILE", "")
+    name = asked_for or "default"
+    secrets = _section("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name)
+    general = _section("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}")
+    found = {**general, **secrets}
+    settings = {ours: found[theirs] for theirs, ours in _PROFILE_KEYS.items() if theirs in found}
+    if "access_key_id" not in settings or "secret_access_key" not in settings:
+        if asked_for:
+            raise ValueError(
+                f"AWS_PROFILE names the profile {asked_for!r}, which has no access key in ~/.aws; if it "
+                "signs in by other means, run: eval $(aws configure export-credentials --profile "
+                f"{asked_for} --format env)"
+            )
+        return {}
+    if "region" in found and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        settings["region"] = found["region"]
+    if "endpoint_url" in found and not any(map(os.environ.get, _ENDPOINT_VARIABLES)):
+        settings["endpoint"] = found["endpoint_url"]
+    return settings
+
+
+def _section(variable: str, default: str, name: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read(os.path.expanduser(os.environ.get(variable) or default), encoding="utf-8")
+    except configparser.Error as error:
+        raise ValueError(f"{variable} or {default}: {error}") from None
+    return dict(parser[name]) if parser.has_section(name) else {}
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -309,8 +361,7 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, exceptions.PreconditionError):
         return StreamError(
             f"{name}: it changed while it was read: the connection broke at byte {position}, and now it "
-            "is another "
-            "version; read it again from its beginning, and do not write over shards that are in use",
+            "is another version; read it again from its beginning, and do not write over shards in use",
             name,
             position,
         )

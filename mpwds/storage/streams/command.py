@@ -5,18 +5,16 @@ The protocol between this process and the command:
 - The command runs in a session, and so in a process group, of its own. Ctrl-C at the terminal does not
   reach it: this process decides. A shell that waits for the command leads the group, so the group's number
   stays ours until it is reaped.
-- ``finish`` waits for a command that was given the end of its input, or whose output was read to the end,
-  and leaves alone what it put into the background. ``stop`` ends the whole group: SIGTERM, then, after a
-  second, SIGKILL.
+- ``finish`` waits for a command whose input was closed, or whose output was read to the end. Processes that
+  it started in the background go on. ``stop`` ends the whole group: SIGTERM, then, after a second, SIGKILL.
 - When this process dies, by SIGKILL too, the kernel sends SIGKILL to the group: the leader holds the
-  reading end of a pipe (the lifeline) whose writing end is here, and the pipe's owner, who gets a signal
-  when it closes, is the group. (The parent-death signal would come when the *thread* that started the
+  reading end of a pipe (the lifeline) whose writing end is here, and the kernel signals the pipe's owner,
+  the group, when that end closes. (The parent-death signal would come when the *thread* that started the
   command ends, and only to the leader.)
-- What the command says on standard error is passed on to this process's, and its end is kept for the error
-  message. It is read whenever this process waits for the command, so a talkative command does not get
-  stuck.
-- A fork of this process gets none of it: it closes its copies of the descriptors, so that the command sees
-  the end of its input when it should.
+- The command's standard error is passed on to this process's, and its end is kept for the error message.
+  This process reads it whenever it waits for the command, so a talkative command does not get stuck.
+- A fork of this process closes its copies of the descriptors, so that the command sees the end of its input
+  when the parent closes it.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Command:
 
     Args:
         arguments: The program and its arguments.
-        shown: What to call it in messages.
+        shown: The command's name in messages.
         mode: ``"r"`` to read its output, ``"w"`` to write its input. The other one is this process's.
         environment: Variables to add to this process's.
 
@@ -136,7 +134,7 @@ class Command:
             self._read_errors()
 
     def finish(self) -> int:
-        """Closes this end and waits for the command to end of itself; returns its exit status."""
+        """Closes this end and waits for the command to end; returns its exit status."""
         if self.status is None and self.is_ours:
             self._close_stream()
             self._wait_for_exit(None)
@@ -145,10 +143,10 @@ class Command:
         return self.status or 0
 
     def stop(self) -> None:
-        """Ends the command and all that it started, in the background too; does nothing once it ended."""
+        """Ends the command and its children, in the background too; does nothing once it has ended."""
         if self.status is not None or not self.is_ours:
             return
-        self._passes_on = False  # complaints about the pipe that breaks are nobody's business
+        self._passes_on = False  # complaints about the broken pipe would only puzzle the user
         try:
             self._signal(signal.SIGTERM)
             if self._event == select.POLLIN:
@@ -236,7 +234,7 @@ class Command:
             print(f"GOPEN exit {self.status} {self._shown}", file=sys.stderr)
 
     def _abandon(self) -> None:
-        """In a fork: let go of everything, end nothing."""
+        """In a fork: closes the descriptors and leaves the command alone."""
         self.status = 0
         self._process.returncode = 0
         self._close_stream()

@@ -1,4 +1,4 @@
-"""Byte streams by URL, whatever its scheme."""
+"""Byte streams by URL, of any scheme."""
 
 from __future__ import annotations
 
@@ -27,32 +27,31 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     =============================== ====================================================================
     URL                             what
     =============================== ====================================================================
-    a path, ``file:``               a local file: what ``open`` gives, buffered by ``GOPEN_BUFFER`` bytes
+    a path, ``file:``               a local file, by ``open``, buffered by ``GOPEN_BUFFER`` bytes
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
-    ``http: https:``                a web server: :func:`mpwds.storage.streams.http_streams.open_http`
+    ``http: https:``                a web server: :func:`mpwds.storage.streams.http.open_http`
     ``hf:``                         the Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
     ``s3: gs: az: abfs: r2:`` ...   a cloud's object: :func:`mpwds.storage.streams.cloud.open_cloud`
     ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
-    ``ftp: ftps: sftp: scp:``       by ``curl``: :func:`mpwds.storage.streams.curl.open_curl`
-    another scheme                  what ``gopen_schemes`` has for it
+    ``ftp: ftps: sftp: scp:``       by ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
+    another scheme                  its opener in ``gopen_schemes``
     =============================== ====================================================================
 
     Before that the user's environment may rewrite it: :func:`mpwds.storage.streams.rewrite.rewrite_url`.
 
-    Streams are closed by ``close`` or ``with``. Those to a command or a server are complete only then, and
-    have a method ``discard`` that throws away what was written; so does a ``with`` block that an exception
-    leaves.
+    ``close`` or ``with`` closes a stream. A stream to a command or a server is complete only then. It has a
+    method ``discard`` that throws away what was written; a ``with`` block that an exception leaves calls it.
 
-    ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``, for you to add
-    to; that under ``"__default__"`` gets all other schemes. An opener with a parameter ``offset`` is asked
-    to start reading there by :func:`open_at`.
+    ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``; add yours. The one
+    under ``"__default__"`` gets all other schemes. :func:`open_at` passes ``offset`` to an opener that has
+    such a parameter.
 
     Args:
         url: What to open.
-        mode: ``"rb"`` or ``"wb"`` (or without the ``b``, which changes nothing).
-        bufsize: Bytes that are buffered; local files go by ``GOPEN_BUFFER`` in the environment instead.
-        options: For the scheme's opener; a local file has no use for any.
+        mode: ``"rb"`` or ``"wb"``; ``"r"`` and ``"w"`` mean the same.
+        bufsize: Bytes that are buffered; ``GOPEN_BUFFER`` in the environment decides for local files.
+        options: For the scheme's opener; a local file ignores them.
 
     Raises:
         FileNotFoundError: There is no such file or resource.
@@ -76,15 +75,14 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
 def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
     """Opens a URL for reading from a byte on.
 
-    Files are positioned, servers asked for the rest alone; of what cannot do that the bytes before are read
-    and thrown away.
+    A file seeks, a server sends only the rest. From any other stream the bytes before are read and dropped.
 
     Args:
         url: As for :func:`gopen`.
         offset: The byte at which to start.
 
     Raises:
-        StreamError: It cannot be opened, or ends before ``offset``. (A local file that does reads as empty.)
+        StreamError: It cannot be opened, or ends before ``offset`` (such a local file reads as empty).
         ValueError: ``offset`` is negative; or as for :func:`gopen`.
 
     Example:
@@ -110,7 +108,7 @@ def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:
 
 @dataclass(frozen=True)
 class _BuiltIn:
-    """An opener of ours, which is imported when it is used."""
+    """An opener of this package, imported when it is first used."""
 
     module: str
     function: str
@@ -125,15 +123,14 @@ class _BuiltIn:
 def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
     raise ValueError(
         f"{without_credentials(url)!r}: no opener is known for {url_scheme(url)}: URLs; add one to "
-        "gopen_schemes, or use "
-        "pipe: with a command that writes the bytes to its standard output"
+        "gopen_schemes, or use pipe: with a command that writes the bytes to its standard output"
     )
 
 
 _AIS = _BuiltIn("mpwds.storage.streams.aistore", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
-_CURL = _BuiltIn("mpwds.storage.streams.curl", "open_curl")
-_HTTP = _BuiltIn("mpwds.storage.streams.http_streams", "open_http")
+_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl")
+_HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
@@ -211,8 +208,7 @@ def _skip(stream: BinaryIO, url: str, offset: int) -> BinaryIO:
                 shown = without_credentials(url)
                 raise StreamError(
                     f"{shown}: it ends at byte {offset - left}, before byte {offset}, from which it was "
-                    "to be read: "
-                    "it is shorter than it was, or this is not the file that the position is of",
+                    "to be read: it is shorter than it was, or the position is of another file",
                     shown,
                     offset - left,
                 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
-from mpwds.storage.streams.http_streams import open_http
+from mpwds.storage.streams.http import open_http
 
 _ENDPOINT = "https://huggingface.co"
 _HF_URL = re.compile(
@@ -20,20 +20,19 @@ _HF_URL = re.compile(
 def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
     """A stream from a file of the Hugging Face Hub.
 
-    The token, where one is needed, is that of ``HF_TOKEN`` in the environment or of ``huggingface-cli
-    login``. It goes to the Hub alone, not to the servers that it redirects to. ``HF_ENDPOINT`` names
-    another Hub.
+    The token comes from ``HF_TOKEN`` in the environment or from ``huggingface-cli login``. Only the Hub gets
+    it, not the servers that it redirects to. ``HF_ENDPOINT`` names another Hub.
 
     Args:
         url: ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if not ``main``. Models go
             without ``datasets/``; ``spaces/`` is known too.
         mode: ``"rb"``.
         bufsize: Bytes that are buffered; at least 256 KiB.
-        options: As for :func:`mpwds.storage.streams.http_streams.open_http`.
+        options: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Raises:
         ValueError: The URL is not of that form, or is to be written.
-        StreamError: As for :func:`mpwds.storage.streams.http_streams.open_http`.
+        StreamError: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Example:
         >>> hf_location("hf://datasets/me/digits@v1/train/000.tar")

@@ -1,39 +1,44 @@
-"""Byte streams out of and into shell commands: ``pipe:`` URLs."""
+"""Byte streams out of and into programs: shell commands (``pipe:``) and curl."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.command import Command
-from mpwds.storage.streams.discarding import DiscardsOnError
 from mpwds.storage.streams.secure import refuse_in_secure_mode
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.uploads import DiscardsOnError
+from mpwds.storage.streams.urls import url_scheme, without_credentials
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 _SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _BUFFER_BYTES = 256 * 1024
+_STALL_S = 60
+_log = logging.getLogger("mpwds")
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     """Runs a shell command, and reads its output or writes its input.
 
-    The command is run by ``/bin/sh``, so ``pipe:a | b`` takes its status from ``b`` alone (``pipe:bash -o
-    pipefail -c '...'`` sees all). Its status is checked when its output has been read to the end, or its
-    input closed: anything but 0 is an error that quotes what it said last on standard error, which is
-    passed on as well. ``|| true`` at the command's end is the way to have failures ignored. When reading,
-    death by SIGPIPE (status 141) is no failure.
+    ``/bin/sh`` runs the command, so ``pipe:a | b`` takes its status from ``b`` alone (``pipe:bash -o
+    pipefail -c '...'`` sees all). The status is checked when the output has been read to its end, or the
+    input was closed. Anything but 0 is an error that quotes the end of the command's standard error, which
+    this process passes on as well. To ignore failures, end the command with ``|| true``. When reading, death
+    by SIGPIPE (status 141) is not a failure.
 
     *Reading*: ``close`` before the end stops the command and all it started (the pipe breaks, then SIGTERM,
-    and SIGKILL after a second), which is no error. *Writing*: ``close`` waits for the command; ``discard``,
-    a ``with`` block that an exception leaves, and garbage collection stop it instead. When this process
-    dies, of whatever, so does the command. In a fork of this process the stream cannot be used.
+    and SIGKILL after a second); that is not an error. *Writing*: ``close`` waits for the command.
+    ``discard``, a ``with`` block that an exception leaves, and garbage collection stop it before it sees the
+    end of its input; what it has written elsewhere by then stays there. When this process dies, for whatever
+    reason, so does the command. In a fork of this process the stream cannot be used.
 
     Args:
         url: ``pipe:`` and the command.
@@ -94,8 +99,42 @@ def open_command(
     return _PipeWriter(_Input(command, shown), max(bufsize, 1))
 
 
+def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 0) -> BinaryIO:
+    """A stream from an FTP or SSH server, or to one: ``ftp: ftps: sftp: scp:``.
+
+    The program ``curl`` does it, as in webdataset; not every build of it knows ``sftp`` and ``scp``. A
+    connection that breaks, or is silent for a minute, is an error; the stream does not resume. Keep passwords
+    in ``~/.netrc`` rather than in the URL: other users of the machine can see that while the program runs.
+
+    Args:
+        url: What to read or write.
+        mode: ``"rb"`` or ``"wb"``.
+        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        offset: The byte at which to start reading; not for ``scp:``.
+
+    Raises:
+        StreamError: There is no ``curl``, or it fails; from ``read`` and ``close`` too.
+
+    Source:
+        ``webdataset.gopen.gopen_curl``.
+    """
+    shown = without_credentials(url)
+    program = shutil.which("curl")
+    if program is None:
+        raise StreamError(
+            f"{shown}: {url_scheme(url)}: URLs are opened by the program curl, which is not installed", shown
+        )
+    arguments = [program, "--fail", "--silent", "--show-error", "--globoff", "--netrc-optional"]
+    arguments += ["--connect-timeout", "30", "--speed-time", str(_STALL_S), "--speed-limit", "1"]
+    if mode[0] == "w":
+        arguments += ["--upload-file", "-"]
+    elif offset > 0:
+        arguments += ["--continue-at", str(offset)]
+    return open_command([*arguments, url], shown, mode, bufsize)
+
+
 class _Output(io.RawIOBase):
-    """What a command writes on standard output."""
+    """A command's standard output."""
 
     def __init__(self, command: Command, name: str) -> None:
         self.name = name
@@ -197,7 +236,13 @@ class _Input(io.RawIOBase):
             super().close()
 
     def discard(self) -> None:
-        self._command.stop()
+        if self._command.status is None and self._command.is_ours:
+            self._command.stop()
+            _log.warning(
+                "%s: the command was stopped after %d bytes; what it has written elsewhere stays there",
+                self.name,
+                self._position,
+            )
         super().close()
 
 
@@ -211,9 +256,8 @@ class _PipeWriter(DiscardsOnError, io.BufferedWriter):
 def _check_process(command: Command, name: str) -> None:
     if not command.is_ours:
         raise StreamError(
-            f"{name}: the stream was opened by the process that this one was forked from, to which the "
-            "command "
-            "belongs; open it in this one",
+            f"{name}: the command belongs to the process that this one was forked from; open the stream in "
+            "this process",
             name,
         )
 

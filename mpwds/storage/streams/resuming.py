@@ -1,24 +1,85 @@
-"""A stream that goes on where it broke off."""
+"""A stream that continues where its connection broke, and how often that is tried."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
+import random
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.retries import Interrupted, Retries
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BUFFER_BYTES = 256 * 1024
 _PROGRESS_BYTES = 64 * 1024  # a connection that brought this much was worth its try
+_LONGEST_WISH_S = 120.0  # the longest pause that a server may ask for
 _QUIET_FAILURES = 2
 _log = logging.getLogger("mpwds")
+# Forks of a process fail together and must not come back together; the user's seeded generators stay alone.
+_jitter = random.SystemRandom()
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A failure after which another try may succeed.
+
+    Attributes:
+        wait_s: The pause that the server asked for, in seconds; ``None`` if it did not.
+        unreached: The server cannot be reached and never was: it may not exist.
+    """
+
+    def __init__(self, reason: str, wait_s: float | None = None, *, unreached: bool = False) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        self.unreached = unreached
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often something is tried, with pauses that double and are shortened at random by up to a half.
+
+    Args:
+        tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
+        first_s: The first pause, in seconds.
+        longest_s: The longest pause, in seconds. With the default values ten tries take about a minute.
+        unreached: Tries of a host that is unknown or refuses connections and has never answered; at most
+            ``tries``. With the default values these take about three seconds.
+
+    Raises:
+        ValueError: ``tries`` or ``unreached`` is below 1, or a pause is negative.
+
+    Example:
+        >>> pauses = [Retries().pause_s(failures) for failures in (1, 2, 3)]
+        >>> 0.125 <= pauses[0] <= 0.25, 0.5 <= pauses[2] <= 1.0
+        (True, True)
+    """
+
+    tries: int = 10
+    first_s: float = 0.25
+    longest_s: float = 15.0
+    unreached: int = 5
+
+    def __post_init__(self) -> None:
+        if self.tries < 1 or self.unreached < 1:
+            raise ValueError(f"retries: tries and unreached must be at least 1, got {self}")
+        if self.first_s < 0 or self.longest_s < 0:
+            raise ValueError(f"retries: pauses must not be negative, got {self}")
+
+    def most(self, failure: Interrupted) -> int:
+        """The tries in all, after a failure of this kind."""
+        return min(self.tries, self.unreached) if failure.unreached else self.tries
+
+    def pause_s(self, failures: int, wish_s: float | None = None) -> float:
+        """The pause after ``failures`` failures in succession, in seconds; at least ``wish_s``, up to 120."""
+        longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
+        return max(longest * _jitter.uniform(0.5, 1.0), min(wish_s or 0.0, _LONGEST_WISH_S))
 
 
 class Version(NamedTuple):
@@ -26,8 +87,8 @@ class Version(NamedTuple):
 
     Attributes:
         etag: A strong entity tag; ``None`` if there is none.
-        modified: When it was last modified, as the server writes it; ``None`` if it does not say.
-        size: Its bytes; ``None`` if unknown.
+        modified: The date of the last change, as the server writes it; ``None`` if it does not say.
+        size: Bytes; ``None`` if unknown.
     """
 
     etag: str | None = None
@@ -40,172 +101,144 @@ class Version(NamedTuple):
         return self.etag is not None or self.modified is not None
 
     def difference(self, other: Version) -> str:
-        """How another version differs, in words; an empty string if nothing speaks for a difference."""
+        """How another version differs, in words; an empty string if it is the same."""
         for what, mine, its in zip(("entity tag", "date", "size"), self, other, strict=True):
             if mine is not None and its is not None and mine != its:
                 return f"its {what} was {mine} and is {its}"
-        return ""
+        return "" if other.is_recognisable else "the server no longer says which version it sends"
 
 
 class Body(Protocol):
     """The bytes that one request brings.
 
     Attributes:
-        start: The position of the first in the resource: the one asked for, or an earlier one.
-        version: The version that they are of.
+        start: Position of the first byte in the resource: the one asked for, or an earlier one.
+        version: The version that the bytes belong to.
     """
 
     start: int
     version: Version
 
     def readinto(self, buffer: memoryview) -> int:
-        """Reads some bytes; 0 at the end of what the request was promised.
-
-        Raises:
-            Interrupted: The connection broke before that.
-        """
+        """Reads some bytes; 0 at the end of the answer. Raises ``Interrupted`` if the connection broke."""
 
     def close(self) -> None:
-        """Ends the request, read to its end or not."""
+        """Ends the request, whether its body was read to the end or not."""
 
 
-class Source(Protocol):
-    """Something that can be asked for the bytes of a resource.
+Ask = Callable[[int, "Version | None"], Body]
+"""Asks for the bytes from a position on, of a version (``None`` for any; the answer may be of another one).
 
-    Attributes:
-        name: Its URL, as it may be shown.
-    """
-
-    name: str
-
-    def open(self, position: int, version: Version | None) -> Body:
-        """Asks for the bytes from a position on.
-
-        Args:
-            position: Where to start.
-            version: The version of which to give them; ``None`` for any. What comes may be another one.
-
-        Raises:
-            Interrupted: It may succeed when it is tried again.
-            StreamError: It will not.
-        """
+Raises ``Interrupted`` where another try may succeed, ``StreamError`` where it will not.
+"""
 
 
 def open_resuming(
-    source: Source, offset: int = 0, retries: Retries | None = None, bufsize: int = 0
+    ask: Ask, name: str, offset: int = 0, retries: Retries | None = None, bufsize: int = 0
 ) -> io.BufferedReader:
     """A stream of a resource's bytes, which connects again when the connection breaks.
 
-    It goes on at the byte where it broke, and only with the same version of the resource: that is known by
-    the entity tag or the date that the source gave; where it gave neither, everything is read again from
-    where the stream began, and compared with what was read before (by a digest).
-
-    A fork of the process that opened the stream may use it too: it makes a connection of its own.
+    It continues at the byte where it broke, and only with the same version of the resource, which it knows by
+    the entity tag or the date. Where the server gives neither, a stream that has delivered bytes cannot
+    continue. A fork of the process that opened the stream makes a connection of its own.
 
     Args:
-        source: What to ask.
+        ask: Requests the bytes.
+        name: The resource's name in messages.
         offset: The byte at which to start.
         retries: How often to try; tries count anew after 64 KiB of progress.
         bufsize: Bytes that are buffered; at least 256 KiB.
 
     Raises:
-        StreamError: The resource cannot be opened; later, from ``read``: it broke off too often, or it
-            changed.
+        StreamError: The resource cannot be opened; later, from ``read``: the connection broke too often, or
+            the resource changed or cannot be recognised.
     """
     return io.BufferedReader(
-        _ResumingReader(source, offset, retries or Retries()), max(bufsize, _BUFFER_BYTES)
+        _ResumingReader(ask, name, offset, retries or Retries()), max(bufsize, _BUFFER_BYTES)
     )
 
 
 class _ResumingReader(io.RawIOBase):
-    def __init__(self, source: Source, offset: int, retries: Retries) -> None:
-        self.name = source.name
-        self._source = source
+    def __init__(self, ask: Ask, name: str, offset: int, retries: Retries) -> None:
+        self.name = name
+        self._ask = ask
         self._offset = offset
         self._position = offset
         self._retries = retries
         self._failures = 0
         self._progress = 0
-        self._version: Version | None = None
-        self._digest = hashlib.blake2b()  # of all that was read, where the version has no mark
+        self._version = Version()
         self._body: Body | None = None
         self._pid = os.getpid()
         self._ended = False
         self._error: StreamError | None = None
-        self._connect()
+        self._retrying(self._connect)
 
     @property
     def size(self) -> int | None:
         """The resource's bytes, those before the stream's beginning included; ``None`` if unknown."""
-        return None if self._version is None else self._version.size
+        return self._version.size
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        if self._error is not None:
-            raise self._error
-        view = memoryview(buffer).cast("B")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._drop_body()
-        while not self._ended and len(view) > 0:
-            try:
-                if self._body is None:
-                    self._connect()
-                if count := self._read_some(view):
-                    return count
-            except Interrupted as interruption:
-                self._wait(interruption)
-            except StreamError as error:
-                self._error = error
-                raise
-        return 0
+        view = memoryview(buffer).cast("B")
+        return self._retrying(lambda: self._read_some(view))
 
     def close(self) -> None:
         if not self.closed:
             self._drop_body()
             super().close()
 
+    def _retrying(self, step: Callable[[], T]) -> T:
+        if self._error is not None:  # what a failed read of the buffer above had gathered is lost
+            raise self._error
+        try:
+            while True:
+                try:
+                    return step()
+                except Interrupted as interruption:
+                    self._drop_body()
+                    self._check_recognisable(interruption)
+                    self._wait(interruption)
+        except StreamError as error:
+            self._error = error
+            raise
+
     def _read_some(self, view: memoryview) -> int:
-        if self._body is None or self._version is None:
-            raise ValueError("not connected")
-        count = self._body.readinto(view)
-        if count:
-            self._position += count
-            self._progress += count
-            if not self._version.is_recognisable:
-                self._digest.update(view[:count])
-            return count
-        size = self._version.size
+        while not self._ended and self._position != self._version.size:
+            if self._body is None:
+                self._connect()
+            elif count := self._body.readinto(view):
+                self._position += count
+                self._progress += count
+                return count
+            elif self._version.size is None:
+                self._ended = True
+            elif self._progress == 0 or not self._version.is_recognisable:
+                raise Interrupted("the server sent a part only, which ends")
+            else:
+                self._drop_body()
         self._drop_body()
-        if size is None or self._position == size:
-            self._ended = True
-        elif self._progress == 0:
-            raise Interrupted(f"the server sent no byte of the {size - self._position} that are missing")
         return 0
 
     def _connect(self) -> None:
-        """Brings the stream to its position; tries until it succeeds or has failed too often."""
-        while self._body is None:
-            try:
-                self._open_body()
-            except Interrupted as interruption:
-                self._wait(interruption)
-
-    def _open_body(self) -> None:
-        known = self._version
-        position = self._position if known is None or known.is_recognisable else self._offset
-        body = self._source.open(position, known)
+        known = self._version if self._position > self._offset else None
+        if known is not None:
+            self._check_recognisable(None)
+        body = self._ask(self._position, known)
         try:
             if known is not None and (difference := known.difference(body.version)):
-                raise self._changed(difference)
-            if known is not None and known.is_recognisable and not body.version.is_recognisable:
-                raise self._changed("the server no longer says which version it sends")
-            # The size may become known only now, after an answer in chunks.
-            self._version = (
-                body.version if known is None else known._replace(size=known.size or body.version.size)
-            )
+                raise self._failed(
+                    f"it changed while it was read: the connection broke at byte {self._position}, and now "
+                    f"{difference}; read it again from its beginning, and do not write over shards in use"
+                )
+            # After an answer in chunks the size may become known only now.
+            self._version = known._replace(size=known.size or body.version.size) if known else body.version
             self._skip(body)
         except BaseException:
             body.close()
@@ -214,59 +247,47 @@ class _ResumingReader(io.RawIOBase):
         self._progress = 0
 
     def _skip(self, body: Body) -> None:
-        """Reads up to the stream's position; compares it with what was read before if need be."""
-        compares = body.start <= self._offset < self._position and not body.version.is_recognisable
-        digest = hashlib.blake2b()
-        buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(self._position - body.start, 1))))
+        """Reads up to the stream's position, where the server sends from an earlier byte."""
         at = body.start
+        buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(self._position - at, 1))))
         while at < self._position:
-            known_from = self._offset if at < self._offset else self._position
-            count = body.readinto(buffer[: min(len(buffer), known_from - at)])
+            count = body.readinto(buffer[: self._position - at])
             if count == 0 and body.version.size is not None and at < body.version.size:
                 raise Interrupted(f"the server sent a part only, which ends at byte {at},")
             if count == 0:
-                raise StreamError(
-                    f"{self.name}: it ends at byte {at}, before byte {self._position}, from which it was "
-                    "to be "
-                    "read: it is shorter than it was, or this is not the file that the position is of",
-                    self.name,
-                    at,
+                raise self._failed(
+                    f"it ends at byte {at}, before byte {self._position}, from which it was to be read: it "
+                    "is shorter than it was, or the position is of another file"
                 )
-            if compares and at >= self._offset:
-                digest.update(buffer[:count])
             at += count
-        if compares and digest.digest() != self._digest.digest():
-            raise self._changed("the bytes that had been read before are other ones now")
 
-    def _changed(self, how: str) -> StreamError:
-        return StreamError(
-            f"{self.name}: it changed while it was read: the connection broke at byte {self._position}, "
-            "and now "
-            f"{how}; read it again from its beginning, and do not write over shards that are in use",
-            self.name,
-            self._position,
-            self._failures + 1,
-        )
+    def _check_recognisable(self, cause: Interrupted | None) -> None:
+        if self._position > self._offset and not self._version.is_recognisable:
+            raise self._failed(
+                f"{cause or 'a new connection is needed'} at byte {self._position}, and the stream cannot "
+                "continue: the server gives neither ETag nor Last-Modified, so the rest may be of another "
+                "file; read it again from its beginning"
+            ) from cause
+
+    def _failed(self, what: str) -> StreamError:
+        return StreamError(f"{self.name}: {what}", self.name, self._position, self._failures + 1)
 
     def _wait(self, interruption: Interrupted) -> None:
         """Counts a failure and pauses, or gives up."""
-        self._drop_body()
         if self._progress >= _PROGRESS_BYTES:
             self._failures = 0
         self._progress = 0
         self._failures += 1
-        of = f" of {self._version.size}" if self._version and self._version.size is not None else ""
-        what = f"{self.name}: {interruption} at byte {self._position}{of}"
+        of = "" if self._version.size is None else f" of {self._version.size}"
+        what = f"{interruption} at byte {self._position}{of}"
         most = self._retries.most(interruption)
         if self._failures >= most:
-            self._error = StreamError(
-                f"{what}; gave up after {self._failures} tries", self.name, self._position, self._failures
-            )
-            raise self._error from interruption
+            message = f"{self.name}: {what}; gave up after {self._failures} tries"
+            raise StreamError(message, self.name, self._position, self._failures) from interruption
         pause = self._retries.pause_s(self._failures, interruption.wait_s)
         level = logging.WARNING if self._failures > _QUIET_FAILURES else logging.INFO
         tried = f"try {self._failures} of {most}"
-        _log.log(level, "%s (%s); trying again in %.1f s", what, tried, pause)
+        _log.log(level, "%s: %s (%s); trying again in %.1f s", self.name, what, tried, pause)
         time.sleep(pause)
 
     def _drop_body(self) -> None:

@@ -1,37 +1,41 @@
-"""Rewriting of URLs by rules in the user's environment."""
+"""Rewriting of URLs by rules in the user's environment, and the check of URLs that are not the user's own."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from typing import NamedTuple
+from urllib.parse import unquote
 
+from mpwds.errors import SecurityError
 from mpwds.storage.streams.secure import refuse_in_secure_mode
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import expand_urls, url_scheme, without_credentials
 
 _VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
+# One word that a shell leaves unchanged, and that cannot be an option.
+_PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
 
 
 def rewrite_url(url: str) -> str:
-    """A URL as the user's environment wants it.
+    """A URL after the rules in the user's environment.
 
     The environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold rules ``prefix=replacement``,
     separated by semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy cat-s3 "``. The first
-    that changes the URL counts, those of ``WDS_REWRITE`` coming first.
+    rule that changes the URL counts; those of ``WDS_REWRITE`` come first.
 
-    A rule is divided at its first ``=``, and what stands before it is a regular expression that is looked
-    for at the URL's beginning: webdataset's rule. So that a prefix may hold ``=``: where a URL begins,
-    letter by letter, with what stands before a *later* ``=``, the rule is divided there, at the last such
-    place. For the URL ``https://host/get?x=1/a.tar`` the rule ``https://host/get?x=1=/local`` yields
-    ``/local/a.tar``.
+    As in webdataset, the first ``=`` divides a rule, and the prefix is a regular expression that matches at
+    the URL's beginning. A prefix may hold ``=`` itself: if the URL begins literally with the text before a
+    *later* ``=``, the last such ``=`` divides the rule. For the URL ``https://host/get?x=1/a.tar`` the rule
+    ``https://host/get?x=1=/local`` yields ``/local/a.tar``.
 
-    With ``GOPEN_VERBOSE=1`` in the environment what is rewritten is printed on standard error.
+    With ``GOPEN_VERBOSE=1`` in the environment a line on standard error tells of each URL that changes.
 
     Args:
         url: A URL or a path.
 
     Raises:
-        ValueError: A rule has no ``=``, or is no regular expression.
+        ValueError: A rule has no ``=``, or its prefix is not a regular expression.
         SecurityError: There are rules, and the secure mode is on.
 
     Source:
@@ -43,19 +47,61 @@ def rewrite_url(url: str) -> str:
         'pipe:ssh proxy gsutil cat gs://bucket/x.tar'
         >>> del os.environ["WDS_REWRITE"]
     """
-    for variable in _VARIABLES:
-        rules = os.environ.get(variable, "")
-        if not rules.strip():
-            continue
-        refuse_in_secure_mode(f"URLs are not rewritten by {variable}")
-        for rule in filter(str.strip, rules.split(";")):
-            rewritten = _apply(rule, url, variable)
-            if rewritten != url:
-                if verbose():
-                    shown = f"{without_credentials(url)} -> {without_credentials(rewritten)}"
-                    print(f"GOPEN REWRITE {shown}", file=sys.stderr)
-                return rewritten
-    return url
+    rewritten = _rewrite(url).url
+    if rewritten != url and verbose():
+        shown = f"{without_credentials(url)} -> {without_credentials(rewritten)}"
+        print(f"GOPEN REWRITE {shown}", file=sys.stderr)
+    return rewritten
+
+
+def check_url(url: str, trusted: bool, where: str) -> None:
+    """Refuses a URL that runs a command, unless it comes from the user's own code.
+
+    Call it for every URL that was read from a file or fetched. The user's environment may turn such a URL
+    into a command later (``WDS_REWRITE``). Then what the URL adds to the command must be a plain word: no
+    option (a leading ``-``), and nothing that the shell would expand or split. It must not step up to a
+    parent folder (``..``), whatever it becomes.
+
+    Args:
+        url: A URL, or a pattern for :func:`mpwds.expand_urls`. What it expands to is checked too, as
+            ``{pipe,}:rm`` and ``${X}rm`` may hide what they are.
+        trusted: Whether the caller vouches for the place that it comes from.
+        where: That place, for the message: ``"train.yaml, line 7"``.
+
+    Raises:
+        SecurityError: The place is not trusted, and the URL is ``pipe:``, or adds to what the environment
+            makes of it more than it may.
+
+    Example:
+        >>> check_url("pipe:cat x.tar", trusted=True, where="train.yaml")
+        >>> check_url("https://host/{00..99}.tar", trusted=False, where="train.yaml")
+        >>> check_url("a.tar::pipe:cat b.tar", trusted=False, where="train.yaml, line 7")
+        Traceback (most recent call last):
+            ...
+        mpwds.errors.SecurityError: train.yaml, line 7: the URL 'pipe:cat b.tar' runs a command, ...
+    """
+    if trusted:
+        return
+    for candidate in _readings(url):
+        shown = f"{where}: the URL {without_credentials(candidate)!r}"
+        if url_scheme(candidate) == "pipe":
+            raise SecurityError(
+                f"{shown} runs a command, which is allowed only for URLs that stand in your code or that "
+                "WDS_REWRITE in your environment yields; if you wrote that file yourself, load it with "
+                "trusted=True"
+            )
+        rewritten = _rewrite(candidate)
+        if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
+            raise SecurityError(
+                f"{shown} has '..', which would leave the place to which {rewritten.variable} in your "
+                "environment maps it; if you wrote that file yourself, load it with trusted=True"
+            )
+        if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
+            raise SecurityError(
+                f"{shown} would add an option, or characters with a meaning for the shell, to the command "
+                f"that {rewritten.variable} in your environment makes of it; if you wrote that file "
+                "yourself, load it with trusted=True"
+            )
 
 
 def verbose() -> bool:
@@ -63,7 +109,28 @@ def verbose() -> bool:
     return os.environ.get("GOPEN_VERBOSE", "0").strip() not in ("", "0")
 
 
-def _apply(rule: str, url: str, variable: str) -> str:
+class _Rewritten(NamedTuple):
+    """A URL after the rules, and which parts of the original are left in it; none where no rule applies."""
+
+    url: str
+    pieces: tuple[str, ...] = ()
+    variable: str = ""
+
+
+def _rewrite(url: str) -> _Rewritten:
+    for variable in _VARIABLES:
+        rules = os.environ.get(variable, "")
+        if not rules.strip():
+            continue
+        refuse_in_secure_mode(f"URLs are not rewritten by {variable}")
+        for rule in filter(str.strip, rules.split(";")):
+            rewritten = _apply(rule, url, variable)
+            if rewritten.url != url:
+                return rewritten
+    return _Rewritten(url)
+
+
+def _apply(rule: str, url: str, variable: str) -> _Rewritten:
     pattern, equals, replacement = rule.partition("=")
     if not equals:
         raise ValueError(
@@ -72,10 +139,25 @@ def _apply(rule: str, url: str, variable: str) -> str:
         )
     for later in range(len(rule) - 1, len(pattern), -1):
         if rule[later] == "=" and url.startswith(rule[:later]):
-            return rule[later + 1 :] + url[later:]
+            return _Rewritten(rule[later + 1 :] + url[later:], (url[later:],), variable)
     try:
-        return re.sub("^" + pattern, replacement, url)
+        prefix = re.compile("^" + pattern)
+        rewritten = prefix.sub(replacement, url)
     except (re.error, IndexError) as error:
         raise ValueError(
-            f"{variable} in the environment has the rule {rule!r}, which is no regular expression: {error}"
+            f"{variable} in the environment has the rule {rule!r}, which is not a regular expression: {error}"
         ) from None
+    pieces = []
+    at = 0
+    for match in prefix.finditer(url):
+        pieces += [url[at : match.start()], *match.groups("")]
+        pieces += [match[0]] if "\\g<0>" in replacement else []
+        at = match.end()
+    return _Rewritten(rewritten, (*pieces, url[at:]), variable)
+
+
+def _readings(url: str) -> list[str]:
+    try:
+        return [url, *expand_urls(url)]
+    except ValueError:  # an invalid pattern: the caller that expands it raises
+        return [url, *url.split("::")]

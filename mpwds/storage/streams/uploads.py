@@ -1,18 +1,21 @@
-"""What is written to a server: collected first, sent as a whole."""
+"""Output that is completed by ``close`` and thrown away when what writes it fails."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import tempfile
 import time
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.discarding import DiscardsOnError
-from mpwds.storage.streams.retries import Interrupted, Retries
+from mpwds.storage.streams.resuming import Interrupted, Retries
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -21,9 +24,41 @@ _IN_MEMORY_BYTES = 16 * 1024 * 1024
 _log = logging.getLogger("mpwds")
 
 
+class DiscardsOnError(io.BufferedIOBase):
+    """Mixin for streams whose ``close`` completes what was written, and whose ``discard`` throws it away.
+
+    A ``with`` block that an exception leaves discards, so that half of a shard does not look like a whole
+    one. So does garbage collection: a stream that was never closed was never said to be complete.
+    """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Closes the stream without completing what was written; does nothing once it is closed."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            warnings.warn(
+                f"{self!r} was never closed: what was written to it is thrown away",
+                ResourceWarning,
+                stacklevel=2,
+            )
+            self.discard()
+
+
 @dataclass
 class Upload:
-    """What is to be sent: ``size`` bytes, which are all that a file holds."""
+    """A file to send, all of it: ``size`` bytes."""
 
     file: BinaryIO
     size: int
@@ -32,13 +67,13 @@ class Upload:
 class SpooledUpload(DiscardsOnError):
     """A stream to write to, whose content is sent when it is closed.
 
-    So that a server sees all of it or nothing, knows its size, and can be sent it again after a failure. Up
-    to 16 MiB are kept in memory, more in a file in the directory for temporary files (``TMPDIR``). A fork
-    of the process that opened it sends nothing.
+    So a server sees all of it or nothing, knows its size, and gets it again after a failure. Up to 16 MiB
+    are kept in memory, more in a file in the directory for temporary files (``TMPDIR``). A fork of the
+    process that opened it sends nothing.
 
     Args:
-        name: What to call it in messages.
-        send: Sends it. Raises ``Interrupted`` where another try may succeed.
+        name: The stream's name in messages.
+        send: Sends the file. Raises ``Interrupted`` where another try may succeed.
         retries: How often to try.
 
     Raises:
@@ -93,7 +128,7 @@ class SpooledUpload(DiscardsOnError):
             except Interrupted as interruption:
                 failures += 1
                 what = f"{self.name}: {interruption}, sending {upload.size} bytes"
-                if failures >= self._retries.tries:
+                if failures >= self._retries.most(interruption):
                     message = f"{what}; gave up after {failures} tries, and nothing was written"
                     raise StreamError(message, self.name, None, failures) from interruption
                 pause = self._retries.pause_s(failures, interruption.wait_s)

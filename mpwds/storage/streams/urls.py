@@ -1,4 +1,4 @@
-"""Shard patterns to lists of URLs; what kind of URL one is, its local path, and how to show it."""
+"""Shard patterns to lists of URLs; a URL's scheme, its local path, and its form for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from braceexpand import braceexpand
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _NESTED_VARIABLES = 10
-# In abfss://container@account.dfs.core.windows.net/ it is no secret.
+# In abfss://container@account.dfs.core.windows.net/ it is not a secret.
 _USERINFO = re.compile(r"(?i)(?<!abfs://)(?<!abfss://)(?<=://)[^/@\s'\"]+@")
 _SECRET_PARAMETER = re.compile(
     r"(?i)(?<=[?&;])([\w.-]*(?:signature|credential|token|password|secret|access_?key|api_?key)[\w.-]*|sig)"
@@ -24,12 +24,12 @@ _SECRET_HEADER = re.compile(
 
 
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The shards that a pattern, or an iterable of names, stands for.
+    """The shards of a pattern, or of an iterable of names.
 
     A string (or a path object) may hold several patterns separated by ``::``, variables and braces:
-    ``${NAME}`` becomes the value of the environment variable ``WDS_NAME``, and ``{000..131}`` or
-    ``{a,b}`` every string it counts out. Names from an iterable are taken as they are. These are
-    webdataset's rules.
+    ``${NAME}`` becomes the value of the environment variable ``WDS_NAME``; ``{000..131}`` and ``{a,b}``
+    become one name for each of their values. Names from an iterable stay as they are. These are webdataset's
+    rules.
 
     Args:
         urls: A pattern, or an iterable of shard names.
@@ -66,7 +66,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
 def url_scheme(url: str) -> str:
     """A URL's scheme in lower case; an empty string for a path.
 
-    A single letter is no scheme, nor is what stands behind the first slash of a path.
+    A single letter is not a scheme, nor is anything behind the first slash of a path.
 
     Example:
         >>> [url_scheme(url) for url in ("S3://bucket/x.tar", "pipe:cat x.tar", "data/s3:x.tar", "C:/x.tar")]
@@ -115,9 +115,9 @@ def local_path(url: str | os.PathLike[str]) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """A URL as it may be shown: without passwords, tokens and signatures.
+    """A URL for messages: without passwords, tokens and signatures of the usual forms.
 
-    Also for commands (``pipe:curl -H "Authorization: ..." ...``). It knows the usual forms, not every one.
+    Also for commands (``pipe:curl -H "Authorization: ..." ...``).
 
     Example:
         >>> without_credentials("https://me:pass@host/x.tar?part=1&X-Amz-Signature=0f1e")

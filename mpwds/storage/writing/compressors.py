@@ -34,7 +34,7 @@ def compression_of(compress: bool | str | None, name: str) -> str | None:
         ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``.
 
     Raises:
-        ValueError: ``compress`` is none of these.
+        ValueError: ``compress`` is something else.
 
     Source:
         ``webdataset.writer.TarWriter.tarmode``.
@@ -53,7 +53,7 @@ def compression_of(compress: bool | str | None, name: str) -> str | None:
     if compress is True:
         return "gz"
     if compress not in _MAKERS:
-        raise ValueError(f"compress={compress!r} is none of True, False, {', '.join(map(repr, _MAKERS))}")
+        raise ValueError(f"compress={compress!r} is not one of True, False, {', '.join(map(repr, _MAKERS))}")
     return compress
 
 

@@ -1,16 +1,25 @@
-"""Where an archive is written to: a file that appears when it is complete, a URL, the caller's own stream."""
+"""Destinations of archives: a file that appears when it is complete, a URL, the caller's own stream."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
+import secrets
 import sys
+import warnings
+import weakref
 from typing import BinaryIO, Protocol
 
+from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.rewrite import rewrite_url
 from mpwds.storage.streams.secure import refuse_in_secure_mode
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.publish import PendingFile
+
+_NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
 class Destination(Protocol):
@@ -24,14 +33,13 @@ class Destination(Protocol):
     def discard(self) -> None: ...
 
 
-def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
+def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
     """Opens what an archive is to be written to.
 
     Args:
-        target: A path or a ``file:`` URL, for a ``PendingFile``, or, where there is a named pipe or a device,
-            for what it is; ``pipe:`` or another URL, for what ``gopen``
-            opens for writing, which is closed at the end; or a binary stream or ``"-"``, standard output,
-            which stay open.
+        target: A path or a ``file:`` URL, which becomes a ``PendingFile``; a named pipe or a device is
+            written to as it is. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
+            end. A binary stream or ``"-"``, standard output, which stay open. An ``OwnedStream``.
 
     Raises:
         OSError: It cannot be opened.
@@ -44,6 +52,8 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
         >>> open_destination(stream).stream is stream
         True
     """
+    if isinstance(target, OwnedStream):
+        return target
     if not isinstance(target, (str, os.PathLike)):
         return _Given(target)
     url = os.fspath(target)
@@ -51,11 +61,11 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO) -> Destination:
         return _Given(sys.stdout.buffer)
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
-        return _Opened(gopen(url, "wb"))
+        return OwnedStream(gopen(url, "wb"), without_credentials(url))
     refuse_in_secure_mode(f"local files may not be written ({without_credentials(place)})")
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        return _Opened(open(path, "wb", buffering=0))
+        return OwnedStream(open(path, "wb", buffering=0), path)
     return PendingFile(path)
 
 
@@ -66,7 +76,7 @@ class _Given:
         self.stream = stream
 
     def publish(self) -> None:
-        flush = getattr(self.stream, "flush", None)  # all that a writer needs of a stream is write
+        flush = getattr(self.stream, "flush", None)  # a writer needs only the stream's write
         if flush is not None:
             flush()
 
@@ -74,15 +84,157 @@ class _Given:
         pass
 
 
-class _Opened:
-    """A stream that ``gopen`` opened: closing it completes what was written, at the other end as well."""
+class OwnedStream:
+    """A stream whose ``close`` completes what was written, at the other end as well.
 
-    def __init__(self, stream: BinaryIO) -> None:
+    Args:
+        stream: Where to write.
+        name: The stream's name in messages.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream = stream
+        self._name = name
 
     def publish(self) -> None:
+        """Closes the stream."""
         self.stream.close()
 
     def discard(self) -> None:
-        discard = getattr(self.stream, "discard", self.stream.close)  # openers of others know no discard
-        discard()
+        """Ends the stream without completing what was written, where it has a way to do that.
+
+        That is a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of its
+        own, which is told of an error: smart_open's, obstore's and Google's streams then abort the upload. A
+        plain file is closed. Another stream is left alone, with a warning.
+        """
+        discard = getattr(self.stream, "discard", None)
+        if discard is not None:
+            with contextlib.suppress(Exception):  # that of fsspec's local files always fails
+                discard()
+                return
+        leave = getattr(type(self.stream), "__exit__", None)
+        raw = getattr(self.stream, "raw", self.stream)
+        if type(raw) in (io.FileIO, io.BytesIO):
+            self.stream.close()
+        elif leave not in (None, io.IOBase.__exit__):
+            error = StreamError(f"{self._name}: writing was given up", self._name)
+            self.stream.__exit__(type(error), error, None)
+        else:
+            warnings.warn(
+                f"{self._name} is not complete, and its stream ({type(self.stream).__name__}) has no method "
+                "`discard` to take it back: check what is there, and remove it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+class PendingFile:
+    """A file written under a temporary name beside its final one.
+
+    ``publish`` makes it durable and gives it its name, replacing a file of that name. ``discard`` removes it.
+    So does the end of this object or of the interpreter, if neither was called. A process that is killed
+    leaves the file as ``.NAME.XXXXXXXX.partial`` (a long ``NAME`` is cut). A fork removes nothing.
+
+    Args:
+        path: The final name, relative to the current directory of now. A symbolic link stays; the file behind
+            it is replaced.
+
+    Attributes:
+        path: The final name, absolute.
+        stream: Where to write, unbuffered.
+
+    Raises:
+        FileNotFoundError: The file's directory does not exist.
+        FileExistsError: A directory, a pipe or a device has that name.
+        OSError: The name is too long for the file system, or it refuses for another reason.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     pending = PendingFile(os.path.join(directory, "x.tar"))
+        ...     written = pending.stream.write(b"data")
+        ...     before = os.path.exists(pending.path)
+        ...     pending.publish()
+        ...     before, os.listdir(directory)
+        (False, ['x.tar'])
+    """
+
+    path: str
+    stream: BinaryIO
+
+    def __init__(self, path: str) -> None:
+        if not os.path.basename(path) or (os.path.exists(path) and not os.path.isfile(path)):
+            raise FileExistsError(
+                errno.EEXIST, "cannot write here, it is a directory, a pipe or a device", path
+            )
+        self.path = os.path.realpath(path)
+        self._directory, name = os.path.split(self.path)
+        temporary = os.path.join(self._directory, _temporary_name(name))
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(self.path)  # a name that is too long fails here, not when everything has been written
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                error.errno, "cannot write here, the directory does not exist", self._directory
+            ) from None
+        # Unbuffered: a fork of this process would write what is in the buffer a second time when it exits.
+        self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
+        self._temporary = temporary
+        self._owner_pid = os.getpid()
+        self._remove = weakref.finalize(self, _abandoned, self.path, self.stream, temporary, os.getpid())
+
+    def publish(self) -> None:
+        """Write everything to disk, then rename. On an error the file is discarded."""
+        try:
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+            os.replace(self._temporary, self.path)
+        except BaseException:
+            self.discard()
+            raise
+        self._remove.detach()
+        _sync_directory(self._directory)
+
+    def discard(self) -> None:
+        """Close and remove the file; does nothing when that is done or the file is published."""
+        if self._remove.detach() is not None and os.getpid() == self._owner_pid:
+            _close_and_remove(self.stream, self._temporary)
+
+
+def _temporary_name(name: str) -> str:
+    ending = f".{secrets.token_hex(4)}.partial"
+    while len(os.fsencode(name)) > _NAME_BYTES - len(ending) - 1:
+        name = name[:-1]
+    return f".{name}{ending}"
+
+
+def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return
+    _close_and_remove(stream, temporary)
+    warnings.warn(
+        f"{path} was not written: its writer was dropped before it was closed; use `with`, or call close()",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk, and the content is thrown away anyway
+        stream.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+
+
+def _sync_directory(directory: str) -> None:
+    """Makes a new name durable, where the file system can do that and lets this process do it."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise

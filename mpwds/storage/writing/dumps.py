@@ -1,4 +1,4 @@
-"""Values to the bytes of their files: numbers, structures, arrays, tensors, pickles."""
+"""Values to the bytes of their files: numbers, structures, arrays, tensors, pickles, images."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ import operator
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpwds import tenbin
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Rounding of floats and the quality of JPEG and TIFF are webdataset's, so that both write the same bytes.
+IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), ("JPEG", {"quality": 100})),
+    "png": ("PNG", {}),
+    **dict.fromkeys(("pbm", "pgm", "ppm", "pnm"), ("PPM", {})),
+    **dict.fromkeys(("tif", "tiff"), ("TIFF", {"quality": 100})),
+    "bmp": ("BMP", {}),
+    "webp": ("WEBP", {"lossless": True}),
+}
+"""By extension, Pillow's name of the format and its options."""
 
 
 def integer_dumps(data: Any) -> bytes:
     """An integer of any type in decimal.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
 
     Example:
         >>> integer_dumps(np.int64(-7))
@@ -32,7 +46,7 @@ def text_dumps(data: Any) -> bytes:
     """A string in UTF-8.
 
     Raises:
-        TypeError: It is no string.
+        TypeError: It is not a string.
 
     Example:
         >>> text_dumps("a")
@@ -57,10 +71,10 @@ def numpy_dumps(data: Any) -> bytes:
     """An array as an ``.npy`` file. An array of Python objects is pickled inside.
 
     Args:
-        data: An array, a tensor, or what ``np.asarray`` makes an array of numbers or strings of.
+        data: An array, a tensor, or what ``np.asarray`` turns into an array of numbers or strings.
 
     Raises:
-        ValueError: It makes an array of Python objects of it.
+        ValueError: The array would be one of Python objects.
 
     Source:
         ``webdataset.writer.numpy_dumps``.
@@ -81,7 +95,7 @@ def numpy_npz_dumps(data: Any) -> bytes:
         data: Names to arrays, as ``numpy_dumps`` takes them.
 
     Raises:
-        TypeError: It is no dictionary, or its keys are no strings.
+        TypeError: It is not a dictionary with strings for keys.
 
     Source:
         ``webdataset.writer.numpy_npz_dumps``.
@@ -116,7 +130,7 @@ def tenbin_dumps(data: Any) -> bytes:
 
 
 def torch_dumps(data: Any) -> bytes:
-    """What ``torch.save`` stores of an object. A tensor that is part of a larger one is stored alone.
+    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
 
     Raises:
         ImportError: torch is missing.
@@ -143,7 +157,7 @@ def torch_dumps(data: Any) -> bytes:
 
 
 def pickle_dumps(data: Any) -> bytes:
-    """An object's pickle. Whoever reads it back has to ask for that, with ``allow_pickle=True``.
+    """An object's pickle. Reading it back needs ``allow_pickle=True``.
 
     Example:
         >>> pickle.loads(pickle_dumps({"a": 1}))
@@ -187,6 +201,41 @@ def cbor_dumps(data: Any) -> bytes:
     return bytes(cbor2.dumps(data))
 
 
+def imageencoder(image: Any, format: str = "PNG") -> bytes:
+    """An image as a file.
+
+    Args:
+        image: A PIL image, or an array or tensor of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or
+            float in [0, 1].
+        format: An extension: ``jpg jpeg img image`` (JPEG of quality 100), ``webp`` (lossless) or
+            ``png pbm pgm ppm pnm tif tiff bmp``. ``pgm`` makes the image grey, ``pbm`` black and white.
+
+    Raises:
+        ValueError: The format or the array is not one of these.
+        OSError: The format cannot hold such an image (JPEG and alpha, say).
+        ImportError: Pillow is missing.
+
+    Source:
+        ``webdataset.writer.imageencoder``.
+
+    Example:
+        >>> imageencoder(np.array([[0, 255]], "uint8"), "pgm")
+        b'P5\\n2 1\\n255\\n\\x00\\xff'
+    """
+    extension = format.lower()
+    if extension not in IMAGE_FORMATS:
+        raise ValueError(f"image format {format!r} is not one of {' '.join(IMAGE_FORMATS)}")
+    picture = _as_image(image)
+    if extension == "pgm":
+        picture = picture.convert("L")
+    elif extension == "pbm":
+        picture = picture.convert("1")
+    pillow_format, options = IMAGE_FORMATS[extension]
+    with io.BytesIO() as stream:
+        picture.save(stream, format=pillow_format, **options)
+        return stream.getvalue()
+
+
 def as_array(value: Any) -> np.ndarray[Any, Any]:
     """An array of an array, a tensor (also on a device, or with a gradient), a number or a list.
 
@@ -206,3 +255,27 @@ def _storable(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
         what = type(value).__name__ if name is None else f"{name!r} ({type(value).__name__})"
         raise ValueError(f"{what} makes an array of Python objects, which could only be pickled")
     return array
+
+
+def _as_image(value: Any) -> Image:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ImportError("images are encoded with Pillow: pip install 'mpwds[images]'") from error
+    if isinstance(value, PIL.Image.Image):
+        return value
+    pixels = as_array(value)
+    if pixels.dtype.kind == "f":
+        if pixels.size and not (pixels.min() > -0.001 and pixels.max() < 1.001):
+            raise ValueError(f"pixels reach from {pixels.min()} to {pixels.max()}, expected floats in [0, 1]")
+        pixels = (np.clip(pixels, 0.0, 1.0) * 255.0).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"pixels are {pixels.dtype}, expected uint8 or floats in [0, 1]")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim != 2 and not (pixels.ndim == 3 and pixels.shape[2] in (3, 4)):
+        raise ValueError(
+            f"pixels have shape {pixels.shape}, expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); "
+            "torch's (C, H, W) becomes that by .permute(1, 2, 0)"
+        )
+    return PIL.Image.fromarray(np.ascontiguousarray(pixels))

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from mpwds.storage.writing.dumps import (
+    IMAGE_FORMATS,
     cbor_dumps,
+    imageencoder,
     integer_dumps,
     json_dumps,
     mp_dumps,
@@ -19,7 +21,6 @@ from mpwds.storage.writing.dumps import (
     text_dumps,
     torch_dumps,
 )
-from mpwds.storage.writing.image_dumps import IMAGE_FORMATS, imageencoder
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -58,7 +59,7 @@ def make_handlers() -> dict[str, FieldEncoder]:
 
 
 default_handlers = make_handlers()
-"""The table that ``encode_field`` goes by."""
+"""The table that ``encode_field`` uses by default."""
 
 
 def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = default_handlers) -> bytes:
@@ -83,8 +84,8 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or float in [0, 1]
     =============================================  ======================================================
 
-    What is encoded here is decoded by ``Decoder``, except for ``class count html htm img image``, which come
-    back as bytes, as in webdataset. Pickles and ``pth`` with objects in it need its ``allow_pickle=True``.
+    ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
+    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``.
 
     A torch tensor may stand wherever an array may. ``.gz`` after the extension compresses, bytes included;
     the result is the same on every run.
@@ -117,7 +118,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     if encoder is None:
         raise ValueError(
             f"field {name!r} cannot be encoded from {type(value).__name__}: "
-            f"its extension is none of {' '.join(handlers)}; use one of these or pass bytes"
+            f"its extension is not one of {' '.join(handlers)}; use one of these or pass bytes"
         )
     try:
         return encoder(value)
@@ -148,7 +149,7 @@ def encode_based_on_extension(
 
 
 def make_encoder(spec: EncoderSpec) -> SampleEncoder:
-    """The function from samples to samples of bytes that a writer's ``encoder`` argument stands for.
+    """The function from samples to samples of bytes for a writer's ``encoder`` argument.
 
     Args:
         spec: ``True``: ``encode_field`` for each field. A dictionary: the same, by its functions; one of
@@ -156,7 +157,7 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
             sample as it is. Fields whose names start with ``_`` are left alone by the first two.
 
     Raises:
-        ValueError: ``spec`` is none of these; when called, a field cannot be encoded.
+        ValueError: ``spec`` is something else; when called, a field cannot be encoded.
 
     Source:
         ``webdataset.writer.make_encoder``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 import time
 from collections.abc import Mapping
@@ -11,9 +12,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from mpwds.storage.writing.compressors import compression_of, make_compressor
-from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
-from mpwds.storage.writing.names import check_key, file_name
 
 Sample = Mapping[str, Any]
 Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
@@ -23,6 +23,9 @@ _FORMATS: dict[str, Literal[0, 1, 2]] = {
     "GNU_FORMAT": tarfile.GNU_FORMAT,
     "PAX_FORMAT": tarfile.PAX_FORMAT,
 }
+
+_READABLE_KEY = re.compile(r"(?:.*/)?[^.]+")
+_METADATA = re.compile(r"__[^/]*__(?:/|$)")
 
 
 class TarWriter:
@@ -34,13 +37,14 @@ class TarWriter:
 
     A path is written under a temporary name and gets its own when ``close`` has made it durable. An exception
     inside ``with``, and a writer that is never closed, leave no file; a process that is killed leaves the
-    temporary one, ``.NAME.XXXXXXXX.partial``. Where the archive goes to another URL, an exception ends the
-    ``pipe:`` command and breaks off the upload. A stream belongs to the caller: it is written to, not closed.
+    temporary one, ``.NAME.XXXXXXXX.partial``. Where the archive goes to another URL, an exception kills the
+    ``pipe:`` command or drops the upload. What a command has written elsewhere by then stays there: let it
+    write under a temporary name and rename, ``pipe:cat > x.tmp && mv x.tmp x.tar``. A stream belongs to the
+    caller: it is written to, not closed.
 
     Args:
         fileobj: Path, URL that ``gopen`` writes to (``file:``, ``pipe:``, ``"-"`` for standard output, ...)
-            or writable binary stream. A named
-            pipe or a device is written to as it is.
+            or writable binary stream. A named pipe or a device is written to as it is.
         user: Owner's name in the archive.
         group: Owner's group in the archive.
         mode: Permissions in the archive.
@@ -60,7 +64,7 @@ class TarWriter:
         discarded: The archive was given up, by ``discard`` or because writing it failed.
 
     Raises:
-        ValueError: ``compress``, ``encoder`` or ``format`` is none of these, or the URL's scheme is unknown.
+        ValueError: ``compress``, ``encoder`` or ``format`` is invalid, or the URL's scheme is unknown.
         OSError: The path's directory does not exist, or a directory has that name; or the URL cannot be
             written to.
         BlockingIOError: While writing, a raw stream does not block.
@@ -81,7 +85,7 @@ class TarWriter:
 
     def __init__(
         self,
-        fileobj: str | os.PathLike[str] | BinaryIO,
+        fileobj: str | os.PathLike[str] | BinaryIO | OwnedStream,
         user: str = "bigdata",
         group: str = "bigdata",
         mode: int = 0o444,
@@ -118,9 +122,9 @@ class TarWriter:
             The bytes of data written: the sum of the fields' sizes.
 
         Raises:
-            ValueError: The key is missing, cannot be read back (it holds a dot, say) or is that of the sample
-                before, with which it would merge; a field cannot be encoded; there is none; the writer is
-                closed. Nothing has been written.
+            ValueError: The key is missing, cannot be read back (it holds a dot, say) or equals the previous
+                sample's, with which it would merge; a field cannot be encoded; there is no field; the writer
+                is closed. Nothing has been written.
         """
         if self._closed:
             raise ValueError("the archive is closed: no more samples can be written to it")
@@ -179,7 +183,7 @@ class TarWriter:
             raise
 
     def discard(self) -> None:
-        """Close without an archive: a path's temporary file is removed, a stream is left as it is."""
+        """Close without an archive: remove a path's temporary file, give up a URL, leave a stream as is."""
         if self._closed:
             return
         self._closed = self.discarded = True
@@ -216,7 +220,7 @@ class TarWriter:
             raise ValueError(f"sample {has} has no __key__")
         key = check_key(sample["__key__"])
         if key == self._last_key:
-            raise ValueError(f"sample key {key!r} is that of the sample before, the two would be read as one")
+            raise ValueError(f"sample key {key!r} equals the previous sample's; the two would be read as one")
         for field in sample:
             if not isinstance(field, str):
                 raise ValueError(
@@ -266,7 +270,7 @@ class TarWriter:
 
 
 def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """The sample that ``dwrite``'s arguments stand for.
+    """The sample for ``dwrite``'s arguments.
 
     Example:
         >>> named_sample("a", {"mask_png": b"1", "__url__": "x"})
@@ -276,6 +280,69 @@ def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
         name if name.startswith("__") else name.replace("_", "."): value for name, value in fields.items()
     }
     return sample if key is None else {"__key__": key, **sample}
+
+
+def check_key(key: Any) -> str:
+    """Return a sample's key if readers, which cut file names at the first dot, will find it again.
+
+    Args:
+        key: The key: directories before it are fine, a dot in its last component is not.
+
+    Raises:
+        ValueError: The key is not a string, is empty, or would be read back as another one.
+
+    Source:
+        ``webdataset.tariterators.base_plus_ext``.
+
+    Example:
+        >>> check_key("train.v2/000017")
+        'train.v2/000017'
+        >>> check_key("img.17")
+        Traceback (most recent call last):
+        ValueError: sample key 'img.17' would be read back as 'img': names end at the first dot, replace it
+    """
+    if not isinstance(key, str):
+        raise ValueError(f"sample key {key!r} is {type(key).__name__}, expected a str")
+    if _READABLE_KEY.fullmatch(key) is not None and "\0" not in key:
+        return key
+    directory, slash, last = key.rpartition("/")
+    base, dot, _ = last.partition(".")
+    if base and dot:
+        raise ValueError(
+            f"sample key {key!r} would be read back as {directory + slash + base!r}: names end at "
+            "the first dot, replace it"
+        )
+    raise ValueError(
+        f"sample key {key!r} cannot be read back: expected a name, with directories before it or not"
+    )
+
+
+def file_name(key: str, field: Any) -> str:
+    """The name of the file that holds a field: the key, a dot, the field.
+
+    Args:
+        key: A key that ``check_key`` accepts.
+        field: The field's name; it may hold dots.
+
+    Raises:
+        ValueError: The field's name is not a string, is empty or holds a slash, a newline or a NUL; or
+            readers skip a file of this name, as its first component starts and ends with two underscores.
+
+    Example:
+        >>> file_name("train/000017", "mask.png")
+        'train/000017.mask.png'
+    """
+    if not isinstance(field, str) or not field or "/" in field or "\n" in field or "\0" in field:
+        raise ValueError(
+            f"field name {field!r} of sample {key!r} cannot be part of a file name: expected a str such as "
+            "'png' or 'mask.png'"
+        )
+    name = f"{key}.{field}"
+    if name.startswith("__") and _METADATA.match(name) is not None:
+        raise ValueError(
+            f"{name!r} would be skipped by readers, as a name with __ at both ends: change the key"
+        )
+    return name
 
 
 def _as_bytes(key: str, field: str, data: Any) -> bytes:
@@ -291,5 +358,5 @@ def _as_bytes(key: str, field: str, data: Any) -> bytes:
 def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
     known = archive_format is None or archive_format in _FORMATS or archive_format in _FORMATS.values()
     if not known:
-        raise ValueError(f"format {archive_format!r} is none of {', '.join(_FORMATS)}")
+        raise ValueError(f"format {archive_format!r} is not one of {', '.join(_FORMATS)}")
     return _FORMATS[archive_format] if isinstance(archive_format, str) else archive_format

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.writing.destinations import OwnedStream
 from mpwds.storage.writing.dumps import (
     cbor_dumps,
+    imageencoder,
     mp_dumps,
     numpy_dumps,
     numpy_npz_dumps,
@@ -22,7 +25,6 @@ from mpwds.storage.writing.encoders import (
     make_encoder,
     make_handlers,
 )
-from mpwds.storage.writing.image_dumps import imageencoder
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
 
 __all__ = [
@@ -56,8 +58,11 @@ class ShardWriter:
         post: Called with the name of each complete shard.
         start_shard: Number of the first shard.
         verbose: Print a line to stderr for each complete shard.
-        opener: Called with each shard's name, returns the binary stream to write it to, which is closed with
-            the shard. The streams' names are the opener's business, so nothing is renamed or removed.
+        opener: Called with each shard's name, returns the binary stream to write it to. A complete shard's
+            stream is closed. One that is given up is not completed: its method ``discard`` is called (streams
+            of ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is closed
+            and left torn under the name that the opener gave it; a command is killed, and what it has written
+            elsewhere stays there. Any other stream is left open, with a warning.
         **kw: Arguments of ``TarWriter``.
 
     Attributes:
@@ -144,13 +149,9 @@ class ShardWriter:
         if writer is None:
             return
         if not self.count or writer.discarded:
-            self._drop(writer)
+            writer.discard()
             return
-        try:
-            writer.close()
-        finally:
-            if self._opened is not None:
-                self._opened.close()
+        writer.close()
         if self.verbose:
             figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
             print(f"wrote {self.fname}: {figures}", file=sys.stderr)
@@ -168,7 +169,7 @@ class ShardWriter:
         if not self._closed:
             self._closed = True
             if self._writer is not None:
-                self._drop(self._writer)
+                self._writer.discard()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -183,13 +184,15 @@ class ShardWriter:
 
     def _open_next(self) -> TarWriter:
         self.fname = self.pattern % self.shard
-        self._opened = self.opener(self.fname) if self.opener is not None else None
-        try:
-            writer = TarWriter(self.fname if self._opened is None else self._opened, **self._options)
-        except BaseException:
-            if self._opened is not None:
-                self._opened.close()
-            raise
+        if self.opener is None:
+            writer = TarWriter(self.fname, **self._options)
+        else:
+            opened = OwnedStream(self.opener(self.fname), without_credentials(self.fname))
+            try:
+                writer = TarWriter(opened, **self._options)
+            except BaseException:
+                opened.discard()
+                raise
         self.shard += 1
         self.count = 0
         self.size = 0
@@ -198,11 +201,6 @@ class ShardWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the shard writer is closed: no more samples can be written to it")
-
-    def _drop(self, writer: TarWriter) -> None:
-        writer.discard()
-        if self._opened is not None:
-            self._opened.close()
 
 
 def _shown(size: float) -> str:

@@ -20,7 +20,7 @@ from mpwds.storage.caches import reader as cache_reader
 from mpwds.storage.caches.files import lock_path, partials, shards
 from mpwds.storage.caches.locks import exclusively
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.streams.http_connections import close_idle_connections
+from mpwds.storage.streams.http import pools
 
 SIZE = 3 << 20
 
@@ -95,7 +95,7 @@ def server(monkeypatch):
         yield server
         server.gate.set()
         server.shutdown()
-    close_idle_connections()
+    pools.cache_clear()
 
 
 @pytest.fixture

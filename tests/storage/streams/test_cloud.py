@@ -3,14 +3,15 @@
 import multiprocessing
 import random
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams import cloud
-from mpwds.storage.streams.aws_profile import profile_settings
+from mpwds.storage.streams.cloud import profile_settings
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.retries import Retries
+from mpwds.storage.streams.resuming import Retries
 
 CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
@@ -62,7 +63,7 @@ def test_goes_on_where_the_library_gives_up(web):
     web.plan = [{"cut": 70_000}, {"cut": 70_000}]
     with cloud.open_cloud("s3://bucket/a/x.tar", retries=Retries(tries=2, first_s=0.0)) as stream:
         # The library does not try again by itself once its tries are spent; the stream does.
-        stream.raw._source._retries = Retries(tries=1)
+        stream.raw._ask.__self__._retries = Retries(tries=1)
         assert stream.read() == CONTENT
 
 
@@ -73,11 +74,30 @@ def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):
 
 
 def test_a_changed_object_is_an_error_and_never_mixed(web, quick):
-    web.plan = [{"cut": 70_000}]
+    web.files["/bucket/a/x.tar"] = CONTENT * 10
+    web.plan = [{"cut": 2_000_000}]
     with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:
-        web.files["/bucket/a/x.tar"] = OTHER
+        stream.read(1)
+        web.files["/bucket/a/x.tar"] = OTHER * 10
         with pytest.raises(StreamError, match="it changed while it was read"):
             stream.read()
+
+
+def test_a_connection_that_breaks_behind_the_last_byte_is_no_failure(monkeypatch, quick):
+    obstore = cloud._obstore()
+
+    def get(*arguments, **options):
+        result = obstore.get(*arguments, **options)
+
+        def chunks(size):
+            yield from result.stream(size)
+            raise ConnectionResetError
+
+        return SimpleNamespace(meta=result.meta, stream=chunks)
+
+    monkeypatch.setattr(cloud, "_obstore", lambda: SimpleNamespace(get=get, head=obstore.head))
+    with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:
+        assert stream.read() == CONTENT
 
 
 def test_a_busy_server_is_asked_again(web, quick):

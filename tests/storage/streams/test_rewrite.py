@@ -67,7 +67,7 @@ def test_any_prefix_that_matches_letter_by_letter_is_replaced(prefix, replacemen
 
 def test_a_prefix_that_is_no_regular_expression_is_an_error(monkeypatch):
     monkeypatch.setenv("WDS_REWRITE", "http://host/a(b=/local")
-    with pytest.raises(ValueError, match=r"WDS_REWRITE .*no regular expression"):
+    with pytest.raises(ValueError, match=r"WDS_REWRITE .*not a regular expression"):
         rewrite_url("http://host/x")
 
 

@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from mpwds.errors import SecurityError
+from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.rewrite import check_url
 from mpwds.storage.streams.secure import (
     ModuleWithEnforceSecurity,
-    check_url,
     enforce_security,
     refuse_in_secure_mode,
     security_enforced,
@@ -118,20 +119,71 @@ def test_the_users_environment_may_turn_a_checked_url_into_a_command(monkeypatch
         assert stream.read() == b"bucket\n"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "gs://b/x.tar;touch done",
-        "gs://b/$(touch done)",
-        "gs://b/`id`",
-        "gs://b/x|sh",
-        "gs://b/a b",
-        "gs://-oX=y",
-    ],
-)
-def test_a_url_in_a_file_adds_no_words_to_the_command_that_the_environment_makes_of_it(monkeypatch, url):
+PLAIN = "gs://b/train-000.tar"
+NOT_PLAIN = [
+    *("gs://b/x.tar;touch done", "gs://b/$(touch done)", "gs://b/`id`", "gs://b/x|sh", "gs://b/a b"),
+    *(
+        "gs://b/x?.tar",
+        "gs://b/*.tar",
+        "gs://b/[ab].tar",
+        "gs://b/a\nb",
+        "gs://b/a\n",
+        "gs://b/~x",
+        "gs://b/a'b",
+    ),
+]
+OPTIONS = [
+    *("--config=http:evil/x.tar", "-oProxyCommand=x", "%2d-config=x", "%2D-config=x"),
+    *("@/etc/passwd", "+x", "-", "a.tar\n--config=x"),
+]
+
+
+@pytest.mark.parametrize("url", NOT_PLAIN)
+@pytest.mark.parametrize("rule", ["gs://=pipe:echo ", "gs://b/=pipe:echo ", r"gs://b/(.*)=pipe:echo \1 end"])
+def test_a_url_in_a_file_adds_no_words_to_the_command_that_the_environment_makes_of_it(
+    monkeypatch, url, rule
+):
     check_url(url, trusted=False, where="train.yaml")
-    monkeypatch.setenv("WDS_REWRITE", "gs://=pipe:echo ")
+    monkeypatch.setenv("WDS_REWRITE", rule)
     check_url(url, trusted=True, where="train.yaml")
+    check_url(PLAIN, trusted=False, where="train.yaml")
     with pytest.raises(SecurityError, match="^train.yaml: the URL .* for the shell.*WDS_REWRITE"):
         check_url(url, trusted=False, where="train.yaml")
+
+
+@pytest.mark.parametrize("rest", OPTIONS)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "s3://data/=pipe:rclone cat ",
+        "s3://data/=pipe:rclone cat remote:",
+        r"s3://(\w+)/(.*)=pipe:rclone --\1 cat \2",
+        r"s3://data/(?P<path>[^/]*)=pipe:rclone cat \g<path>",
+        "s3://data/?versions=1&x==pipe:rclone cat ",
+    ],
+)
+def test_a_url_in_a_file_adds_no_option_to_the_command(monkeypatch, rest, rule):
+    monkeypatch.setenv("GOPEN_REWRITE", rule)
+    prefix = "s3://data/?versions=1&x=" if "versions" in rule else "s3://data/"
+    check_url(prefix + "a/x-000.tar", trusted=False, where="train.yaml")
+    with pytest.raises(SecurityError, match="^train.yaml: the URL .* would add an option.*GOPEN_REWRITE"):
+        check_url(prefix + rest, trusted=False, where="train.yaml")
+
+
+@pytest.mark.parametrize(
+    "rule", ["s3://data/=/shared/data/", "s3://data=file:/shared/data", "s3://data/=pipe:cat /shared/data/"]
+)
+@pytest.mark.parametrize("rest", ["../../etc/passwd", "a/../../../etc/passwd", "%2e%2e/x", "a/.%2E/x", ".."])
+def test_a_url_in_a_file_does_not_leave_the_folder_that_a_rule_maps_it_to(monkeypatch, rest, rule):
+    monkeypatch.setenv("WDS_REWRITE", rule)
+    check_url("s3://data/a..b/x..tar", trusted=False, where="train.yaml")
+    check_url(f"s3://other/{rest}", trusted=False, where="train.yaml")
+    with pytest.raises(SecurityError, match=r"^train.yaml: the URL .* has '\.\.'.*WDS_REWRITE"):
+        check_url(f"s3://data/{rest}", trusted=False, where="train.yaml")
+
+
+def test_a_specification_adds_no_option_to_the_command_that_the_environment_makes_of_its_shards(monkeypatch):
+    monkeypatch.setenv("WDS_REWRITE", "s3://data/=pipe:rclone cat ")
+    spec = {"prefix": "s3://data/", "datasets": [{"shards": "--config=http:evil/x-{0..1}.tar"}]}
+    with pytest.raises(SecurityError, match="would add an option"):
+        load_spec(spec, trusted=False)

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from mpwds.errors import SecurityError, StreamError
-from mpwds.storage.streams.gopen import gopen_schemes
+from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.writing.writers import ShardWriter, TarWriter
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -43,6 +43,42 @@ def test_a_command_is_ended_when_the_archive_is_given_up(tmp_path):
         sink.write({"__key__": "b", "bin": bytes(1_000_000)})
         raise KeyboardInterrupt
     assert not (tmp_path / "x.tar").exists()
+
+
+def give_up(sink):
+    with pytest.raises(KeyboardInterrupt), sink:
+        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
+        raise KeyboardInterrupt
+
+
+def test_a_command_that_an_opener_started_is_ended_when_its_shard_is_given_up(tmp_path, caplog):
+    command = f"pipe:cat > {tmp_path}/torn && mv {tmp_path}/torn {tmp_path}/x.tar"
+    give_up(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: gopen(command, "wb")))
+    assert not (tmp_path / "x.tar").exists()
+    assert "what it has written elsewhere stays there" in caplog.text
+
+
+def test_an_upload_is_not_sent_when_its_shard_is_given_up(web):
+    give_up(ShardWriter(web.url("/x-%d.tar"), verbose=0, opener=lambda name: gopen(name, "wb")))
+    give_up(ShardWriter(web.url("/x-%d.tar"), verbose=0))
+    give_up(TarWriter(web.url("/x.tar")))
+    assert web.requests == []
+
+
+def test_a_stream_of_an_opener_in_gopen_schemes_is_not_completed_when_its_shard_is_given_up(monkeypatch):
+    class Uploading(io.BytesIO):
+        ends = ()
+
+        def close(self):
+            self.ends = (*self.ends, "close")
+
+        def __exit__(self, kind, error, traceback):
+            self.ends = (*self.ends, "close" if kind is None else "abort")
+
+    stream = Uploading()
+    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize: stream)
+    give_up(TarWriter("mine://x.tar"))
+    assert stream.ends == ("abort",)
 
 
 def test_shards_may_go_to_commands(tmp_path):

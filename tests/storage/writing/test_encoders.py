@@ -170,7 +170,7 @@ def test_the_bytes_do_not_depend_on_the_time(monkeypatch, name):
 
 
 def test_an_unknown_extension_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'x.foo'.*none of cls .*png"):
+    with pytest.raises(ValueError, match=r"'x.foo'.*not one of cls .*png"):
         encode_field("x.foo", 7)
 
 
@@ -187,7 +187,7 @@ def test_an_encoder_dictionary_decides_by_the_last_extension():
     assert encode({"__key__": "a", "x.pair.gz": (1, 2)})["x.pair.gz"] == gzip.compress(
         b"\x92\x01\x02", mtime=0
     )
-    with pytest.raises(ValueError, match="'cls' cannot be encoded from int: its extension is none of pair"):
+    with pytest.raises(ValueError, match="'cls' cannot be encoded.*not one of pair"):
         encode({"__key__": "a", "cls": 7})
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpwds.storage.writing.publish import PendingFile
+from mpwds.storage.writing.destinations import PendingFile
 
 
 def test_the_file_appears_when_it_is_published(tmp_path):
@@ -95,7 +95,7 @@ def test_a_file_that_is_forgotten_is_removed_with_a_warning(tmp_path):
 
 def test_a_file_that_is_not_published_is_removed_at_exit(tmp_path):
     program = (
-        "import sys; from mpwds.storage.writing.publish import PendingFile; "
+        "import sys; from mpwds.storage.writing.destinations import PendingFile; "
         "pending = PendingFile(sys.argv[1] + '/x'); pending.stream.write(b'data')"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
@@ -116,7 +116,7 @@ def test_a_fork_removes_nothing(tmp_path):
 
 def test_a_fork_that_exits_writes_nothing(tmp_path):
     program = (
-        "import os, sys; from mpwds.storage.writing.publish import PendingFile; "
+        "import os, sys; from mpwds.storage.writing.destinations import PendingFile; "
         "pending = PendingFile(sys.argv[1] + '/x'); pending.stream.write(b'data'); "
         "os.fork() or sys.exit(); os.wait(); pending.publish()"
     )

@@ -148,7 +148,7 @@ def test_without_encoder_bytes_are_expected(tmp_path):
         ({}, "sample without fields has no __key__"),
         ({"__key__": 7, "txt": "1"}, "expected a str"),
         ({"__key__": "a.b", "txt": "1"}, "read back as 'a'"),
-        ({"__key__": "last", "txt": "1"}, "that of the sample before"),
+        ({"__key__": "last", "txt": "1"}, "equals the previous sample's"),
         ({"__key__": "b"}, "no fields to write"),
         ({"__key__": "b", "__url__": "x"}, "no fields to write"),
         ({"__key__": "b", "a/b": b"1"}, "field name 'a/b'"),
@@ -354,30 +354,89 @@ def test_an_opener_gives_the_streams_and_they_are_closed(tmp_path):
     assert [len(files_of(stream.name)) // 4 for stream in opened] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("end", ["close", "discard"])
-def test_an_openers_stream_is_closed_when_its_shard_cannot_be_completed(end):
-    class Full(io.RawIOBase):
-        def write(self, data):
-            if len(data) >= 1024 and not any(data):
-                raise OSError(28, "No space left on device")
-            return len(data)
+class Upload(io.RawIOBase):
+    """A stream whose ``close`` completes an upload, with room for some bytes."""
 
-    stream = Full()
+    def __init__(self, room=1e9):
+        self.room = room
+        self.ends = []
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if len(data) > self.room:
+            raise OSError(28, "No space left on device")
+        self.room -= len(data)
+        return len(data)
+
+    def close(self):
+        if not self.closed:
+            self.ends.append("close")
+            super().close()
+
+
+class Discardable(Upload):
+    def discard(self):
+        self.ends.append("discard")
+
+
+class Abortable(Upload):
+    def __exit__(self, kind, error, traceback):
+        self.ends.append("close" if kind is None else "abort")
+
+
+class FailingDiscard(Abortable):
+    def discard(self):
+        raise RuntimeError("cannot discard")
+
+
+@pytest.mark.parametrize(
+    ("make", "end"), [(Discardable, "discard"), (Abortable, "abort"), (FailingDiscard, "abort")]
+)
+def test_an_exception_inside_with_does_not_complete_an_openers_stream(make, end):
+    opened = []
+
+    def opener(name):
+        opened.append(make())
+        return opened[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_all(ShardWriter("x-%d.tar", maxcount=2, verbose=0, opener=opener), interrupted())
+    assert [stream.ends for stream in opened] == [["close"], [end]]
+
+
+def test_a_stream_that_cannot_be_taken_back_is_left_alone_with_a_warning():
+    stream = Upload()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(RuntimeWarning, match=r"x-0\.tar is not complete.*Upload.*no method `discard`"),
+    ):
+        write_all(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: stream), interrupted())
+    assert stream.ends == []
+
+
+def test_a_plain_file_of_an_opener_is_closed_when_its_shard_is_given_up(tmp_path):
+    file = open(tmp_path / "x.tar", "wb")  # noqa: SIM115 - the writer closes it
+    with pytest.raises(KeyboardInterrupt):
+        write_all(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: file), interrupted())
+    assert file.closed
+
+
+def test_a_shard_whose_end_cannot_be_written_is_not_completed():
+    stream = Discardable(room=2000)
     sink = ShardWriter("x-%d.tar", verbose=0, opener=lambda name: stream)
     sink.write({"__key__": "a", "txt": "text"})
-    if end == "close":
-        with pytest.raises(OSError, match="No space left"):
-            sink.close()
-    else:
-        sink.discard()
-    assert stream.closed
+    with pytest.raises(OSError, match="No space left"):
+        sink.close()
+    assert stream.ends == ["discard"]
 
 
-def test_an_openers_stream_is_closed_when_the_writers_options_are_refused():
-    stream = io.BytesIO()
+def test_an_openers_stream_is_given_up_when_the_writers_options_are_refused():
+    stream = Discardable()
     with pytest.raises(ValueError, match="compress"):
         ShardWriter("x-%d.tar", opener=lambda name: stream, compress="lz4")
-    assert stream.closed
+    assert stream.ends == ["discard"]
 
 
 def test_one_line_is_printed_for_each_shard(tmp_path, capsys):

@@ -1,0 +1,296 @@
+"""Byte streams from and to web servers, by urllib3."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import socket
+import ssl
+import urllib.request
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
+
+import urllib3
+from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, ResponseError
+from urllib3.util import parse_url
+
+from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
+from mpwds.storage.streams.uploads import SpooledUpload, Upload
+from mpwds.storage.streams.urls import without_credentials
+
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
+_PASSING = (408, 425, 429)
+_LASTING_5XX = (501, 505)
+_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+_MOST_REDIRECTS = 10
+_EXCERPT = 300
+
+_reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
+
+
+def open_http(
+    url: str,
+    mode: str = "rb",
+    bufsize: int = 8192,
+    *,
+    offset: int = 0,
+    timeout_s: float = 60.0,
+    connect_timeout_s: float = 30.0,
+    retries: Retries | None = None,
+    headers: Mapping[str, str] | None = None,
+    name: str | None = None,
+) -> BinaryIO:
+    """A stream from a web server, or to one.
+
+    *Reading* streams one ``GET``. When the connection breaks, stalls or ends too early, the stream continues
+    at the same byte with a ``Range`` request, after a pause. A server without ranges is read from its
+    beginning up to that byte. A resource that changed meanwhile is an error, never a mixture. So is a break
+    where the server gives neither ``ETag`` nor ``Last-Modified`` and bytes have been delivered. The status
+    codes 408, 425, 429 and 5xx mean another try, after the ``Retry-After`` that the server gives, up to two
+    minutes. The bytes are those that are stored: a ``Content-Encoding`` is not undone.
+
+    *Writing* collects in a temporary file (in memory up to 16 MiB) and sends all in one ``PUT`` at
+    ``close``, with tries like these. ``discard``, and a ``with`` block that fails, send nothing.
+
+    Connections are kept for the next request of the same process. Proxies come from the environment
+    (``https_proxy`` and so on), certificates from the system or ``SSL_CERT_FILE``.
+
+    Args:
+        url: ``http:`` or ``https:``. ``user:password@`` is sent as basic authorization.
+        mode: ``"rb"`` or ``"wb"``.
+        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        offset: The byte at which to start reading.
+        timeout_s: How long the server may be silent, in seconds, before that counts as a failure.
+        connect_timeout_s: The same for connecting.
+        retries: How often to try; by default ten times, in about a minute.
+        headers: Headers for this server; another one that it redirects to does not get them.
+        name: The stream's name in messages; by default the URL without credentials.
+
+    Raises:
+        StreamNotFound: The server knows no such resource (404, 410).
+        StreamError: The resource cannot be read or written for another reason; from ``read`` and ``close``
+            too.
+
+    Example:
+        >>> open_http("http://127.0.0.1:1/x.tar", retries=Retries(tries=1))
+        Traceback (most recent call last):
+            ...
+        mpwds.errors.StreamError: http://127.0.0.1:1/x.tar: the connection failed ...
+    """
+    timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
+    resource = _Resource(url, name or without_credentials(url), headers or {}, timeout)
+    if mode[0] == "r":
+        return open_resuming(resource.get, resource.name, offset, retries, bufsize)
+    return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries or Retries()))
+
+
+class _Resource:
+    """A resource on a web server, to read from any byte or to write."""
+
+    def __init__(self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout) -> None:
+        self.name = name
+        try:
+            parsed = parse_url(url)
+        except LocationValueError as error:
+            raise self._invalid(error) from None
+        self._server = parsed.netloc or ""
+        self._scheme = parsed.scheme or ""
+        self._url = parsed._replace(auth=None).url
+        self._timeout = timeout
+        self._headers = {"User-Agent": "mpwds", "Accept-Encoding": "identity", **headers}
+        if parsed.auth is not None:
+            self._headers.setdefault("Authorization", _basic(parsed.auth))
+        # urllib3 follows redirects, and nothing else: the stream and the upload above try again.
+        self._redirects = urllib3.Retry(
+            _MOST_REDIRECTS,
+            connect=0,
+            read=0,
+            other=0,
+            respect_retry_after_header=False,
+            remove_headers_on_redirect=[*headers, "Authorization", "Proxy-Authorization", "Cookie", "Host"],
+        )
+
+    def get(self, position: int, version: Version | None) -> _HttpBody:
+        """Asks for the bytes from a position on."""
+        asked = {"Range": f"bytes={position}-"} if position else {}
+        if position and version is not None:
+            asked["If-Range"] = version.etag or version.modified or ""
+        response = self._request("GET", asked)
+        try:
+            return self._body(response, position, version)
+        except BaseException:
+            response.close()
+            raise
+
+    def put(self, upload: Upload) -> None:
+        """Sends a file."""
+        size = {"Content-Length": str(upload.size)}
+        response = self._request("PUT", size, body=upload.file, body_pos=0)
+        with response:
+            if not 200 <= response.status < 300:
+                raise self._refusal(response, "writing")
+            response.drain_conn()
+
+    def _request(self, method: str, headers: Mapping[str, str], **options: Any) -> urllib3.BaseHTTPResponse:
+        try:
+            response = self._pools().urlopen(
+                method,
+                self._url,
+                headers={**self._headers, **headers},
+                retries=self._redirects,
+                timeout=self._timeout,
+                preload_content=False,
+                decode_content=False,
+                **options,
+            )
+        except LocationValueError as error:
+            raise self._invalid(error) from None
+        except HTTPError as error:
+            raise self._translated(_root(error)) from _root(error)
+        _reached.add(self._server)
+        return response
+
+    def _pools(self) -> urllib3.PoolManager:
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(self._scheme) or proxies.get("all") or ""
+        if not proxy or urllib.request.proxy_bypass(self._server):
+            return pools(os.getpid(), self._scheme, "", _authorities())
+        try:
+            proxy = proxy if "://" in proxy else f"http://{proxy}"
+            return pools(os.getpid(), self._scheme, proxy, _authorities())
+        except (HTTPError, ValueError) as error:
+            raise self._failed(
+                f"the environment's proxy {without_credentials(proxy)!r} cannot be used: "
+                f"{without_credentials(str(error))}; name the host in no_proxy to go without"
+            ) from None
+
+    def _body(
+        self, response: urllib3.BaseHTTPResponse, position: int, asked_for: Version | None
+    ) -> _HttpBody:
+        etag = response.headers.get("ETag", "")
+        version = Version(
+            None if not etag or etag.startswith("W/") else etag, response.headers.get("Last-Modified")
+        )
+        if response.status == 200:
+            return _HttpBody(response, 0, version._replace(size=response.length_remaining))
+        if response.status not in (206, 416):
+            raise self._refusal(response, "reading")
+        said = response.headers.get("Content-Range", "no Content-Range")
+        span = _CONTENT_RANGE.match(said)
+        total = int(span[3]) if span and span[3] != "*" else None
+        if asked_for is not None and not version.is_recognisable:
+            version = asked_for  # a part, and not the whole, means that it is of this version
+        if response.status == 416:
+            if total != position:
+                holds = "fewer" if total is None else f"only {total}"
+                raise self._failed(
+                    f"byte {position} is to be read, but there are {holds} bytes: it is shorter than it was, "
+                    "or the position is of another file",
+                    position,
+                )
+        elif span is None or span[1] is None or int(span[1]) != position or total is None:
+            raise self._failed(
+                f"bytes from {position} on were asked for, and the server sent {said!r}: it does not do "
+                "ranges properly",
+                position,
+            )
+        return _HttpBody(response, position, version._replace(size=total))
+
+    def _refusal(self, response: urllib3.BaseHTTPResponse, doing: str) -> Exception:
+        """The error for a status code other than success."""
+        status = response.status
+        reason = f"{status} {response.reason or ''}".strip()
+        try:
+            wish_s = self._redirects.get_retry_after(response)
+            excerpt = " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split())
+        except InvalidHeader:
+            wish_s, excerpt = None, ""
+        except HTTPError:
+            excerpt = ""
+        said = f"; it said: {without_credentials(excerpt)}" if excerpt else ""
+        if status in _PASSING or (status >= 500 and status not in _LASTING_5XX):
+            return Interrupted(f"the server answers {reason}{said}", wish_s)
+        if status in (404, 410):
+            message = f"{self.name}: the server knows no such resource ({reason}){said}"
+            return StreamNotFound(message, self.name)
+        hint = ": does the server take PUT requests?" if doing == "writing" else ""
+        if status in (401, 403, 407):
+            hint = ": check the credentials and what they allow"
+        return self._failed(f"{doing} failed, the server answers {reason}{hint}{said}")
+
+    def _translated(self, error: BaseException) -> Exception:
+        """The error for a request that got no answer."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return self._failed(
+                f"the server's certificate is not valid: {error.verify_message}; if it is one of your own, "
+                "name its authority in SSL_CERT_FILE"
+            )
+        if isinstance(error, ResponseError):
+            return self._failed(f"more than {_MOST_REDIRECTS} redirects")
+        if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+            return self._failed(f"the host is not known: {error.strerror}")
+        if isinstance(error, TimeoutError):
+            return Interrupted("the server is silent")
+        gone = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _UNREACHABLE
+        return Interrupted(
+            f"the connection failed ({type(error).__name__}: {error})",
+            unreached=gone and self._server not in _reached,
+        )
+
+    def _invalid(self, error: Exception) -> StreamError:
+        reason = without_credentials(str(error))
+        return self._failed(f"not a URL of a web server, http: or https: with a host: {reason}")
+
+    def _failed(self, what: str, position: int | None = None) -> StreamError:
+        return StreamError(f"{self.name}: {what}", self.name, position)
+
+
+class _HttpBody:
+    def __init__(self, response: urllib3.BaseHTTPResponse, start: int, version: Version) -> None:
+        self.start = start
+        self.version = version
+        self._response = response
+
+    def readinto(self, buffer: memoryview) -> int:
+        try:
+            block = self._response.read1(len(buffer))
+        except HTTPError as error:
+            root = _root(error)
+            reason = "the server is silent" if isinstance(root, TimeoutError) else "the connection broke"
+            raise Interrupted(f"{reason} ({type(root).__name__}: {root})") from root
+        buffer[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        self._response.close()
+
+
+@functools.lru_cache(maxsize=16)
+def pools(pid: int, scheme: str, proxy: str, authorities: str | None) -> urllib3.PoolManager:
+    """The connections of one process, to be kept: a fork must not use those of its parent."""
+    context = ssl.create_default_context(cafile=authorities) if scheme == "https" else None
+    if not proxy:
+        return urllib3.PoolManager(maxsize=16, ssl_context=context)
+    auth = parse_url(proxy).auth
+    headers = {"Proxy-Authorization": _basic(auth)} if auth else {}
+    return urllib3.ProxyManager(proxy, maxsize=16, ssl_context=context, proxy_headers=headers)
+
+
+def _authorities() -> str | None:
+    """The file of certificate authorities that the environment names, as for OpenSSL and for curl."""
+    return os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE") or None
+
+
+def _basic(auth: str) -> str:
+    return "Basic " + b64encode(unquote(auth).encode()).decode("ascii")
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error that caused one of urllib3's, whose messages name the URL with its secrets."""
+    inner = error.__cause__ or next((part for part in error.args if isinstance(part, Exception)), None)
+    return error if inner is None else _root(inner)
