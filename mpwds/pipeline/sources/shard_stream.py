@@ -67,7 +67,8 @@ class ShardStream(Handled):
         self._context = context
         self._cache = cache
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source before their time
-        self._source_failed: Exception | None = None
+        # The error that the source raised before its time, and the source's state before that.
+        self._source_failed: tuple[Exception, Any] | None = None
         self._missing = empty_check  # nothing was found yet, and that would be an error
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None behind the last
@@ -130,17 +131,21 @@ class ShardStream(Handled):
         if self._ahead:
             item = self._ahead.popleft()
         elif self._source_failed is not None:
-            failed, self._source_failed = self._source_failed, None
-            raise failed
+            (error, _), self._source_failed = self._source_failed, None
+            raise error
         else:
             item = self._next()
         while len(self._ahead) < self._cache.prefetch_shards and self._source_failed is None:
+            try:
+                before = self._source.state_dict()
+            except LookupError:  # a source without a state
+                before = None
             try:
                 self._ahead.append(self._next())
             except StopIteration:
                 break
             except Exception as error:  # the turn of that shard has not come
-                self._source_failed = error
+                self._source_failed = error, before
         return item
 
     def _begin(self, address: Address, shard: Any, offset: int) -> None:
@@ -240,8 +245,11 @@ class ShardStream(Handled):
 
     def state_dict(self) -> dict[str, Any]:
         open_shard = self._shard is not None and self._offset is not None
+        state = super().state_dict()
+        if self._source_failed is not None:  # a resumed stream is to meet the error again
+            state["source"] = self._source_failed[1]
         return {
-            **super().state_dict(),
+            **state,
             "shard": self._shard if open_shard else None,
             "offset": self._offset if open_shard else 0,
             "ahead": [address for address, _ in self._ahead],
@@ -250,7 +258,7 @@ class ShardStream(Handled):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._shard, self._elements = None, iter(())
+        self._shard, self._elements, self._source_failed = None, iter(()), None
         ahead = [as_address(address) for address in state["ahead"]]
         self._ahead = deque([(address, self._source.fetch(address)) for address in ahead])
         self._missing = state["missing"]
