@@ -18,6 +18,7 @@ from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, listed
 from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load_spec
+from mpwds.pipeline.sources.splitter import Splitter
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Origin
@@ -147,7 +148,8 @@ class WebDataset(DataPipeline):
             if resampled:
                 self._begin(ResampledShards(given), reader)
             else:
-                self._begin(ShardList(given, bool(shardshuffle), nodesplitter, workersplitter), reader)
+                splitters = map(_as_stage, (nodesplitter, workersplitter))
+                self._begin(ShardList(given, bool(shardshuffle), *splitters), reader)
         shown = options(
             handler=(handler, reraise_exception),
             mode=(mode, None),
@@ -224,6 +226,11 @@ def _of_source(
     if source.shuffle:
         dataset = dataset.shuffle(source.shuffle)
     return dataset if source.epoch is None else dataset.with_epoch(source.epoch)
+
+
+def _as_stage(split: Split | None) -> Split | None:
+    """A function becomes a stage that passes it an iterator, as webdataset does since 0.2."""
+    return split if split is None or hasattr(split, "stream") else Splitter(split)
 
 
 def _cache(
