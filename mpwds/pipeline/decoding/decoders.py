@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES, gunzip
 from mpwds.pipeline.decoding.images import (
     IMAGE_EXTENSIONS,
     ImageDecoder,
@@ -68,12 +68,13 @@ class Decoder:
         partial: Pass fields that hold no bytes through; else they are an error. ``None`` is one in any case.
         allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
             whoever wrote the shard run any code here. Without it they are an error.
+        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
 
     Attributes:
         takes_views: All handlers are this library's own, so that a field may as well be a memoryview.
 
     Raises:
-        ValueError: An image specification is unknown.
+        ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
         TypeError: A handler is neither a function nor a string nor a pair.
 
     Source:
@@ -93,7 +94,12 @@ class Decoder:
         only: str | Iterable[str] | None = None,
         partial: bool = False,
         allow_pickle: bool = False,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
+        if max_decompressed_bytes < 1:
+            raise ValueError(
+                f"decode: max_decompressed_bytes must be at least 1, got {max_decompressed_bytes}"
+            )
         main = handlers[0] if len(handlers) == 1 and isinstance(handlers[0], list) else handlers
         before = [gzfilter] if pre is None else pre
         after = [basichandlers] if post is None else post
@@ -101,8 +107,9 @@ class Decoder:
         self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self.partial = partial
         self.allow_pickle = allow_pickle
+        self.max_decompressed_bytes = max_decompressed_bytes
         self.takes_views = all(map(_takes_views, self.handlers))
-        self._loads = _FieldLoads(self.handlers, self.only, allow_pickle)
+        self._loads = self._new_loads()
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode one sample; it is not changed.
@@ -142,7 +149,10 @@ class Decoder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._loads = _FieldLoads(self.handlers, self.only, self.allow_pickle)
+        self._loads = self._new_loads()
+
+    def _new_loads(self) -> _FieldLoads:
+        return _FieldLoads(self.only, _Chain(self.handlers, self.allow_pickle, self.max_decompressed_bytes))
 
     def _other(self, load: Load, value: Any) -> Any:
         if isinstance(value, bytes):
@@ -200,12 +210,13 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     """Handler that unpacks fields whose names end in ``.gz``, for the handlers after it to decode.
 
     Example:
+        >>> import gzip
         >>> gzfilter(".txt.gz", gzip.compress(b"abc")).data
         b'abc'
     """
     if not key.endswith(".gz"):
         return None
-    return Continue(key[: -len(".gz")], gzip.decompress(data))
+    return Continue(key[: -len(".gz")], gunzip(data))
 
 
 def basichandlers(key: str, data: bytes) -> Any:
@@ -275,10 +286,8 @@ def _takes_views(handler: Handler) -> bool:
 class _FieldLoads(dict[str, Load]):
     """By the name of a field, the function that its bytes go through; found when the name is first met."""
 
-    def __init__(
-        self, handlers: tuple[Handler, ...], only: frozenset[str] | None, allow_pickle: bool
-    ) -> None:
-        self._chain = _Chain(handlers, allow_pickle)
+    def __init__(self, only: frozenset[str] | None, chain: _Chain) -> None:
+        self._chain = chain
         self._only = only
 
     def __missing__(self, field: str) -> Load:
@@ -297,10 +306,11 @@ class _FieldLoads(dict[str, Load]):
 class _Chain(dict[str, Load]):
     """By key, the function that is left of a chain of handlers when all that can be known is known."""
 
-    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool) -> None:
+    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool, max_bytes: int) -> None:
         self._handler = handlers[0] if handlers else None
-        self._rest = _Chain(handlers[1:], allow_pickle) if handlers else self
+        self._rest = _Chain(handlers[1:], allow_pickle, max_bytes) if handlers else self
         self._allow_pickle = allow_pickle
+        self._max_bytes = max_bytes
 
     def __missing__(self, key: str) -> Load:
         if len(self) >= _NAMES_KEPT:
@@ -313,11 +323,16 @@ class _Chain(dict[str, Load]):
         if handler is None:
             return _kept
         if handler is gzfilter:
-            return partial(_unpacked, rest[key[: -len(".gz")]]) if key.endswith(".gz") else rest[key]
-        if handler is basichandlers and _extension(key) not in decoders:
+            if key.endswith(".gz"):
+                return partial(_decompressed, rest[key[: -len(".gz")]], self._max_bytes)
             return rest[key]
-        if handler is basichandlers and (load := own_load(_extension(key), self._allow_pickle)) is not None:
-            return load
+        if handler is basichandlers:
+            extension = _extension(key)
+            if extension not in decoders:
+                return rest[key]
+            options = {"allow_pickle": self._allow_pickle, "max_decompressed_bytes": self._max_bytes}
+            if (load := own_load(extension, **options)) is not None:
+                return load
         if type(handler) is ImageDecoder:
             return handler.decode if handler.handles(key) else rest[key]
         if type(handler) is _ExtensionHandler and not handler.matches(key):
@@ -334,8 +349,8 @@ def _offered(handler: Handler, takes_views: bool, key: str, rest: _Chain, data: 
     return rest[result.key](result.data) if isinstance(result, Continue) else result
 
 
-def _unpacked(load: Load, data: Any) -> Any:
-    return load(gzip.decompress(data))
+def _decompressed(load: Load, max_bytes: int, data: Any) -> Any:
+    return load(gunzip(data, max_bytes))
 
 
 def _kept(data: Any) -> Any:

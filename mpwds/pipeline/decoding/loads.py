@@ -14,19 +14,24 @@ from mpwds.pipeline.decoding.pickles import pth_loads, unpickle_loads
 Load: TypeAlias = Callable[[Any], Any]
 
 
-def own_load(extension: str, allow_pickle: bool) -> Load | None:
-    """The function for an extension, or ``None`` if a program put one of its own into ``decoders``.
+def own_load(extension: str, **options: Any) -> Load | None:
+    """The library's function for an extension; ``None`` if it has none, or the program replaced it.
 
-    This library's own take memoryviews as well, and what they return is the value, ``None`` included.
+    These functions take memoryviews as well. What they return is the value, even if it is ``None``.
+
+    Args:
+        extension: The extension, without a dot.
+        options: ``allow_pickle`` and ``max_decompressed_bytes``, for the functions that have them.
 
     Example:
-        >>> own_load("cls", False)(memoryview(b"7"))
+        >>> own_load("cls", allow_pickle=False)(memoryview(b"7"))
         7
     """
     load = decoders.get(extension)
-    if load is not _OWN.get(extension):
+    if load is None or load is not _OWN.get(extension):
         return None
-    return _UNPICKLING.get(extension, load) if allow_pickle else load
+    given = {name: options[name] for name in _OPTIONS.get(load, ()) if name in options}
+    return partial(load, **given) if given else load
 
 
 def text_loads(data: Any) -> str:
@@ -93,11 +98,11 @@ _OWN: dict[str, Load] = {
     **dict.fromkeys(("mp", "msg", "msgpack"), msgpack_loads),
     "cbor": cbor_loads,
 }
-_UNPICKLING: dict[str, Load] = {
-    **dict.fromkeys(("pyd", "pickle", "pkl"), partial(unpickle_loads, allow_pickle=True)),
-    "pth": partial(pth_loads, allow_pickle=True),
-    "npy": partial(npy_loads, allow_pickle=True),
-    "npz": partial(npz_loads, allow_pickle=True),
+_OPTIONS: dict[Load, tuple[str, ...]] = {
+    unpickle_loads: ("allow_pickle",),
+    pth_loads: ("allow_pickle",),
+    npy_loads: ("allow_pickle",),
+    npz_loads: ("allow_pickle", "max_decompressed_bytes"),
 }
 
 decoders: dict[str, Load] = dict(_OWN)
