@@ -26,14 +26,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
-from braceexpand import braceexpand
-
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.storage.streams.braces import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{8})-(?P<time_ns>\d+))?_")
@@ -170,7 +169,7 @@ class DirectoryShardList(Beginning):
     def candidates(self) -> list[str]:
         """The shards that nobody has claimed, by name."""
         start = glob.escape(self.path)
-        names = {name for pattern in braceexpand(self.pattern) for name in glob.glob(start + pattern)}
+        names = {name for pattern in expand_braces(self.pattern) for name in glob.glob(start + pattern)}
         return sorted(name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name))
 
 
@@ -362,7 +361,7 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
             "stands for the shards in a directory; name shards that are elsewhere one by one, or by braces"
         )
     start = os.path.join(glob.escape(directory), "")
-    found = {name for pattern in braceexpand(SHARDS) for name in glob.glob(start + pattern)}
+    found = {name for pattern in expand_braces(SHARDS) for name in glob.glob(start + pattern)}
     shards = sorted(filter(os.path.isfile, found))
     claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
     if claimed:
