@@ -13,6 +13,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stream import Stream
+from mpwds.storage.streams.secure import refuse_in_secure_mode
 
 
 def lmdb_cached(
@@ -77,6 +78,7 @@ class LMDBCached(Filter):
         TypeError: While iterating, an element holds something that cannot be stored.
         MemoryError: While iterating, the database is full: more than ``map_size`` bytes.
         ImportError: While iterating, the ``lmdb`` package is not installed.
+        SecurityError: While iterating, ``pickler`` is given and the secure mode is on (``WDS_SECURE=1``).
 
     Source:
         ``webdataset.filters.LMDBCached``.
@@ -108,6 +110,8 @@ class LMDBCached(Filter):
         return f"lmdb_cached({arguments(os.fspath(self.fname), **given)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        if self.pickler is not None:
+            refuse_in_secure_mode("lmdb_cached takes no pickler, whose loads() may run what a database holds")
         codec = ElementCodec("lmdb_cached") if self.pickler is None else self.pickler
         store = LmdbStore(
             os.fspath(self.fname),
