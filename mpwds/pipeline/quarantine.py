@@ -115,6 +115,7 @@ class Quarantine:
 
         Raises:
             QuarantineFull: The budget is spent.
+            OSError: The record cannot be written, for example because the disk is full.
         """
         self._bad += 1
         record = _record(error)
@@ -122,7 +123,7 @@ class Quarantine:
         try:
             self._read_on(descriptor)
             if _identity(record) not in self._listed:
-                os.write(descriptor, json.dumps(record).encode() + b"\n")
+                _append_line(descriptor, json.dumps(record).encode())
                 self._read_on(descriptor)
         finally:
             os.close(descriptor)
@@ -215,16 +216,21 @@ def _check_budget(budget: float | None) -> None:
         )
 
 
+def _append_line(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk or a kill cut the last line short
+        line = b"\n" + line
+    left = line + b"\n"
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def _record(error: Exception) -> dict[str, Any]:
     incident = getattr(error, "incident", None)
     context = Context.current()
+    names = ("url", "member", "key", "offset", "stage", "place")
     return {
-        "url": getattr(incident, "url", None),
-        "member": getattr(incident, "member", None),
-        "key": getattr(incident, "key", None),
-        "offset": getattr(incident, "offset", None),
-        "stage": getattr(incident, "stage", None),
-        "place": getattr(incident, "place", None),
+        **{name: _as_json(getattr(incident, name, None)) for name in names},
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
@@ -233,6 +239,11 @@ def _record(error: Exception) -> dict[str, Any]:
         "worker": context.worker,
         "pid": os.getpid(),
     }
+
+
+def _as_json(value: Any) -> str | int | None:
+    """A value that JSON has; a user's own exception or sample may have any other."""
+    return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:
