@@ -30,11 +30,13 @@ class Input(Protocol):
         url: What errors call it.
         end: Where the archive ends; ``sys.maxsize`` until that is known.
         apart_bytes: Data from this size on is better asked for with ``data`` than as part of a window.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
     url: str
     end: int
     apart_bytes: int
+    largest: int
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
         """Bytes, and the place among them of that at ``position``.
@@ -70,6 +72,7 @@ class FileInput:
     """
 
     apart_bytes = 32 * 1024
+    largest = sys.maxsize
 
     def __init__(self, stream: BinaryIO, url: str) -> None:
         self.url = url
@@ -124,12 +127,14 @@ class StreamInput:
         stream: Has ``read``, and perhaps ``read1``; closed with this object.
         url: What errors call it.
         offset: The offset in the archive at which the stream stands.
+        largest: The most data that a member may have.
     """
 
     apart_bytes = 32 * 1024
 
-    def __init__(self, stream: Readable, url: str, offset: int) -> None:
+    def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
         self.url = url
+        self.largest = largest
         self.end = sys.maxsize
         self._stream = stream
         widen_pipe(stream)
