@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-import msgpack
-
 from mpwds import nest, tenbin
 
 
@@ -73,15 +71,3 @@ class ElementCodec:
             for encoded, is_tensor in zip(fields["arrays"], fields["tensors"], strict=True)
         ]
         return nest.unflatten(fields["structure"], arrays)
-
-
-def pack_item(address: Any, data: bytes) -> bytes:
-    """An element's address and its bytes, in one."""
-    packed: bytes = msgpack.packb((address, data))
-    return packed
-
-
-def unpack_item(packed: Any) -> tuple[Any, bytes]:
-    """What :func:`pack_item` was given; tuples of the address have become lists."""
-    address, data = msgpack.unpackb(packed, max_bin_len=len(packed), max_str_len=len(packed))
-    return address, data

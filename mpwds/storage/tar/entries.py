@@ -12,23 +12,18 @@ from zlib import adler32
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import Decompressed, compression_of
-from mpwds.storage.tar.extension import (
-    EXTENSION_LIMIT_BYTES,
-    NOTHING,
-    TIME_ALONE,
-    extend,
-    sparse,
-    too_large,
-)
 from mpwds.storage.tar.header import (
     BLOCK,
+    EXTENSION_LIMIT_BYTES,
     EXTENSIONS,
     GLOBAL,
     LAYOUT,
     NAME_BYTES,
+    NOTHING,
     REGULAR,
     SIZE,
     SPARSE,
+    TIME_ALONE,
     WITHOUT_DATA,
     ZERO_BLOCK,
     back_sum,
@@ -37,8 +32,11 @@ from mpwds.storage.tar.header import (
     begins_archive,
     checksums,
     directory_of,
+    extend,
     has_valid_checksum,
     sizes,
+    sparse,
+    too_large,
 )
 from mpwds.storage.tar.input import FileInput, Input, StreamInput, input_of
 
