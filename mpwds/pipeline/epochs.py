@@ -1,4 +1,4 @@
-"""How much of a pipeline is an epoch: all of it, several times all of it, or so many elements."""
+"""The length of an epoch: one run of the pipeline, several runs, or a number of elements."""
 
 from __future__ import annotations
 

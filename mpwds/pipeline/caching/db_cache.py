@@ -57,38 +57,37 @@ CREATE TABLE checkpoint (
 
 @dataclass(frozen=True)
 class DBCache(Filter):
-    """Stage that keeps up to ``size`` elements of its source in an SQLite database, and gives only these.
+    """Stage that stores up to ``size`` elements of its source in an SQLite database, and yields only these.
 
-    The first epoch gives the source's elements and stores them, and ends when there are ``size``, or
-    none are left. Later epochs do not touch the source. For work on a part of a large dataset, or for all of
-    a small one whose source is slow.
+    The first epoch yields the source's elements and stores them; it ends after ``size`` elements or with the
+    source. Later epochs do not use the source. Use it to work on a part of a large dataset, or for a small
+    dataset whose source is slow.
 
-    The database is one file, which stays when the process ends, and which any number of processes may use at
-    a time. Each worker has its own part of it, filled from its own part of the source; ``size`` counts all
-    of them together, in the order in which they come. Another number of workers or ranks, or another seed,
-    makes new parts, with a ``size`` of their own.
+    The database is one file, which outlives the process. Several processes may use it at a time. Each worker
+    fills its own part from its own part of the source; ``size`` limits all parts together. Another number of
+    workers or ranks, or another seed, makes new parts with a ``size`` of their own.
 
-    What stands before the stage runs as in epoch 0, in every epoch. An epoch that is left early, or killed,
-    leaves what it has stored, and the next one gives that and goes on with the source: nothing is lost, and
-    no element comes twice. A complete part is given without a look at the source. So delete the file, or
-    change ``fingerprint``, when the elements are to be others.
+    The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
+    killed, the next one yields what is stored and continues with the source: no element is lost or repeated.
+    A complete part never uses the source again. So delete the file, or change ``fingerprint``, to store other
+    elements.
 
     Elements are stored without pickle: nested dicts, lists, tuples, arrays, tensors, numbers, strings and
     bytes.
 
     Args:
-        path: The database; made if it is missing. The disk must be local.
-        size: Elements to keep.
-        shuffle: Give the elements of a complete part in random order, another one in every epoch; determined
-            by seed, epoch, rank and worker.
-        fingerprint: Says what the elements are made of (the pipeline's ``repr``, a version); a database that
-            has another one is refused. Empty for no check.
+        path: The database; created if it is missing. The disk must be local.
+        size: Elements to store.
+        shuffle: Yield the elements of a complete part in random order, which depends on seed, epoch, rank and
+            worker.
+        fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
+            another one is refused. Empty for no check.
 
     Raises:
-        ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or is none of
-            this stage.
+        ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or this stage did
+            not make it.
         TypeError: While iterating, an element holds something that cannot be stored.
-        LookupError: A state is loaded that was saved when the part was complete, and it is not any more.
+        LookupError: A state of a complete part is loaded, and the part is incomplete now.
 
     Source:
         ``webdataset.dbcache.DBCache`` (0.1).

@@ -9,7 +9,7 @@ from mpwds import nest, tenbin
 
 
 class Pickler(Protocol):
-    """What turns an element into bytes and back: ``pickle``, or what has these two functions."""
+    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
 
     def dumps(self, element: Any, /) -> bytes: ...
 
@@ -63,7 +63,7 @@ class ElementCodec:
         """The element of some bytes.
 
         Raises:
-            EnvelopeError: They are none.
+            EnvelopeError: The data is not an element's.
         """
         fields = nest.unpack(data)
         arrays = [

@@ -37,16 +37,16 @@ def lmdb_cached(
     chunksize: int = 500,
     fingerprint: str = "",
 ) -> LMDBCached:
-    """Stage that keeps the elements in an LMDB database, and gives these from the second epoch on.
+    """Stage that stores the elements in an LMDB database, and yields these from the second epoch on.
 
     Args:
-        fname: The database's directory; made if it is missing.
-        map_size: Bytes that it may have at most.
-        pickler: How elements become bytes: ``pickle``, say, to be used with databases that you trust. By
-            default a way without pickle, for nested dicts, lists, arrays, tensors, numbers, strings and
-            bytes.
+        fname: The database's directory; created if it is missing.
+        map_size: The most bytes that it may have.
+        pickler: Converts elements to bytes and back, such as ``pickle`` for databases that you trust. By
+            default nested dicts, lists, arrays, tensors, numbers, strings and bytes are stored without
+            pickle.
         chunksize: Elements written at a time.
-        fingerprint: Says what the elements are made of; a database that has another one is refused.
+        fingerprint: Identifies what made the elements. A database with another one is refused.
 
     Raises:
         ValueError: ``chunksize`` is below 1, or ``map_size`` below 4096.
@@ -65,26 +65,26 @@ def lmdb_cached(
 
 @dataclass(frozen=True)
 class LMDBCached(Filter):
-    """Stage that keeps its source's elements in an LMDB database, and gives these from the second epoch on.
+    """Stage that stores its source's elements in an LMDB database, and yields these from the second epoch on.
 
-    The database stays when the process ends, and may be used by any number of processes at a time. Each
-    worker has its own part of it, so all together have every element once. Another number of workers or
-    ranks, or another seed, makes new parts: nothing is mixed up, but it takes its time and room again.
+    The database outlives the process, and several processes may use it at a time. Each worker has its own
+    part, so the parts together hold every element once. Another number of workers or ranks, or another seed,
+    makes new parts, which take time and space again.
 
-    What stands before the stage runs as in epoch 0, in every epoch. An epoch that is left early, or
-    killed, leaves a part; the next one gives that, and goes on with the source. The last ``chunksize``
-    elements may not have been written then: they are made again. A complete part is given without a look at
-    the source. So delete the database, or change ``fingerprint``, when the elements are to be others.
+    The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
+    killed, the next one yields what is stored and continues with the source. A kill may lose the last
+    ``chunksize`` elements; the source makes them again. A complete part never uses the source again. So
+    delete the database, or change ``fingerprint``, to store other elements.
 
-    Elements that the source has no address for (from a plain generator stage) are stored as well.
+    Elements without addresses (from a plain generator stage) are stored as well.
 
     Args:
-        fname: The database's directory; made if it is missing. The disk must be local.
-        map_size: Bytes that it may have at most; they are not taken before they are needed.
-        pickler: How elements become bytes; by default a way without pickle.
+        fname: The database's directory; created if it is missing. The disk must be local.
+        map_size: The most bytes that it may have; the disk space is used only as elements come.
+        pickler: Converts elements to bytes and back; by default without pickle.
         chunksize: Elements written at a time.
-        fingerprint: Says what the elements are made of (the pipeline's ``repr``, a version); a database that
-            has another one is refused. Empty for no check.
+        fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
+            another one is refused. Empty for no check.
 
     Raises:
         ValueError: ``chunksize`` is below 1, or ``map_size`` below 4096; while iterating, the database has

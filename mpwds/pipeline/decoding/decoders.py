@@ -54,21 +54,22 @@ class Decoder:
     Each field that holds bytes is offered to the handlers in turn, as ``handler(key, data)`` where ``key`` is
     the field's name with a dot before it (``".mask.png"``). The first result that is not ``None`` becomes the
     field's value; a result ``Continue(key, data)`` is offered to the handlers that follow. A field that no
-    handler knows keeps its bytes. Fields whose names start with ``__`` are no data: their bytes become
-    ``str`` where they are UTF-8, and nothing else happens to them.
+    handler knows keeps its bytes. Fields whose names start with ``__`` are metadata: their bytes become
+    ``str`` if they are UTF-8, and are not decoded further.
 
-    A field may also hold a read-only ``memoryview``, as fast readers give: handlers of this library decode
-    it in place, functions of others get bytes, and so does the result where nothing decodes it.
+    A field may also hold a read-only ``memoryview``. This library's handlers decode it in place; other
+    functions get bytes. A field that no handler decodes becomes bytes.
 
     Args:
         *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
             ``("jpg jpeg", f)`` that stand for ``handle_extension``; one list of these will do as well.
-        pre: Handlers before these; ``None`` for ``[gzfilter]``, which unpacks ``.gz``.
+        pre: Handlers before these; ``None`` for ``[gzfilter]``, which decompresses ``.gz``.
         post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
             by extension.
         only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
             ``None`` decodes all.
-        partial: Pass fields that hold no bytes through; else they are an error. ``None`` is one in any case.
+        partial: Pass fields through that do not hold bytes; otherwise they are an error. A field that is
+            ``None`` always is one.
         allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
             whoever wrote the shard run any code here. Without it they are an error.
         max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
@@ -118,8 +119,8 @@ class Decoder:
         """Decode one sample; it is not changed.
 
         Raises:
-            DecodeError: A field cannot be decoded, or holds no bytes and ``partial`` is false. What a handler
-                raised is its cause.
+            DecodeError: A field cannot be decoded, or does not hold bytes and ``partial`` is false. Its cause
+                is the handler's exception.
             ImportError: A handler needs a package that is missing.
         """
         if not isinstance(sample, dict):
@@ -172,7 +173,7 @@ class Decoder:
 
 
 class Continue:
-    """What a handler returns to have the handlers after it go on with another name and other data.
+    """A handler's result that passes another name and other data to the handlers after it.
 
     Args:
         key: The name, with its leading dot.
@@ -210,7 +211,9 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Handler that unpacks fields whose names end in ``.gz``, for the handlers after it to decode.
+    """Handler that decompresses fields whose names end in ``.gz``, for the handlers after it to decode.
+
+    A field may decompress to 1 GiB; ``decode(max_decompressed_bytes=...)`` sets another limit.
 
     Example:
         >>> import gzip
@@ -237,8 +240,8 @@ def basichandlers(key: str, data: bytes) -> Any:
     ``pyd pickle pkl pth``     an error, unless ``Decoder`` got ``allow_pickle=True``
     =========================  =====================================================
 
-    ``None`` for any other: what ``class count html htm`` hold stays bytes, as in webdataset. The table is
-    ``decoders``, which a program may add to. A ``Decoder`` asks it once for each name of a field.
+    ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. The table is
+    ``decoders``, to which a program may add. A ``Decoder`` looks each field name up once.
 
     Example:
         >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
@@ -320,9 +323,9 @@ _OPTIONS: dict[Load, tuple[str, ...]] = {
 }
 
 decoders: dict[str, Load] = dict(_OWN)
-"""What ``basichandlers`` decodes: extension to function of the bytes.
+"""The table of ``basichandlers``: extension to function of the bytes.
 
-A program may add to it or replace what is there. Each process has its own, and workers are processes:
+A program may add entries and replace them. Each process has its own table, and workers are processes:
 ``handle_extension`` travels with the dataset, an entry made here does not.
 """
 

@@ -23,7 +23,7 @@ IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 
 _JPEG_COLORSPACES = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
 _JPEG_START = b"\xff\xd8\xff"
-# PostScript, and what may hold it: whatever a field is called, Pillow goes by what its bytes are.
+# PostScript, and a format that may contain it. Pillow selects the format by content, not by name.
 _PROGRAMS = ("EPS", "IPTC")
 
 
@@ -84,7 +84,7 @@ class ImageDecoder:
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
-        ValueError: ``imagespec`` is none of these.
+        ValueError: ``imagespec`` is not one of these names.
 
     Source:
         ``webdataset.autodecode.ImageHandler``.
@@ -110,7 +110,9 @@ class ImageDecoder:
         """Decode a field, bytes or a memoryview, if its extension is one of an image; else return ``None``.
 
         Raises:
-            PIL.UnidentifiedImageError: The data is no image that Pillow knows.
+            PIL.UnidentifiedImageError: The data is not an image that Pillow knows.
+            PIL.Image.DecompressionBombError: The image has more than twice ``PIL.Image.MAX_IMAGE_PIXELS``
+                pixels.
             ValueError: It is PostScript (EPS, or IPTC, which may hold it), which would be executed.
             OSError: The image is damaged or truncated.
             ImportError: Pillow is missing, or torch for a tensor.
@@ -167,8 +169,8 @@ def open_image(data: Any) -> Image:
         data: The file's bytes, or a memoryview of them.
 
     Raises:
-        PIL.UnidentifiedImageError: ``data`` is no image that Pillow knows.
-        ValueError: The format is a program, which Pillow would have Ghostscript run.
+        PIL.UnidentifiedImageError: ``data`` is not an image that Pillow knows.
+        ValueError: The format is PostScript, which Pillow would pass to Ghostscript to run.
         ImportError: Pillow is missing.
 
     Example:
@@ -218,16 +220,16 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
 def decode_jpeg(data: Any, mode: str, max_pixels: int | None = None) -> np.ndarray[Any, Any] | None:
     """The pixels of a JPEG image, or ``None`` where Pillow is to decode it.
 
-    simplejpeg brings its own libjpeg-turbo and writes pixels straight into an array; in Pillow, built on the
-    same library, they pass through two more copies. On photographs of 224x224 simplejpeg is 1.4 to 1.6 times
-    as fast, on megapixels 1.2 times. What it does not do as Pillow does is left to Pillow: CMYK and YCCK,
-    colour to grey, images of more than ``max_pixels``, and whatever it calls damaged. Pillow then has
-    the last word on damage, so what is an error does not depend on what is installed.
+    simplejpeg has its own libjpeg-turbo and writes pixels straight into an array; Pillow, built on the same
+    library, copies them twice more. simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
+    times on megapixels. Pillow decodes where results could differ: CMYK and YCCK, colour to grey, images of
+    more than ``max_pixels``, and data that simplejpeg calls damaged. So the same images are errors whether or
+    not simplejpeg is installed.
 
     Args:
         data: The file's bytes, or a memoryview of them.
         mode: ``"L"``, ``"RGB"`` or ``"RGBA"``.
-        max_pixels: Above it, the image is Pillow's to warn of or to refuse.
+        max_pixels: Pillow warns of larger images, or refuses them.
 
     Returns:
         uint8 array of shape (H, W), (H, W, 3) or (H, W, 4), writable.

@@ -30,9 +30,9 @@ class Reading(NamedTuple):
     """A shard that is being read.
 
     Attributes:
-        elements: What it holds, from some offset on.
-        extra: Fields that each element gets; they must be dicts then.
-        handler: What to do about errors in this shard; the stage's handler where ``None``.
+        elements: Its elements from some offset on.
+        extra: Fields that each element gets; elements must be dicts then.
+        handler: Called with exceptions in this shard; ``None`` for the stage's handler.
     """
 
     elements: Iterator[Read]
@@ -49,8 +49,8 @@ class ShardStream(Handled):
         stage: The stage; ``str(stage)`` names it in errors.
         source: Stream of shards, ``{"url": ...}``.
         context: Its ``on_shard`` is told when a shard is begun.
-        handler: What to do about a shard that cannot be read: going on means with the next one.
-        empty_check: Whether it is an error if there is nothing in all of them.
+        handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
+        empty_check: Whether it is an error if all shards are empty.
         cache: Keeps shards on a local disk; the next ones are fetched while one is read.
     """
 
@@ -91,7 +91,7 @@ class ShardStream(Handled):
             shard: What the source gave.
             offset: Where to start: 0, or an offset that was yielded.
             open: Opens a URL at a byte, if not as usual.
-            on_error: To be called with an error that concerns one element; to go on if it returns.
+            on_error: Called with an error that concerns one element. If it returns, the element is skipped.
         """
 
     @abstractmethod

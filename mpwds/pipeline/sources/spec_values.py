@@ -76,7 +76,7 @@ class SpecValue:
             self.fail(f"must be a mapping, got {_shown(self.value)}")
         for key in self.value:
             if not isinstance(key, str):
-                self.fail(f"has the key {key!r}, which is no string")
+                self.fail(f"has the key {key!r}, which is not a string")
             if allowed and key not in allowed:
                 self[key].fail(f"is unknown: allowed here are {', '.join(allowed)}")
         return self
@@ -134,7 +134,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
         spec: Path or URL of the file, or what YAML would make of one.
 
     Raises:
-        SpecError: The file is no YAML, or has a key twice.
+        SpecError: The file is not YAML, or has a key twice.
         OSError: It cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
 
@@ -178,7 +178,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
 def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
     """The line of each value below a YAML node, that of a mapping's value being its key's.
 
-    What aliases repeat is looked at once: it may be more than fits into memory, or contain itself.
+    A value that aliases repeat is visited once: it may contain itself, or be too large to visit each time.
     """
     if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
         seen.add(id(node))

@@ -20,7 +20,7 @@ _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
 class Decompressor(Protocol):
-    """What ``bz2`` and ``lzma`` have for one compressed member."""
+    """A decompressor of one compressed member, as ``bz2`` and ``lzma`` have them."""
 
     @property
     def eof(self) -> bool: ...

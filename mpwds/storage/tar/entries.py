@@ -55,16 +55,16 @@ def read_entries(
     warn_of_no_end: bool = True,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Generator[tuple[str, int, bytes], None, None]:
-    """What ``mpwds.storage.tar.members.read_members`` yields, as plain tuples: name, offset and data.
+    """Yields name, offset and data of each member, as ``read_members`` does but as plain tuples.
 
-    One loop, because a member of 300 bytes takes 0.8 us in it, of which each call more would be a tenth.
-    (That it is a generator, apart from what groups members into samples, costs 0.04 us.)
+    This is one loop, because a member of 300 bytes takes 0.8 us in it and each further call a tenth of that.
+    (A generator of its own, apart from the code that groups members into samples, costs 0.04 us.)
 
     Args:
-        url: What ``open`` understands.
+        url: A path or URL for ``open``.
         offset: Where to start.
         open: Opens ``url`` at a byte offset.
-        choose: Takes a member's name, returns the one to yield it under, or ``None`` to skip it unread.
+        choose: Takes a member's name; returns the name to yield, or ``None`` to skip the member unread.
         warn_of_no_end: Warn of an archive without the zero blocks that should end it.
         max_decompressed_bytes: The most data that a member of a compressed archive may have.
     """
@@ -237,10 +237,10 @@ def open_archive(
     """The bytes of an archive, decompressed if need be; close it after.
 
     Args:
-        url: What ``open`` understands.
+        url: A path or URL for ``open``.
         offset: Where reading will start.
         open: Opens ``url`` at a byte offset.
-        max_decompressed_bytes: What ``largest`` is to be of a compressed archive.
+        max_decompressed_bytes: The result's ``largest``, if the archive is compressed.
 
     Raises:
         ShardError: Nothing can be read at ``offset``.
@@ -291,7 +291,7 @@ def nothing_there(source: Input, offset: int) -> ShardError:
 
 
 def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
-    """The error for bytes that are no header.
+    """The error for bytes that are not a header.
 
     Args:
         block: The bytes, at most ``BLOCK``; at least one.

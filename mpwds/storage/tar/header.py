@@ -48,7 +48,7 @@ class _Checksums(dict[bytes, int]):
 
 
 class _Sizes(dict[bytes, int]):
-    """A size field to the number in it; -1 where it is none."""
+    """A size field to the number in it; -1 if it is not a number."""
 
     def __missing__(self, field: bytes) -> int:
         if len(self) >= _KNOWN_LIMIT:
@@ -62,10 +62,10 @@ sizes: Final = _Sizes()
 
 
 def back_sum(back: bytes) -> int:
-    """What to add to ``adler32(front) & 0xFFFF`` for the sum of both parts of a header.
+    """The number that makes ``adler32(front) & 0xFFFF`` the sum of both parts of a header.
 
-    The low half of adler32 is one plus the sum of the bytes modulo 65521, which up to 256 bytes do not
-    reach: ten times faster than ``sum``.
+    The low half of adler32 is one plus the sum of the bytes modulo 65521, which 256 bytes do not reach. It is
+    ten times as fast as ``sum``.
     """
     return (adler32(back[:200]) & 0xFFFF) + (adler32(back[200:]) & 0xFFFF) - 3
 
@@ -87,7 +87,7 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
 
 
 def begins_archive(block: bytes) -> bool:
-    """Whether what an archive starts with, or goes on with, is a header or zeros."""
+    """Whether a block is one that an archive can start with: a header or zeros."""
     if len(block) < BLOCK:
         return not any(block)
     return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))
@@ -120,7 +120,7 @@ def bad_size(front: bytes, url: str, position: int) -> ShardError:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # base 256, big-endian; the marking bit is no part of the number
+    if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
         return int.from_bytes(field, "big") & ((1 << 95) - 1)
     try:
         return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
@@ -131,9 +131,9 @@ def _number(field: bytes) -> int:
 EXTENSION_LIMIT_BYTES: Final = 16 * 1024 * 1024
 
 TIME_ALONE: Final = [b"%d mtime=" % length for length in range(100)]
-"""How a body of so many bytes begins if it holds a modification time; nothing else, with one newline.
+"""By length, the start of an extension header's body that holds a modification time and nothing else.
 
-Python's ``tarfile``, and so webdataset, writes that before each member. It says nothing of interest.
+Python's ``tarfile``, and so webdataset, writes such a header before each member. It is skipped.
 """
 
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")
@@ -150,10 +150,10 @@ NOTHING: Final = Extended()
 
 
 def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> Extended:
-    """``known`` with what another extension header says; ``known`` itself where that is nothing of interest.
+    """``known`` with the name and size that another extension header states.
 
     Args:
-        known: What is known of the next member so far.
+        known: The extensions of the next member so far.
         kind: The extension header's kind, one of ``EXTENSIONS``.
         body: Its data.
         url: The shard, for errors.

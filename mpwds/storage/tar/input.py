@@ -1,4 +1,4 @@
-"""Where an archive's bytes come from: a file that can be read anywhere, or a stream that only goes on."""
+"""The bytes of an archive: from a file, read at any offset, or from a stream, read once from the start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Input(Protocol):
 
 
 class Readable(Protocol):
-    """What is needed of a stream: a file, a pipe, a response, a decompressor."""
+    """A stream: a file, a pipe, a response or a decompressor."""
 
     def read(self, size: int, /) -> bytes | None: ...
     def close(self) -> None: ...
@@ -105,7 +105,7 @@ class FileInput:
         _close(self._stream)
 
     def _rest(self, position: int, size: int) -> bytes:
-        """What one ``pread`` did not give: it gives at most 2 GiB, and less when it is interrupted."""
+        """Reads on where ``pread`` stopped: it returns at most 2 GiB, and less when it is interrupted."""
         pieces = []
         while size > 0:
             piece = os.pread(self._descriptor, size, position)
@@ -214,7 +214,7 @@ def is_regular_file(stream: BinaryIO) -> bool:
 
 
 def reader(stream: Readable) -> Callable[[int], bytes]:
-    """A function that gives up to so many bytes of ``stream``, as soon as there are any; none at its end."""
+    """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
     if isinstance(stream, io.RawIOBase):
         # Its own read copies once more than that of a buffer around it, which is never filled.
         stream = io.BufferedReader(stream)

@@ -368,7 +368,7 @@ BAD = [
     ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no meaning here"),
     ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is no YAML"),
     ("datasets: [", "line 1 is no YAML"),
-    ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is no string"),
+    ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is not a string"),
     ("3", "must be a mapping, got 3"),
 ]
 
