@@ -8,11 +8,13 @@ from mpwds.pipeline.decoding.decoders import (
     Decoder,
     DecodingError,
     basichandlers,
+    cbor_loads,
+    decoders,
     gzfilter,
     handle_extension,
+    msgpack_loads,
 )
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
-from mpwds.pipeline.decoding.loads import cbor_loads, decoders, msgpack_loads
 from mpwds.pipeline.decoding.npy import npy_loads, npz_loads
 from mpwds.pipeline.decoding.pickles import pytorch_weights_only, torch_loads, unpickle_loads
 from mpwds.pipeline.decoding.video import torch_video

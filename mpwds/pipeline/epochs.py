@@ -1,7 +1,8 @@
-"""How much of a pipeline is an epoch: all of it, several times all of it, or so many elements."""
+"""The length of an epoch: one run of the pipeline, several runs, or a number of elements."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +17,13 @@ class Epochs:
     """How often a pipeline is run for one epoch, and after how many elements the epoch ends.
 
     Each repetition is another epoch to the pipeline's stages: it shuffles in another order and augments with
-    other random numbers. An element's address is (repetition, address in it). A repetition that
-    gives nothing is the last.
+    other random numbers. An element's address is (repetition, address in it). An empty repetition ends the
+    epoch. If ``limit`` elements were promised and the repetitions have no other end, that is a
+    ``RuntimeWarning``; not an error, because workers without shards are legitimate.
 
     Args:
-        repetitions: How often to run the pipeline; without end where ``None``.
-        limit: Elements in an epoch; as many as there are where ``None``.
+        repetitions: How often to run the pipeline; ``None`` for no limit.
+        limit: Elements in an epoch; ``None`` for no limit.
 
     Raises:
         ValueError: ``repetitions`` or ``limit`` is below 1.
@@ -61,6 +63,8 @@ ONCE: Final = Epochs()
 
 class _Repeated:
     def __init__(self, epochs: Epochs, start: Start, context: Context) -> None:
+        self._epochs = epochs
+        self._context = context
         self._repetitions = epochs.repetitions
         self._left = epochs.limit
         self._runs = Repetitions(start, context)
@@ -79,6 +83,8 @@ class _Repeated:
                 break
             except StopIteration:
                 if self._empty or runs.number + 1 == self._repetitions:
+                    if self._left and self._repetitions is None:
+                        self._warn_of_shortage(self._left)
                     self._left = 0
                     raise
             runs.begin(runs.number + 1)
@@ -87,6 +93,18 @@ class _Repeated:
         if self._left is not None:
             self._left -= 1
         return (runs.number, address), element
+
+    def _warn_of_shortage(self, missing: int) -> None:
+        context = self._context
+        given = (self._epochs.limit or 0) - missing
+        run = "" if self._runs.number == 0 else f" in repetition {self._runs.number}"
+        warnings.warn(
+            f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in worker "
+            f"{context.worker} of {context.workers}, on node {context.rank} of {context.world_size}. Check "
+            "its paths and filters, and whether there are fewer shards than workers",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def fetch(self, address: Any) -> Any:
         repetition, address = address

@@ -27,6 +27,7 @@ class FluentFields(Composable):
         partial: bool = False,
         handler: Handler = reraise_exception,
         allow_pickle: bool = False,
+        max_decompressed_bytes: int = 1 << 30,
     ) -> Self:
         """Decodes the fields of dict samples by their extensions.
 
@@ -44,6 +45,7 @@ class FluentFields(Composable):
                 partial=partial,
                 handler=handler,
                 allow_pickle=allow_pickle,
+                max_decompressed_bytes=max_decompressed_bytes,
             )
         )
 

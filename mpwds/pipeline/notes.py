@@ -51,7 +51,9 @@ def explain(
             f"{note}: a function raised StopIteration, which is no way to end a dataset"
         ) from error
     before = getattr(error, "incident", None)
-    if before is not None and before.stage == str(stage):  # one exception object, raised for each bad element
+    if isinstance(before, Incident) and before.stage == str(
+        stage
+    ):  # one exception object, raised for each bad element
         getattr(error, "__notes__", []).remove(f"in {stage}, on {before.place}")
     add_incident(error, str(stage), place)
     add_note(error, note)
@@ -61,7 +63,8 @@ def add_incident(error: Exception, stage: str, place: Place) -> None:
     """Gives ``error`` its attribute ``incident``.
 
     Args:
-        error: What was raised. An attribute ``field`` or ``member`` of it becomes the incident's ``member``.
+        error: What was raised. Its attribute ``field`` or ``member``, if a string, becomes the incident's
+            ``member``.
         stage: The stage, as it prints.
         place: The element.
 
@@ -71,7 +74,8 @@ def add_incident(error: Exception, stage: str, place: Place) -> None:
         >>> error.incident.key
         '0017'
     """
-    member = getattr(error, "field", None) or getattr(error, "member", None)
+    names = (getattr(error, "field", None), getattr(error, "member", None))  # a user's exception has anything
+    member = next((name for name in names if isinstance(name, str) and name), None)
     incident = Incident(stage, str(place), place.url, place.key, place.offset, member)
     error.incident = incident  # type: ignore[attr-defined]  # an attribute that handlers look for
 

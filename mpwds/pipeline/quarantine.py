@@ -1,4 +1,4 @@
-"""Error handler that writes down each bad sample and goes on, until there are too many."""
+"""Error handler that records each bad sample and skips it, until there are too many."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ _FEW = 10  # bad samples that a fraction must allow before it is judged in the m
 
 
 def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
-    """Error handler that appends a record of each bad sample to a file, leaves the sample out and goes on.
+    """Error handler that records each bad sample in a file and skips it.
 
     A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample where they are
     known, the ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of
-    the error, ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Pass one handler to several
-    stages, and they share file and budget. A sample that fails in the same stage again, in a later epoch, has
-    one record. A file that is deleted or emptied is begun again, with a record of each sample that is bad
-    from then on; the budget counts on.
+    the error, ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Stages that get the same
+    handler share file and budget. A sample that fails in the same stage in a later epoch keeps its one
+    record. A file that is deleted or emptied starts anew; the budget does not.
 
     Args:
-        path: The file; its directory must exist. Records that it holds already stay and do not count.
-        budget: A whole number: the most bad samples that may be recorded, by all processes that write the
-            file together. A fraction (a ``float`` from above 0 to 1): the largest share of bad ones among the
-            samples that this process has seen, judged once it allows ten, and at the end of each epoch, where
-            one bad sample is never too many. ``None``: no limit.
+        path: The file; its directory must exist. Records that are already there stay and do not count.
+        budget: An ``int``: the most bad samples that all processes together may record in the file. A
+            ``float`` above 0 and at most 1: the largest share of bad samples among those that this process
+            has seen. It is checked once it allows ten bad samples, and at the end of each epoch, where one
+            bad sample is always allowed. ``None``: no limit.
 
     Raises:
-        ValueError: ``budget`` is below 0, or a fraction not from above 0 to 1.
-        TypeError: ``budget`` is no number.
+        ValueError: ``budget`` is below 0, or a fraction that is not above 0 and at most 1.
+        TypeError: ``budget`` is not a number.
         OSError: The file cannot be opened for writing.
         QuarantineFull: While iterating, the budget is spent.
 
@@ -61,9 +60,9 @@ def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quar
 class Quarantine:
     """Error handler that records each bad sample in a file: see ``quarantine``.
 
-    Workers get copies of it with the dataset. All of them append whole lines to the file, under a lock, and
-    look there what the others have written, so a budget that is a number holds for all together (that see
-    the same file); a fraction holds in each process by itself.
+    Workers get copies of it with the dataset. They append whole lines to the file, under a lock, and read
+    what the others have written. So a budget that is an ``int`` holds for all processes that see the same
+    file; a fraction holds in each process.
 
     Args:
         path: The file.
@@ -71,7 +70,7 @@ class Quarantine:
 
     Raises:
         ValueError: ``budget`` is out of range.
-        TypeError: ``budget`` is no number.
+        TypeError: ``budget`` is not a number.
         OSError: The file cannot be opened for writing.
 
     Example:
@@ -115,6 +114,7 @@ class Quarantine:
 
         Raises:
             QuarantineFull: The budget is spent.
+            OSError: The record cannot be written, for example because the disk is full.
         """
         self._bad += 1
         record = _record(error)
@@ -122,7 +122,7 @@ class Quarantine:
         try:
             self._read_on(descriptor)
             if _identity(record) not in self._listed:
-                os.write(descriptor, json.dumps(record).encode() + b"\n")
+                _append_line(descriptor, json.dumps(record).encode())
                 self._read_on(descriptor)
         finally:
             os.close(descriptor)
@@ -130,11 +130,11 @@ class Quarantine:
         return True
 
     def watch(self, stage: str, source: Callable[[], T]) -> Callable[[], T]:
-        """What a stage is to call for its next element, so that they are counted.
+        """The function that a stage calls for its next element, so that elements are counted.
 
         Args:
             stage: The stage's name.
-            source: What gives the next element.
+            source: Returns the next element.
 
         Raises:
             QuarantineFull: When called, at the end of the source: too large a share of the samples was bad.
@@ -152,7 +152,7 @@ class Quarantine:
         return counted
 
     def _open(self) -> int:
-        """The file, locked: the one that has its name, also if somebody deletes it at the same time."""
+        """The file, locked. If it is deleted meanwhile, the one that has its name then."""
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # Some file systems have no locks; lines stay whole without them.
@@ -215,16 +215,21 @@ def _check_budget(budget: float | None) -> None:
         )
 
 
+def _append_line(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk or a kill cut the last line short
+        line = b"\n" + line
+    left = line + b"\n"
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def _record(error: Exception) -> dict[str, Any]:
     incident = getattr(error, "incident", None)
     context = Context.current()
+    names = ("url", "member", "key", "offset", "stage", "place")
     return {
-        "url": getattr(incident, "url", None),
-        "member": getattr(incident, "member", None),
-        "key": getattr(incident, "key", None),
-        "offset": getattr(incident, "offset", None),
-        "stage": getattr(incident, "stage", None),
-        "place": getattr(incident, "place", None),
+        **{name: _as_json(getattr(incident, name, None)) for name in names},
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
@@ -235,8 +240,13 @@ def _record(error: Exception) -> dict[str, Any]:
     }
 
 
+def _as_json(value: Any) -> str | int | None:
+    """A value that JSON has; a user's own exception or sample may have any other."""
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
 def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells whether two records are of the same bad sample; ``None`` if nothing does."""
+    """Equal for two records of the same bad sample; ``None`` if it is unknown."""
     if record["stage"] is None:
         return None
     return record["stage"], record["place"], record["url"], record["offset"]

@@ -18,10 +18,12 @@ from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, listed
 from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load_spec
+from mpwds.pipeline.sources.splitter import Splitter
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Origin
 from mpwds.storage.caches.names import url_to_cache_name
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -72,6 +74,8 @@ class WebDataset(DataPipeline):
         seed: Determines, with the epoch, all random choices of the pipeline; by default the environment
             variable ``WDS_SEED``, or 0. A loader's seed goes before it.
         prefetch_shards: With a cache, shards fetched ahead while one is read.
+        max_decompressed_bytes: The most data that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
+            may have: 1 GiB by default.
 
     Raises:
         ValueError: There are no shards, ``cache_dir`` does not exist, or a ``.json`` index is given.
@@ -110,12 +114,17 @@ class WebDataset(DataPipeline):
         verbose: bool = False,
         seed: int | None = None,
         prefetch_shards: int = 1,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
         if seed is None and os.environ.get("WDS_SEED"):
             seed = _environment_integer("WDS_SEED")
         super().__init__(seed=seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
-        reader = TarSamples(handler, select_files, rename_files, empty_check, cache, local_paths=True)
+        reader = TarSamples(
+            *(handler, select_files, rename_files, empty_check, cache),
+            local_paths=True,
+            max_decompressed_bytes=max_decompressed_bytes,
+        )
         resampled = resampled or mode == "resampled"
         self._call = f"WebDataset({_shown(urls)}"
         if isinstance(urls, (Mapping, DatasetSpec)) or _ends_in(urls, ".yaml", ".yml"):
@@ -147,7 +156,8 @@ class WebDataset(DataPipeline):
             if resampled:
                 self._begin(ResampledShards(given), reader)
             else:
-                self._begin(ShardList(given, bool(shardshuffle), nodesplitter, workersplitter), reader)
+                splitters = map(_as_stage, (nodesplitter, workersplitter))
+                self._begin(ShardList(given, bool(shardshuffle), *splitters), reader)
         shown = options(
             handler=(handler, reraise_exception),
             mode=(mode, None),
@@ -161,6 +171,7 @@ class WebDataset(DataPipeline):
             rename_files=(rename_files, None),
             empty_check=(empty_check, True),
             seed=(seed, None),
+            max_decompressed_bytes=(max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
         )
         self._call += f", {arguments(**shown)})" if shown else ")"
         if repeat:  # here, not at the end: `slice` and whatever else comes behind sees one long epoch
@@ -224,6 +235,11 @@ def _of_source(
     if source.shuffle:
         dataset = dataset.shuffle(source.shuffle)
     return dataset if source.epoch is None else dataset.with_epoch(source.epoch)
+
+
+def _as_stage(split: Split | None) -> Split | None:
+    """A function becomes a stage that passes it an iterator, as webdataset does since 0.2."""
+    return split if split is None or hasattr(split, "stream") else Splitter(split)
 
 
 def _cache(

@@ -1,3 +1,5 @@
+import contextlib
+import re
 from collections import Counter
 from itertools import islice
 
@@ -11,6 +13,7 @@ from mpwds.pipeline.epochs import Epochs
 from mpwds.pipeline.sources.mock import MockDataset
 from mpwds.pipeline.sources.resized import ChoppedDataset, ResizedDataset, repeatedly, with_epoch, with_length
 from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.streams.urls import expand_urls
 
 
 @settings(max_examples=40, deadline=None)
@@ -35,6 +38,33 @@ def test_a_repeated_epoch_continues_from_its_state_exactly(
     dataset = WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("__key__ cls").batched(2)
     dataset._epochs = Epochs(repetitions, limit)
     continues(lambda: dataset.stream(Context(epoch=3, worker=worker, workers=2)), stop)
+
+
+@pytest.mark.parametrize(("worker", "read"), [(0, 3), (1, 0)])
+def test_a_worker_without_shards_warns_that_its_epoch_is_empty(shards, worker, read):
+    dataset = WebDataset([expand_urls(shards)[0]], empty_check=False).with_epoch(3)
+    stream = dataset.stream(Context(worker=worker, workers=2))
+    expected = "with_epoch(3) ends after 0 elements: the dataset is empty, in worker 1 of 2, on node 0 of 1"
+    with pytest.warns(RuntimeWarning, match=re.escape(expected)) if worker else contextlib.nullcontext():
+        assert len(list(stream)) == read
+
+
+def test_an_epoch_of_a_source_that_is_used_up_warns(recwarn):
+    left = ["a", "b"]
+
+    def used_up():
+        while left:
+            yield left.pop(0)
+
+    assert list(DataPipeline(used_up).with_epoch(3)) == ["a", "b"]
+    assert "with_epoch(3) ends after 2 elements: the dataset is empty in repetition 1" in str(
+        recwarn[-1].message
+    )
+
+
+def test_an_epoch_of_repetitions_may_be_empty(recwarn):
+    assert list(DataPipeline([]).repeat()) == list(DataPipeline([]).repeat(2, 3)) == []
+    assert not list(recwarn)
 
 
 def test_each_repetition_has_an_order_of_its_own_and_the_first_that_of_the_epoch():

@@ -3,8 +3,11 @@ import multiprocessing
 import os
 import pickle
 import random
+import subprocess
+import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 
 import mpwds
@@ -55,6 +58,42 @@ def test_the_member_is_named_where_the_error_names_it(path):
     samples = [{"__key__": "a", "cls": b"x"}]
     assert list(DataPipeline(samples).decode(handler=quarantine(path))) == []
     assert records(path)[0]["member"] == "cls"
+
+
+@pytest.mark.parametrize("value", [{1}, b"cls", np.zeros(2), object(), ["cls"]])
+def test_an_exception_or_a_sample_with_any_attribute_is_written_down(path, value):
+    def refuse(sample):
+        error = ValueError("bad")
+        error.field = error.incident = value
+        raise error
+
+    samples = [{"__key__": value}, {"__key__": "b"}]
+    assert list(DataPipeline(samples).map(refuse, handler=quarantine(path))) == []
+    first, second = records(path)
+    assert (first["message"], first["member"], second["key"]) == ("bad", None, "b")
+
+
+SHORT_WRITE = """
+import resource, signal, sys
+from mpwds.pipeline.quarantine import quarantine
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+handler = quarantine(sys.argv[1])
+try:
+    handler(ValueError("x" * 5000))
+except OSError as error:
+    print("full:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+handler(ValueError("there is room again"))
+"""
+
+
+def test_a_record_that_did_not_fit_is_an_error_and_spoils_no_other(path):
+    done = subprocess.run([sys.executable, "-c", SHORT_WRITE, path], capture_output=True, text=True)
+    assert done.stdout.startswith("full: ["), done.stderr
+    cut, whole = path.read_bytes().splitlines()
+    assert len(cut) == 1000
+    assert json.loads(whole)["message"] == "there is room again"
 
 
 def test_a_budget_of_samples_is_spent_by_one_more(path):

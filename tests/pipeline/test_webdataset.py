@@ -314,6 +314,26 @@ def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(serve
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetching_ahead(server, tmp_path):
+    base = f"http://127.0.0.1:{server.server_port}/x-"
+
+    def failing(name):
+        if name == "gone":
+            raise OSError("list of shards is gone")
+        return {"url": base + name}
+
+    urls = DataPipeline(["000.tar", "gone", "002.tar"]).map(failing)
+    dataset = WebDataset(urls, cache_dir=tmp_path, prefetch_shards=2)
+    first = dataset.stream(Context())
+    seen = [int(next(first)[1]["cls"]) for _ in range(2)]
+    resumed = dataset.stream(Context())
+    resumed.load_state_dict(first.state_dict())
+    with pytest.raises(OSError, match="list of shards is gone"):
+        for _, sample in resumed:
+            seen.append(int(sample["cls"]))
+    assert seen == [0, 1, 2, 3, 4]
+
+
 def test_a_damaged_shard_that_was_put_into_the_cache_by_hand_is_named(server, tmp_path):
     (tmp_path / "x-000.tar").write_bytes(b"<html>")
     dataset = WebDataset(f"http://127.0.0.1:{server.server_port}/x-000.tar", cache_dir=tmp_path)

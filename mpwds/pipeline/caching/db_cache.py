@@ -2,55 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Sequence
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgpack
+
 from mpwds.pipeline.caching.element_codec import ElementCodec
-from mpwds.pipeline.caching.sqlite_store import SqliteStore
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Address, Stream, as_address
+
+_APPLICATION = 0x6D707764  # "mpwd", in the file's header
+_FORMAT = 1
+_WAIT_S = 60.0
+_PAUSE_S = 0.01
+_ROWS = 16  # written at a time: what a process that is killed may lose
+_CLAIM = 64  # of the size, taken at a time by each worker
+
+_SCHEMA = """
+CREATE TABLE meta (fingerprint TEXT NOT NULL);
+CREATE TABLE part (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    family TEXT NOT NULL,
+    claimed INTEGER NOT NULL DEFAULT 0,
+    complete INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE element (
+    part INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    address BLOB NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (part, position)
+);
+CREATE INDEX element_address ON element (part, address);
+CREATE TABLE checkpoint (
+    part INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    state BLOB NOT NULL,
+    PRIMARY KEY (part, position)
+);
+"""
 
 
 @dataclass(frozen=True)
 class DBCache(Filter):
-    """Stage that keeps up to ``size`` elements of its source in an SQLite database, and gives only these.
+    """Stage that stores up to ``size`` elements of its source in an SQLite database, and yields only these.
 
-    The first epoch gives the source's elements and stores them, and ends when there are ``size``, or
-    none are left. Later epochs do not touch the source. For work on a part of a large dataset, or for all of
-    a small one whose source is slow.
+    The first epoch yields the source's elements and stores them; it ends after ``size`` elements or with the
+    source. Later epochs do not use the source. Use it to work on a part of a large dataset, or for a small
+    dataset whose source is slow.
 
-    The database is one file, which stays when the process ends, and which any number of processes may use at
-    a time. Each worker has its own part of it, filled from its own part of the source; ``size`` counts all
-    of them together, in the order in which they come. Another number of workers or ranks, or another seed,
-    makes new parts, with a ``size`` of their own.
+    The database is one file, which outlives the process. Several processes may use it at a time. Each worker
+    fills its own part from its own part of the source; ``size`` limits all parts together. Another number of
+    workers or ranks, or another seed, makes new parts with a ``size`` of their own.
 
-    What stands before the stage runs as in epoch 0, in every epoch. An epoch that is left early, or killed,
-    leaves what it has stored, and the next one gives that and goes on with the source: nothing is lost, and
-    no element comes twice. A complete part is given without a look at the source. So delete the file, or
-    change ``fingerprint``, when the elements are to be others.
+    The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
+    killed, the next one yields what is stored and continues with the source: no element is lost or repeated.
+    A complete part never uses the source again. So delete the file, or change ``fingerprint``, to store other
+    elements.
 
     Elements are stored without pickle: nested dicts, lists, tuples, arrays, tensors, numbers, strings and
     bytes.
 
     Args:
-        path: The database; made if it is missing. The disk must be local.
-        size: Elements to keep.
-        shuffle: Give the elements of a complete part in random order, another one in every epoch; determined
-            by seed, epoch, rank and worker.
-        fingerprint: Says what the elements are made of (the pipeline's ``repr``, a version); a database that
-            has another one is refused. Empty for no check.
+        path: The database; created if it is missing. The disk must be local.
+        size: Elements to store.
+        shuffle: Yield the elements of a complete part in random order, which depends on seed, epoch, rank and
+            worker.
+        fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
+            another one is refused. Empty for no check.
 
     Raises:
-        ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or is none of
-            this stage.
+        ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or this stage did
+            not make it.
         TypeError: While iterating, an element holds something that cannot be stored.
-        LookupError: A state is loaded that was saved when the part was complete, and it is not any more.
+        LookupError: A state of a complete part is loaded, and the part is incomplete now.
 
     Source:
         ``webdataset.dbcache.DBCache`` (0.1).
@@ -81,13 +118,244 @@ class DBCache(Filter):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         group = f"seed {context.seed or 0}, {context.world_size} rank(s), {context.workers} worker(s)"
         codec = ElementCodec("DBCache")
-        store = SqliteStore(os.fspath(self.path), self.size, codec, self.fingerprint, group, part_of(context))
+        store = _SqliteStore(
+            os.fspath(self.path), self.size, codec, self.fingerprint, group, part_of(context)
+        )
         return Stored(source, store, self._order(store, context), self.size)
 
-    def _order(self, store: SqliteStore, context: Context) -> Sequence[int] | None:
+    def _order(self, store: _SqliteStore, context: Context) -> Sequence[int] | None:
         if not self.shuffle or not store.is_complete():
             return None
         order = list(range(store.count()))
         place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
         random.Random("dbcache/" + "/".join(map(str, place))).shuffle(order)
         return order
+
+
+_stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
+
+
+class _SqliteStore:
+    """Elements in an SQLite database, together with other streams' up to a number.
+
+    Args:
+        path: The database.
+        size: Elements that the family may have in all.
+        codec: How elements become bytes.
+        fingerprint: What the database is to be made of; empty for no check.
+        family: Names the streams that share ``size``.
+        part: Names the stream.
+
+    Raises:
+        ValueError: The file was made of something else, or not by this class.
+    """
+
+    survives = True
+
+    def __init__(
+        self, path: str, size: int, codec: ElementCodec, fingerprint: str, family: str, part: str
+    ) -> None:
+        self._path = os.path.abspath(path)
+        self._size = size
+        self._codec = codec
+        self._family = family
+        self._lock = threading.RLock()  # a fork in another thread closes the connection
+        self._connection: sqlite3.Connection | None = None
+        self._rows: list[tuple[int, bytes, bytes]] = []
+        self._checkpoints: list[tuple[int, bytes]] = []
+        _stores.add(self)
+        with self._transaction() as connection:
+            self._describe(connection, fingerprint)
+            connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
+            query = "SELECT id, claimed, complete FROM part WHERE name = ?"
+            self._part, self._claimed, complete = connection.execute(query, (part,)).fetchone()
+        self._complete = bool(complete)
+        self._committed = self._read_count()
+
+    def count(self) -> int:
+        if not self._rows:
+            self._committed = self._read_count()
+        return self._committed + len(self._rows)
+
+    def is_complete(self) -> bool:
+        if not self._complete:
+            with self._connected() as connection:
+                row = connection.execute("SELECT complete FROM part WHERE id = ?", (self._part,)).fetchone()
+            self._complete = bool(row[0])
+        return self._complete
+
+    def get(self, position: int) -> tuple[Address, Any]:
+        if self._rows and position >= self._committed:
+            self._flush()
+        query = "SELECT address, data FROM element WHERE part = ? AND position = ?"
+        with self._connected() as connection:
+            row = connection.execute(query, (self._part, position)).fetchone()
+        if row is None:
+            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
+        return as_address(msgpack.unpackb(row[0])), self._codec.loads(row[1])
+
+    def find(self, address: Address) -> int | None:
+        query = "SELECT position FROM element WHERE part = ? AND address = ?"
+        with self._connected() as connection:
+            row = connection.execute(query, (self._part, msgpack.packb(address))).fetchone()
+        return None if row is None else int(row[0])
+
+    def append(self, position: int, address: Address, element: Any) -> bool:
+        if position != self._committed + len(self._rows):
+            return True
+        if position >= self._claimed and not self._claim():
+            return False
+        self._rows.append((position, msgpack.packb(address), self._codec.dumps(element)))
+        if len(self._rows) >= _ROWS:
+            self._flush()
+        return True
+
+    def set_checkpoint(self, position: int, state: bytes) -> None:
+        self._checkpoints.append((position, state))
+
+    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+        self._flush()
+        query = "SELECT position, state FROM checkpoint WHERE part = ? AND position <= ?"
+        with self._connected() as connection:
+            rows = connection.execute(query + " ORDER BY position DESC LIMIT 1", (self._part, position))
+            row: tuple[int, bytes] | None = rows.fetchone()
+        return row or (0, None)
+
+    def finish(self, count: int) -> None:
+        self._flush()
+        if self.count() == count:
+            with self._transaction() as connection:
+                query = "UPDATE part SET complete = 1, claimed = ? WHERE id = ?"
+                connection.execute(query, (count, self._part))
+            self._complete = True
+
+    def clear(self) -> None:
+        self._rows, self._checkpoints = [], []
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM element WHERE part = ?", (self._part,))
+            connection.execute("DELETE FROM checkpoint WHERE part = ?", (self._part,))
+            connection.execute("UPDATE part SET claimed = 0, complete = 0 WHERE id = ?", (self._part,))
+        self._committed = self._claimed = 0
+        self._complete = False
+
+    def disconnect(self) -> None:
+        """Closes the connection; the next use opens another one."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _claim(self) -> bool:
+        """Takes a share of what is left of the size; returns whether there is one."""
+        with self._transaction() as connection:
+            query = "SELECT sum(claimed) FROM part WHERE family = ?"
+            (taken,) = connection.execute(query, (self._family,)).fetchone()
+            share = min(_CLAIM, self._size - taken)
+            if share <= 0:
+                return False
+            self._claimed += share
+            connection.execute("UPDATE part SET claimed = ? WHERE id = ?", (self._claimed, self._part))
+        return True
+
+    def _read_count(self) -> int:
+        query = "SELECT max(position) + 1 FROM element WHERE part = ?"
+        with self._connected() as connection:
+            (count,) = connection.execute(query, (self._part,)).fetchone()
+        return count or 0
+
+    def _flush(self) -> None:
+        if not self._rows and not self._checkpoints:
+            return
+        rows, self._rows = self._rows, []
+        checkpoints, self._checkpoints = self._checkpoints, []
+        with self._transaction() as connection:  # another process may have stored the same ones
+            connection.executemany(
+                "INSERT OR IGNORE INTO element VALUES (?, ?, ?, ?)", [(self._part, *row) for row in rows]
+            )
+            connection.executemany(
+                "INSERT OR IGNORE INTO checkpoint VALUES (?, ?, ?)",
+                [(self._part, *row) for row in checkpoints],
+            )
+        self._committed += len(rows)
+
+    def _describe(self, connection: sqlite3.Connection, fingerprint: str) -> None:
+        """Checks what the database is, or says it of an empty one."""
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables == 0:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_FORMAT}")
+            connection.execute("INSERT INTO meta VALUES (?)", (fingerprint,))
+            return
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (format_,) = connection.execute("PRAGMA user_version").fetchone()
+        if (application, format_) != (_APPLICATION, _FORMAT):
+            raise ValueError(
+                f"{self._path} is a database that was not made by this stage (or by another version of it): "
+                "delete it, or give another path"
+            )
+        (made_of,) = connection.execute("SELECT fingerprint FROM meta").fetchone()
+        if fingerprint and made_of and fingerprint != made_of:
+            raise ValueError(
+                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
+                f"another path\n  there: {made_of}\n  here:  {fingerprint}"
+            )
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            yield self._connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that is the only one that writes."""
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.OperationalError as error:
+            raise OSError(f"the database {self._path} cannot be opened: {error}") from error
+        try:
+            _use_write_ahead_log(connection)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise ValueError(f"{self._path} cannot be used as a database: {error}") from error
+        weakref.finalize(self, connection.close)
+        return connection
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Lets others read while one writes. SQLite itself does not wait for another process that is at it."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def _disconnect_all() -> None:
+    # A connection must not be used, nor even closed, in a fork of the process that opened it.
+    for store in list(_stores):
+        store.disconnect()
+
+
+os.register_at_fork(before=_disconnect_all)

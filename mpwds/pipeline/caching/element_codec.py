@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-import msgpack
-
 from mpwds import nest, tenbin
 
 
 class Pickler(Protocol):
-    """What turns an element into bytes and back: ``pickle``, or what has these two functions."""
+    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
 
     def dumps(self, element: Any, /) -> bytes: ...
 
@@ -65,7 +63,7 @@ class ElementCodec:
         """The element of some bytes.
 
         Raises:
-            EnvelopeError: They are none.
+            EnvelopeError: The data is not an element's.
         """
         fields = nest.unpack(data)
         arrays = [
@@ -73,15 +71,3 @@ class ElementCodec:
             for encoded, is_tensor in zip(fields["arrays"], fields["tensors"], strict=True)
         ]
         return nest.unflatten(fields["structure"], arrays)
-
-
-def pack_item(address: Any, data: bytes) -> bytes:
-    """An element's address and its bytes, in one."""
-    packed: bytes = msgpack.packb((address, data))
-    return packed
-
-
-def unpack_item(packed: Any) -> tuple[Any, bytes]:
-    """What :func:`pack_item` was given; tuples of the address have become lists."""
-    address, data = msgpack.unpackb(packed, max_bin_len=len(packed), max_str_len=len(packed))
-    return address, data

@@ -15,7 +15,7 @@ _IMMUTABLE = {bool, int, float, complex, str, bytes, type(None)}
 
 
 def mcached() -> Cached:
-    """Stage that keeps the elements in memory, and gives these from the second epoch on.
+    """Stage that keeps the elements in memory, and yields these from the second epoch on.
 
     Example:
         >>> cached = mcached()
@@ -27,16 +27,16 @@ def mcached() -> Cached:
 
 @dataclass(frozen=True)
 class Cached(Filter):
-    """Stage that keeps its source's elements in memory, and gives these from the second epoch on.
+    """Stage that keeps its source's elements in memory, and yields these from the second epoch on.
 
-    Put it behind what is slow and the same in every epoch (``decode``), before what is not (``shuffle``,
-    random augmentation): what stands before it runs as in epoch 0, in every epoch. An epoch that is left
-    early leaves a part; the next one gives that, and goes on with the source.
+    Put it behind stages that are slow and the same in every epoch (``decode``), and before those that are not
+    (``shuffle``, random augmentation). The stages before it run as in epoch 0, in every epoch. If an epoch
+    stops early, the next one yields what is stored and continues with the source.
 
-    The memory belongs to the stage object, in each process: workers keep their own part as long as they live
-    (those of ``MultiLoader`` do; of torch's ``DataLoader``, those with ``persistent_workers=True``). It is
-    not pickled. Elements are copied, so a later stage may change them. The source must end: one that draws
-    shards without end is never complete.
+    The memory belongs to the stage object in each process: a worker keeps its own part as long as it lives
+    (workers of ``MultiLoader`` do; those of torch's ``DataLoader`` with ``persistent_workers=True``). It is
+    not pickled. Elements are copied, so a later stage may change them. The source must be finite: resampled
+    shards never complete it.
 
     Source:
         ``webdataset.filters.Cached``.

@@ -69,9 +69,9 @@ def part_of(context: Context) -> str:
 class Stored(Derived[Any]):
     """Elements from a store; behind its last one those of the source, which are added to it.
 
-    An epoch that was interrupted leaves the store incomplete. The next one gives what is there and
-    goes on with the source behind that, if the source still has the element there that was stored last.
-    Otherwise the store is emptied, with a warning.
+    An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with
+    the source, provided that the source still has the last stored element in its place. Otherwise it empties
+    the store, with a warning.
 
     An element that the source fails on is not stored, nor is any behind it: the next epoch tries it again.
 

@@ -15,15 +15,15 @@ from mpwds.pipeline.decoding.media_size import Data, check_complete, mp3_length
 AUDIO_EXTENSIONS = frozenset(["flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"])
 """The extensions of the fields that ``torch_audio`` decodes."""
 
-# Samples of all channels that are read at once, so that no memory is given for what a file merely states. Of
-# a damaged file a block is what may get lost before the damage.
+# Samples of all channels that are read at once, so that no memory is allocated for a length that a file
+# merely states. A damaged file may lose up to a block before the damage.
 _BLOCK = 1 << 20
 _SMALL_BLOCK = 1 << 12
-# Where libsndfile does not land exactly where it is told to, and soundfile seeks after each reading: such
-# files are read at once, if they state no more samples than so many for each byte.
+# soundfile seeks after each read, and libsndfile seeks inexactly in these formats. So such files are read at
+# once, unless they state more than _DENSEST samples for each byte.
 _INEXACT = ("MP3", "OGG")
 _DENSEST = 256
-_UNKNOWN = 1 << 62  # no less is what soundfile says of FLAC files that leave their length open
+_UNKNOWN = 1 << 62  # soundfile states this length, or a larger one, for FLAC files that state none
 _DTYPES = ("float32", "float64", "int16", "int32")
 
 
@@ -34,24 +34,24 @@ class AudioDecoder:
     The result is ``(waveform, sample_rate)``: the waveform of shape (channels, samples), as stored, not
     resampled; the rate an ``int`` in Hz.
 
-    What decodes a file is found by its content, not its name: libsndfile (``soundfile``) for WAV, FLAC, Ogg
-    (Vorbis, Opus), AIFF and others, and for MP3 files that state their length; FFmpeg (``av``) for all else:
-    M4A, WMA, SoX, and MP3 that does not state its length, of which libsndfile gives as much as it guesses.
-    Both come as wheels that hold all they need. (torchaudio now hands its work on to torchcodec, which wants
-    FFmpeg's libraries on the system, a release that goes with torch's, and torch itself.)
+    A file's content, not its name, selects its decoder. libsndfile (``soundfile``) decodes WAV, FLAC, Ogg
+    (Vorbis, Opus), AIFF and others, and MP3 files that state their length. FFmpeg (``av``) decodes the rest:
+    M4A, WMA, SoX, and MP3 files that do not state their length (libsndfile would guess it). The wheels of
+    both packages are self-contained; torchaudio needs torchcodec, which needs FFmpeg's libraries on the
+    system and a release that matches torch's.
 
-    A file that is damaged or ends too early is an error, as far as it shows: MP3 that does not state its
-    length cannot show that something is missing at the end.
+    A damaged or truncated file is an error where the damage can be detected. It cannot at the end of an MP3
+    file that does not state its length.
 
     Args:
         output: ``"torch"`` for a tensor, ``"numpy"`` for an array, for which torch is not imported.
         dtype: ``"float32"`` or ``"float64"``, in [-1, 1]; ``"int16"`` or ``"int32"``, in the type's
             full range.
         mono: Average the channels into one, which stays as a dimension of 1.
-        start: Seconds from the start at which to begin.
-        duration: Seconds to decode; ``None`` for all that follows. Like slices, what lies behind the end is
-            empty.
-        allow_partial: Of a damaged file, give what can be decoded instead of an error.
+        start: Where to begin, in seconds from the file's start.
+        duration: Seconds to decode; ``None`` for the rest of the file. A span beyond the end is empty, as in
+            slices.
+        allow_partial: Return what can be decoded of a damaged file, instead of an error.
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
@@ -93,7 +93,7 @@ class AudioDecoder:
         """Decode a field if its extension is one of audio; else return ``None``.
 
         Raises:
-            ValueError: The data is no audio, damaged, or cut off.
+            ValueError: The data is not audio, damaged, or truncated.
             ImportError: soundfile, PyAV or torch is needed and missing.
         """
         if key.rpartition(".")[2].lower() not in self.extensions:
@@ -121,7 +121,7 @@ class AudioDecoder:
         return self._with_ffmpeg(data)
 
     def _is_for_soundfile(self, file: Any, data: Data) -> bool:
-        """Whether libsndfile is right about the length, behind which it gives nothing."""
+        """Whether libsndfile knows the length. It decodes nothing beyond the length that it assumes."""
         if file.format in _INEXACT:
             stated = file.format == "OGG" or mp3_length(data)[0] is not None
             return stated and file.frames <= _DENSEST * len(data) and not self.allow_partial

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from mpwds import tenbin
 from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES, gunzip
 from mpwds.pipeline.decoding.images import (
     IMAGE_EXTENSIONS,
     ImageDecoder,
@@ -15,8 +17,8 @@ from mpwds.pipeline.decoding.images import (
     imagehandler,
     imagespecs,
 )
-from mpwds.pipeline.decoding.loads import Load, decoders, own_load
-from mpwds.pipeline.decoding.pickles import pytorch_weights_only, torch_loads, unpickle_loads
+from mpwds.pipeline.decoding.npy import npy_loads, npz_loads
+from mpwds.pipeline.decoding.pickles import pth_loads, pytorch_weights_only, torch_loads, unpickle_loads
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -36,6 +38,7 @@ __all__ = [
     "unpickle_loads",
 ]
 
+Load: TypeAlias = Callable[[Any], Any]
 Handler: TypeAlias = Callable[[str, Any], Any]
 HandlerSpec: TypeAlias = str | Handler | tuple[str, Callable[[Any], Any]]
 
@@ -51,29 +54,31 @@ class Decoder:
     Each field that holds bytes is offered to the handlers in turn, as ``handler(key, data)`` where ``key`` is
     the field's name with a dot before it (``".mask.png"``). The first result that is not ``None`` becomes the
     field's value; a result ``Continue(key, data)`` is offered to the handlers that follow. A field that no
-    handler knows keeps its bytes. Fields whose names start with ``__`` are no data: their bytes become
-    ``str`` where they are UTF-8, and nothing else happens to them.
+    handler knows keeps its bytes. Fields whose names start with ``__`` are metadata: their bytes become
+    ``str`` if they are UTF-8, and are not decoded further.
 
-    A field may also hold a read-only ``memoryview``, as fast readers give: handlers of this library decode
-    it in place, functions of others get bytes, and so does the result where nothing decodes it.
+    A field may also hold a read-only ``memoryview``. This library's handlers decode it in place; other
+    functions get bytes. A field that no handler decodes becomes bytes.
 
     Args:
         *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
             ``("jpg jpeg", f)`` that stand for ``handle_extension``; one list of these will do as well.
-        pre: Handlers before these; ``None`` for ``[gzfilter]``, which unpacks ``.gz``.
+        pre: Handlers before these; ``None`` for ``[gzfilter]``, which decompresses ``.gz``.
         post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
             by extension.
         only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
             ``None`` decodes all.
-        partial: Pass fields that hold no bytes through; else they are an error. ``None`` is one in any case.
+        partial: Pass fields through that do not hold bytes; otherwise they are an error. A field that is
+            ``None`` always is one.
         allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
             whoever wrote the shard run any code here. Without it they are an error.
+        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
 
     Attributes:
         takes_views: All handlers are this library's own, so that a field may as well be a memoryview.
 
     Raises:
-        ValueError: An image specification is unknown.
+        ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
         TypeError: A handler is neither a function nor a string nor a pair.
 
     Source:
@@ -93,7 +98,12 @@ class Decoder:
         only: str | Iterable[str] | None = None,
         partial: bool = False,
         allow_pickle: bool = False,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
+        if max_decompressed_bytes < 1:
+            raise ValueError(
+                f"decode: max_decompressed_bytes must be at least 1, got {max_decompressed_bytes}"
+            )
         main = handlers[0] if len(handlers) == 1 and isinstance(handlers[0], list) else handlers
         before = [gzfilter] if pre is None else pre
         after = [basichandlers] if post is None else post
@@ -101,15 +111,16 @@ class Decoder:
         self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self.partial = partial
         self.allow_pickle = allow_pickle
+        self.max_decompressed_bytes = max_decompressed_bytes
         self.takes_views = all(map(_takes_views, self.handlers))
-        self._loads = _FieldLoads(self.handlers, self.only, allow_pickle)
+        self._loads = self._new_loads()
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode one sample; it is not changed.
 
         Raises:
-            DecodeError: A field cannot be decoded, or holds no bytes and ``partial`` is false. What a handler
-                raised is its cause.
+            DecodeError: A field cannot be decoded, or does not hold bytes and ``partial`` is false. Its cause
+                is the handler's exception.
             ImportError: A handler needs a package that is missing.
         """
         if not isinstance(sample, dict):
@@ -142,7 +153,10 @@ class Decoder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._loads = _FieldLoads(self.handlers, self.only, self.allow_pickle)
+        self._loads = self._new_loads()
+
+    def _new_loads(self) -> _FieldLoads:
+        return _FieldLoads(self.only, _Chain(self.handlers, self.allow_pickle, self.max_decompressed_bytes))
 
     def _other(self, load: Load, value: Any) -> Any:
         if isinstance(value, bytes):
@@ -159,7 +173,7 @@ class Decoder:
 
 
 class Continue:
-    """What a handler returns to have the handlers after it go on with another name and other data.
+    """A handler's result that passes another name and other data to the handlers after it.
 
     Args:
         key: The name, with its leading dot.
@@ -197,15 +211,18 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Handler that unpacks fields whose names end in ``.gz``, for the handlers after it to decode.
+    """Handler that decompresses fields whose names end in ``.gz``, for the handlers after it to decode.
+
+    A field may decompress to 1 GiB; ``decode(max_decompressed_bytes=...)`` sets another limit.
 
     Example:
+        >>> import gzip
         >>> gzfilter(".txt.gz", gzip.compress(b"abc")).data
         b'abc'
     """
     if not key.endswith(".gz"):
         return None
-    return Continue(key[: -len(".gz")], gzip.decompress(data))
+    return Continue(key[: -len(".gz")], gunzip(data))
 
 
 def basichandlers(key: str, data: bytes) -> Any:
@@ -223,8 +240,8 @@ def basichandlers(key: str, data: bytes) -> Any:
     ``pyd pickle pkl pth``     an error, unless ``Decoder`` got ``allow_pickle=True``
     =========================  =====================================================
 
-    ``None`` for any other: what ``class count html htm`` hold stays bytes, as in webdataset. The table is
-    ``decoders``, which a program may add to. A ``Decoder`` asks it once for each name of a field.
+    ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. The table is
+    ``decoders``, to which a program may add. A ``Decoder`` looks each field name up once.
 
     Example:
         >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
@@ -232,6 +249,101 @@ def basichandlers(key: str, data: bytes) -> Any:
     """
     load = decoders.get(_extension(key))
     return None if load is None else load(data)
+
+
+def text_loads(data: Any) -> str:
+    """The text that UTF-8 bytes are.
+
+    Example:
+        >>> text_loads(b"caf\\xc3\\xa9")
+        'café'
+    """
+    return str(data, "utf-8")
+
+
+def json_loads(data: Any) -> Any:
+    """The value of a JSON text, in UTF-8, UTF-16 or UTF-32.
+
+    Example:
+        >>> json_loads(memoryview(b'{"a": [1, null]}'))
+        {'a': [1, None]}
+    """
+    try:
+        return json.loads(str(data, "utf-8"))
+    except ValueError:  # another encoding, a byte order mark, or an error
+        return json.loads(bytes(data))
+
+
+def msgpack_loads(data: Any) -> Any:
+    """The value of a MessagePack message. Maps may have keys of any kind that can be hashed.
+
+    Example:
+        >>> msgpack_loads(b"\\x81\\x01\\xa1a")
+        {1: 'a'}
+    """
+    import msgpack
+
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+def cbor_loads(data: Any) -> Any:
+    """The value of a CBOR item.
+
+    Raises:
+        ImportError: cbor2 is missing.
+
+    Example:
+        >>> cbor_loads(b"\\xa1\\x61a\\x01")
+        {'a': 1}
+    """
+    try:
+        import cbor2
+    except ImportError as error:
+        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
+    return cbor2.loads(data)
+
+
+_OWN: dict[str, Load] = {
+    **dict.fromkeys(("txt", "text", "transcript"), text_loads),
+    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
+    **dict.fromkeys(("json", "jsn"), json_loads),
+    **dict.fromkeys(("pyd", "pickle", "pkl"), unpickle_loads),
+    "pth": pth_loads,
+    "npy": npy_loads,
+    "npz": npz_loads,
+    **dict.fromkeys(("ten", "tenbin", "tb"), tenbin.decode_buffer),
+    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack_loads),
+    "cbor": cbor_loads,
+}
+_OPTIONS: dict[Load, tuple[str, ...]] = {
+    unpickle_loads: ("allow_pickle",),
+    pth_loads: ("allow_pickle",),
+    npy_loads: ("allow_pickle",),
+    npz_loads: ("allow_pickle", "max_decompressed_bytes"),
+}
+
+decoders: dict[str, Load] = dict(_OWN)
+"""The table of ``basichandlers``: extension to function of the bytes.
+
+A program may add entries and replace them. Each process has its own table, and workers are processes:
+``handle_extension`` travels with the dataset, an entry made here does not.
+"""
+
+
+def _own_load(extension: str, **options: Any) -> Load | None:
+    """The library's function for an extension; ``None`` if it has none, or the program replaced it.
+
+    These functions take memoryviews as well. What they return is the value, even if it is ``None``.
+
+    Args:
+        extension: The extension, without a dot.
+        options: ``allow_pickle`` and ``max_decompressed_bytes``, for the functions that have them.
+    """
+    load = decoders.get(extension)
+    if load is None or load is not _OWN.get(extension):
+        return None
+    given = {name: options[name] for name in _OPTIONS.get(load, ()) if name in options}
+    return partial(load, **given) if given else load
 
 
 def _extension(key: str) -> str:
@@ -275,10 +387,8 @@ def _takes_views(handler: Handler) -> bool:
 class _FieldLoads(dict[str, Load]):
     """By the name of a field, the function that its bytes go through; found when the name is first met."""
 
-    def __init__(
-        self, handlers: tuple[Handler, ...], only: frozenset[str] | None, allow_pickle: bool
-    ) -> None:
-        self._chain = _Chain(handlers, allow_pickle)
+    def __init__(self, only: frozenset[str] | None, chain: _Chain) -> None:
+        self._chain = chain
         self._only = only
 
     def __missing__(self, field: str) -> Load:
@@ -297,10 +407,11 @@ class _FieldLoads(dict[str, Load]):
 class _Chain(dict[str, Load]):
     """By key, the function that is left of a chain of handlers when all that can be known is known."""
 
-    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool) -> None:
+    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool, max_bytes: int) -> None:
         self._handler = handlers[0] if handlers else None
-        self._rest = _Chain(handlers[1:], allow_pickle) if handlers else self
+        self._rest = _Chain(handlers[1:], allow_pickle, max_bytes) if handlers else self
         self._allow_pickle = allow_pickle
+        self._max_bytes = max_bytes
 
     def __missing__(self, key: str) -> Load:
         if len(self) >= _NAMES_KEPT:
@@ -313,11 +424,16 @@ class _Chain(dict[str, Load]):
         if handler is None:
             return _kept
         if handler is gzfilter:
-            return partial(_unpacked, rest[key[: -len(".gz")]]) if key.endswith(".gz") else rest[key]
-        if handler is basichandlers and _extension(key) not in decoders:
+            if key.endswith(".gz"):
+                return partial(_decompressed, rest[key[: -len(".gz")]], self._max_bytes)
             return rest[key]
-        if handler is basichandlers and (load := own_load(_extension(key), self._allow_pickle)) is not None:
-            return load
+        if handler is basichandlers:
+            extension = _extension(key)
+            if extension not in decoders:
+                return rest[key]
+            options = {"allow_pickle": self._allow_pickle, "max_decompressed_bytes": self._max_bytes}
+            if (load := _own_load(extension, **options)) is not None:
+                return load
         if type(handler) is ImageDecoder:
             return handler.decode if handler.handles(key) else rest[key]
         if type(handler) is _ExtensionHandler and not handler.matches(key):
@@ -334,8 +450,8 @@ def _offered(handler: Handler, takes_views: bool, key: str, rest: _Chain, data: 
     return rest[result.key](result.data) if isinstance(result, Continue) else result
 
 
-def _unpacked(load: Load, data: Any) -> Any:
-    return load(gzip.decompress(data))
+def _decompressed(load: Load, max_bytes: int, data: Any) -> Any:
+    return load(gunzip(data, max_bytes))
 
 
 def _kept(data: Any) -> Any:

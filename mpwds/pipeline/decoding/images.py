@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-from mpwds.pipeline.decoding.jpeg import decode_jpeg
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,8 +21,9 @@ _EXTENSIONS = """
 IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 """The extensions of the formats that Pillow reads."""
 
-
-# PostScript, and what may hold it: whatever a field is called, Pillow goes by what its bytes are.
+_JPEG_COLORSPACES = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
+_JPEG_START = b"\xff\xd8\xff"
+# PostScript, and a format that may contain it. Pillow selects the format by content, not by name.
 _PROGRAMS = ("EPS", "IPTC")
 
 
@@ -83,7 +84,7 @@ class ImageDecoder:
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
-        ValueError: ``imagespec`` is none of these.
+        ValueError: ``imagespec`` is not one of these names.
 
     Source:
         ``webdataset.autodecode.ImageHandler``.
@@ -109,7 +110,9 @@ class ImageDecoder:
         """Decode a field, bytes or a memoryview, if its extension is one of an image; else return ``None``.
 
         Raises:
-            PIL.UnidentifiedImageError: The data is no image that Pillow knows.
+            PIL.UnidentifiedImageError: The data is not an image that Pillow knows.
+            PIL.Image.DecompressionBombError: The image has more than twice ``PIL.Image.MAX_IMAGE_PIXELS``
+                pixels.
             ValueError: It is PostScript (EPS, or IPTC, which may hold it), which would be executed.
             OSError: The image is damaged or truncated.
             ImportError: Pillow is missing, or torch for a tensor.
@@ -166,8 +169,8 @@ def open_image(data: Any) -> Image:
         data: The file's bytes, or a memoryview of them.
 
     Raises:
-        PIL.UnidentifiedImageError: ``data`` is no image that Pillow knows.
-        ValueError: The format is a program, which Pillow would have Ghostscript run.
+        PIL.UnidentifiedImageError: ``data`` is not an image that Pillow knows.
+        ValueError: The format is PostScript, which Pillow would pass to Ghostscript to run.
         ImportError: Pillow is missing.
 
     Example:
@@ -212,3 +215,47 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
     except ImportError as error:
         raise ImportError("tensors need torch: pip install torch") from error
     return torch.from_numpy(array)
+
+
+def decode_jpeg(data: Any, mode: str, max_pixels: int | None = None) -> np.ndarray[Any, Any] | None:
+    """The pixels of a JPEG image, or ``None`` where Pillow is to decode it.
+
+    simplejpeg has its own libjpeg-turbo and writes pixels straight into an array; Pillow, built on the same
+    library, copies them twice more. simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
+    times on megapixels. Pillow decodes where results could differ: CMYK and YCCK, colour to grey, images of
+    more than ``max_pixels``, and data that simplejpeg calls damaged. So the same images are errors whether or
+    not simplejpeg is installed.
+
+    Args:
+        data: The file's bytes, or a memoryview of them.
+        mode: ``"L"``, ``"RGB"`` or ``"RGBA"``.
+        max_pixels: Pillow warns of larger images, or refuses them.
+
+    Returns:
+        uint8 array of shape (H, W), (H, W, 3) or (H, W, 4), writable.
+
+    Example:
+        >>> decode_jpeg(b"\\x89PNG", "RGB") is None
+        True
+    """
+    if data[:3] != _JPEG_START or (simplejpeg := _simplejpeg()) is None:
+        return None
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        is_same = colorspace == "Gray" or (colorspace in ("YCbCr", "RGB") and mode != "L")
+        if not is_same or (max_pixels is not None and height * width > max_pixels):
+            return None
+        pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, _JPEG_COLORSPACES[mode])
+    except ValueError:
+        return None
+    return pixels[:, :, 0] if mode == "L" else pixels
+
+
+@lru_cache(maxsize=1)
+def _simplejpeg() -> ModuleType | None:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    module: ModuleType = simplejpeg
+    return module

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import zipfile
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
 
+from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES, unzip
 from mpwds.pipeline.decoding.pickles import check_allowed
 
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
@@ -59,15 +59,19 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
     return array
 
 
-def npz_loads(data: Any, allow_pickle: bool = False) -> dict[str, Any]:
+def npz_loads(
+    data: Any, allow_pickle: bool = False, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> dict[str, Any]:
     """The arrays of an ``.npz`` file by name.
 
     Args:
         data: The file's bytes, or a memoryview of them.
         allow_pickle: Unpickle arrays of Python objects.
+        max_decompressed_bytes: The most that the arrays may take together.
 
     Raises:
-        DecodeError: An array holds Python objects, and unpickling is not allowed.
+        DecodeError: An array holds Python objects, and unpickling is not allowed; or the arrays are larger
+            than ``max_decompressed_bytes``.
         ValueError: The data is a single array.
         zipfile.BadZipFile: The data is damaged, or something else.
 
@@ -79,8 +83,7 @@ def npz_loads(data: Any, allow_pickle: bool = False) -> dict[str, Any]:
     """
     if bytes(data[:6]) == npy_format.MAGIC_PREFIX:
         raise ValueError("it holds one array as .npy, not an .npz archive of arrays: name the field npy")
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = unzip(data, max_decompressed_bytes)
     return {
         name.removesuffix(".npy"): npy_loads(member, allow_pickle)
         if member.startswith(npy_format.MAGIC_PREFIX)

@@ -43,7 +43,7 @@ def unpickle_loads(data: Any, allow_pickle: bool = False) -> Any:
 
     Args:
         data: The pickle, bytes or a memoryview.
-        allow_pickle: Whether to do it at all: whoever wrote the pickle can have any code run.
+        allow_pickle: Whether to do it at all: the author of the pickle can run any code.
 
     Raises:
         DecodeError: It is not allowed.
@@ -61,16 +61,16 @@ def unpickle_loads(data: Any, allow_pickle: bool = False) -> Any:
 
 
 def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
-    """What ``torch.save`` stored: tensors, and plain containers and values around them; on the CPU.
+    """The object that ``torch.save`` stored, on the CPU: tensors in plain containers, and plain values.
 
     Args:
         data: The file's bytes, or a memoryview of them.
-        allow_pickle: Load objects of any class too, by pickle: whoever wrote the data can have any code run.
+        allow_pickle: Load objects of any class too, by pickle: the author of the data can run any code.
             ``WDS_PYTORCH_WEIGHTS_ONLY=1`` in the environment overrules it.
 
     Raises:
         DecodeError: The data holds other objects and ``allow_pickle`` is false; or torch is older than 2.6,
-            whose ``weights_only=True`` is no protection.
+            whose ``weights_only=True`` does not protect.
         SecurityError: ``WDS_SECURE=1``, which refuses all such data.
         ImportError: torch is missing.
 
@@ -103,7 +103,7 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
 
 
 def pth_loads(data: Any, allow_pickle: bool = False) -> Any:
-    """What ``decode`` makes of a ``pth`` field: a file of ``torch.save`` is a pickle, whatever it holds.
+    """The value of a ``pth`` field for ``decode``. A file of ``torch.save`` counts as a pickle.
 
     Args:
         data: The file's bytes, or a memoryview of them.

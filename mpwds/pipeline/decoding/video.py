@@ -29,33 +29,29 @@ class VideoDecoder:
     - ``sound``: float32, shape (channels, samples), in [-1, 1]; (1, 0) without sound;
     - ``info``: ``"video_fps"``, a float, and ``"audio_fps"``, an int in Hz; each only with such a stream.
 
-    Every stored frame is given once, in order of display. Where frames are unequally long (a variable frame
-    rate) none is repeated or left out, and ``video_fps`` is the average. Sound comes as stored: nothing is
-    inserted where it begins later than the video or has gaps. Of several streams of a kind the first is
-    decoded.
+    Every stored frame appears once, in display order. With a variable frame rate no frame is repeated or left
+    out, and ``video_fps`` is the average. Sound is as stored: nothing is inserted where it starts later than
+    the video or has gaps. Only the first video stream and the first audio stream are decoded.
 
-    FFmpeg does the work, through PyAV (``av``), whose wheels bring it along. (torchvision gave up reading
-    video; torchcodec wants FFmpeg's libraries on the system, a release that goes with torch's, and torch
-    itself.) A file decodes from memory, in one thread.
+    FFmpeg decodes, through PyAV (``av``), whose wheels include it; torchcodec needs FFmpeg's libraries on the
+    system and a release that matches torch's. A file is decoded from memory, in one thread.
 
-    A file that is damaged or ends too early is an error as far as it shows: raw streams (``h264``, ``mjpeg``)
-    and MPEG programme streams (``mpg``) do not state their length, and not all damage is one to a decoder:
-    some merely looks bad.
+    A damaged or truncated file is an error where the damage can be detected. Raw streams (``h264``,
+    ``mjpeg``) and MPEG program streams (``mpg``) do not state their length, and decoders accept some damage
+    that is merely visible.
 
     Args:
         output: ``"torch"`` for tensors, ``"numpy"`` for arrays, for which torch is not imported.
-        start: Seconds from the file's start: frames and sound before it are left out, mostly by seeking to a
-            key frame.
-        end: Seconds; frames and sound from there on are left out. ``None`` for all. What follows it is not
-            looked at for damage.
-        every: Of the frames, take the first and each ``every``-th after it. ``video_fps`` is that of the
-            frames that are taken.
-        max_frames: Stop after that many frames. The sound goes on to ``end``.
-        audio: Decode the sound; else it is treated as missing.
-        rotate: Turn frames upright where the file says by how much (telephones write such). Off, they are as
-            stored, as they are for torchvision.
-        threads: Threads for decoding. In a loader the workers are the threads.
-        allow_partial: Of a damaged file, give what can be decoded, as torchvision does, instead of an error.
+        start: Where to begin, in seconds from the file's start; the decoder seeks to a key frame before it.
+        end: Where to stop, in seconds; ``None`` for the end of the file. Damage behind it is not detected.
+        every: Take the first frame and each ``every``-th after it. ``video_fps`` is the rate of the frames
+            taken.
+        max_frames: Stop after that many frames. The sound still extends to ``end``.
+        audio: Decode the sound; otherwise it is treated as missing.
+        rotate: Turn frames upright as the file says (phones write such files). By default they are as stored,
+            as with torchvision.
+        threads: Threads for decoding; 1 is best in a loader, which has a worker for each core.
+        allow_partial: Return what can be decoded of a damaged file, as torchvision does, instead of an error.
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
@@ -106,7 +102,7 @@ class VideoDecoder:
         """Decode a field if its extension is one of video; else return ``None``.
 
         Raises:
-            ValueError: The data is no video, damaged, or cut off; its frames change their size.
+            ValueError: The data is not video, damaged, or truncated; or its frames change their size.
             ImportError: PyAV or torch is missing.
         """
         if key.rpartition(".")[2].lower() not in self.extensions:

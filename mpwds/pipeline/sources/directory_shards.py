@@ -1,18 +1,30 @@
-"""Shards of a directory into which another program writes: each is claimed, read, and then dealt with."""
+"""Shards of a directory into which another program writes: claimed, read, then removed or renamed.
+
+A reader claims a shard in three steps: it locks the file (``flock``), checks that the file still has its
+name, and renames it. It keeps the lock until it has removed the file or renamed it again. The kernel drops
+the lock when the reader's process ends, however it ends, so a claimed shard that can be locked has lost its
+reader.
+
+Only one kernel keeps these locks, for one mounted file system. The name of a claim says which (``_domain``),
+so that a reader elsewhere, which may not see the lock, does not judge by it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
+import hashlib
 import os
 import re
+import socket
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, NoReturn
-
-from braceexpand import braceexpand
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
@@ -20,10 +32,11 @@ from mpwds.pipeline.filter import plain
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.storage.streams.braces import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
-_CLAIMED = re.compile(r"(.+)\._(\d+)_")
-_TAKEN = re.compile(r".+\._(\d+|done)_")
+_CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{8})-(?P<time_ns>\d+))?_")
+_NO_LOCKS = "0" * 8
 _WITHOUT_POLL_S = 0.05
 
 SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
@@ -31,18 +44,23 @@ SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
 
 
 class DirectoryShardList(Beginning):
-    """Beginning of a pipeline: the shards that lie in a directory or appear there, as ``{"url": ...}``.
+    """Source of a pipeline: the shards in a directory, also those that appear later, as ``{"url": ...}``.
 
-    A shard is claimed by renaming it (``x.tar`` becomes ``x.tar._4711_``, 4711 being the process), so of many
-    workers and programs that read the directory each gets others, and nothing is divided among nodes and
-    workers. When the next shard is asked for, the last one has been read and is dealt with by ``mode``.
-    Shards whose claimant has died are dealt with by whoever comes next; so all that read a directory must run
-    on one machine. What is read cannot be read again: such an epoch cannot be resumed. A loader delivers
-    what its workers make of them as it comes, whatever its ``in_order``: a worker without a shard may wait
-    for long.
+    Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711-..._``,
+    where 4711 is the process), so nothing is divided among nodes and workers. A shard counts as read when
+    the next one is asked for; ``mode`` then says what happens to it.
 
-    A shard whose reading is left off, because the iterator is dropped or the process ends, is given back
-    under its own name, whatever the mode.
+    A shard that is not read to its end gets its name back, whatever the mode: at once when the iterator is
+    dropped or the process exits, and at the next reader's scan when the process was killed. A reader that is
+    killed between the last sample of a shard and the next shard leaves a shard that is read twice.
+
+    Readers may run in several containers on one machine. Readers on several machines may share a network
+    directory, too. A reader cannot see whether a process on another machine still runs, so it leaves claims
+    of other machines alone, and also those made before its own machine was restarted. Pass ``claim_timeout``,
+    or rename the files, to read such shards again. On a file system without locks this holds for every claim.
+
+    An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, whatever
+    its ``in_order``: a worker may wait long for a shard.
 
     Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
 
@@ -51,14 +69,16 @@ class DirectoryShardList(Beginning):
         pattern: Names to take, with ``*``, ``?`` and braces.
         poll: Seconds between looks for shards when there are none; ``None`` ends the epoch then.
         timeout: Seconds without a new shard after which the epoch ends.
-        mode: What becomes of a shard that has been read: ``"resample"`` gives it back, so that it is read
-            again, ``"unlink"`` removes it, ``"keep"`` renames it to ``x.tar._done_``. ``None`` means
+        mode: What happens to a shard that has been read: ``"resample"`` gives it its name back, so that it
+            is read again, ``"unlink"`` removes it, ``"keep"`` renames it to ``x.tar._done_``. ``None`` means
             ``"resample"``.
-        select: Which to take: ``"random"`` or ``"oldest"``.
+        select: Which shard to take: ``"random"`` or ``"oldest"``.
         fate: A function to call with the path of a shard that has been read, in place of ``mode``.
+        claim_timeout: Seconds after which a claim of another machine (see above) is taken to be abandoned:
+            more than any reader needs for a shard. ``None``: never.
 
     Raises:
-        ValueError: ``path`` does not end in a slash or is no directory, or an option is unknown.
+        ValueError: ``path`` does not end in a slash or is not a directory, or an option is unknown.
 
     Source:
         ``webdataset.shardlists.DirectoryShardList``, whose default pattern matches nothing.
@@ -84,12 +104,11 @@ class DirectoryShardList(Beginning):
         mode: Literal["resample", "unlink", "keep"] | None = "resample",
         select: Literal["random", "oldest"] = "random",
         fate: Callable[[str], Any] | None = None,
+        claim_timeout: float | None = None,
     ) -> None:
         path = os.fspath(path)
         if not path.endswith("/") or not os.path.isdir(path):
-            raise ValueError(
-                f"DirectoryShardList: {path!r} must be a directory, and written with a slash behind it"
-            )
+            raise ValueError(f"DirectoryShardList: {path!r} must be a directory, and end with a slash")
         if mode not in ("resample", "unlink", "keep", None):
             raise ValueError(f"DirectoryShardList: mode must be 'resample', 'unlink' or 'keep', got {mode!r}")
         if select not in ("random", "oldest"):
@@ -103,6 +122,7 @@ class DirectoryShardList(Beginning):
         self.mode = mode or "resample"
         self.select = select
         self.fate = fate
+        self.claim_timeout = claim_timeout
 
     def __str__(self) -> str:
         return f"DirectoryShardList({self.path!r}, mode={self.mode!r})"
@@ -111,40 +131,46 @@ class DirectoryShardList(Beginning):
         return _Claimed(self, worker_draws("directory", context), gives_back=True)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The shards by themselves. Whoever breaks off keeps the last one, which has been handed out."""
+        """The shards by themselves. After a ``break`` the last one stays claimed until the process ends."""
         epoch, self._epoch = self._epoch, self._epoch + 1
         return plain(_Claimed(self, worker_draws("directory", Context.current(epoch)), gives_back=False))
 
     def recycle(self, activename: str) -> None:
-        """Deals with a claimed shard that has been read.
+        """Removes or renames a claimed shard that has been read, as ``mode`` or ``fate`` says.
 
         Args:
             activename: Its path, as claimed.
         """
         match = _CLAIMED.fullmatch(activename)
-        name = match[1] if match else activename
-        try:
+        name = match["name"] if match else activename
+        with _releasing(activename), contextlib.suppress(FileNotFoundError):  # the user took it away
             if self.fate is not None:
                 self.fate(activename)
             elif self.mode == "unlink":
                 os.unlink(activename)
             else:
                 os.rename(activename, name if self.mode == "resample" else name + "._done_")
-        except FileNotFoundError:
-            pass  # whoever else saw that its claimant died was faster, or the user took it away
 
     def cleanup_files_without_processes(self) -> None:
-        """Deals with the shards whose claimant has died."""
-        for name in glob.glob(glob.escape(self.path) + "*._*_"):
-            match = _CLAIMED.fullmatch(name)
-            if match and not _is_running(int(match[2])):
-                self.recycle(name)
+        """Gives shards whose reader has died their names back."""
+        for path in glob.glob(glob.escape(self.path) + "*._*_"):
+            match = _CLAIMED.fullmatch(path)
+            if match is None:
+                continue
+            with contextlib.suppress(FileNotFoundError), _locked(path) as lock:
+                if match["domain"] == lock.domain != _NO_LOCKS:
+                    is_abandoned = lock.is_held
+                else:
+                    age_s = time.time() - int(match["time_ns"] or time.time_ns()) / 1e9
+                    is_abandoned = self.claim_timeout is not None and age_s > self.claim_timeout
+                if is_abandoned:
+                    os.rename(path, match["name"])
 
     def candidates(self) -> list[str]:
         """The shards that nobody has claimed, by name."""
         start = glob.escape(self.path)
-        names = {name for pattern in braceexpand(self.pattern) for name in glob.glob(start + pattern)}
-        return sorted(name for name in names if not name.endswith("_") or not _TAKEN.fullmatch(name))
+        names = {name for pattern in expand_braces(self.pattern) for name in glob.glob(start + pattern)}
+        return sorted(name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name))
 
 
 class _Claimed:
@@ -168,13 +194,10 @@ class _Claimed:
         last = time.monotonic()
         while True:
             for candidate in self._in_order(shards.candidates()):
-                claimed = f"{candidate}._{os.getpid()}_"
-                try:
-                    os.rename(candidate, claimed)
-                except FileNotFoundError:  # another one was faster
-                    continue
-                self._claim.take(claimed)
-                return claimed, {"url": claimed}
+                claimed = _claim(candidate)
+                if claimed is not None:
+                    self._claim.take(claimed)
+                    return claimed, {"url": claimed}
             if shards.poll is None or time.monotonic() - last >= shards.timeout:
                 raise StopIteration
             time.sleep(shards.poll or _WITHOUT_POLL_S)
@@ -209,7 +232,7 @@ class _Claimed:
 class _Claim:
     """The shard that a stream has claimed and not read to its end.
 
-    Outlives the stream. A finalizer calls ``give_back`` in any thread: it only renames.
+    Outlives the stream. A finalizer calls ``give_back`` in any thread: it renames and closes a file.
     """
 
     def __init__(self) -> None:
@@ -220,7 +243,7 @@ class _Claim:
         self._path, self._pid = path, os.getpid()
 
     def drop(self) -> str | None:
-        """The claimed shard, which from now on is the caller's; ``None`` in a fork of its claimant."""
+        """The claimed shard, from now on the caller's; ``None`` in a fork of the process that claimed it."""
         path, self._path = self._path, None
         return path if self._pid == os.getpid() else None
 
@@ -228,8 +251,89 @@ class _Claim:
         path = self.drop()
         match = _CLAIMED.fullmatch(path or "")
         if path is not None and match is not None:
-            with contextlib.suppress(FileNotFoundError):  # the user took it away
-                os.rename(path, match[1])
+            with _releasing(path), contextlib.suppress(FileNotFoundError):  # the user took it away
+                os.rename(path, match["name"])
+
+
+_locks: dict[str, int] = {}  # descriptors that hold the locks of the shards claimed here, by claimed path
+
+
+def _claim(path: str) -> str | None:
+    """Claims a shard; returns its new path, or ``None`` if another reader has claimed it."""
+    with contextlib.suppress(FileNotFoundError), _locked(path) as lock:
+        if lock.is_held or lock.domain == _NO_LOCKS:
+            claimed = f"{path}._{os.getpid()}-{lock.domain}-{time.time_ns()}_"
+            os.rename(path, claimed)
+            if lock.descriptor is not None:
+                _locks[claimed] = lock.descriptor
+            return claimed
+    return None
+
+
+@contextlib.contextmanager
+def _releasing(path: str) -> Iterator[None]:
+    """Lets the lock of a claimed shard go afterwards."""
+    try:
+        yield
+    finally:
+        descriptor = _locks.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class _Lock(NamedTuple):
+    """What came of an attempt to lock a file.
+
+    Attributes:
+        is_held: The lock was free, and the file still has its name.
+        domain: Which kernel and mounted file system keep the lock; ``_NO_LOCKS`` if it cannot be locked.
+        descriptor: Holds the lock until it is closed.
+    """
+
+    is_held: bool
+    domain: str
+    descriptor: int | None = None
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[_Lock]:
+    """Tries to lock a file. The end of the block unlocks it, unless ``_locks`` has taken the descriptor."""
+    lock = _try_lock(path)
+    try:
+        yield lock
+    finally:
+        if lock.descriptor is not None and lock.descriptor not in _locks.values():
+            os.close(lock.descriptor)
+
+
+def _try_lock(path: str) -> _Lock:
+    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks exclusively only what is open for writing
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+        except PermissionError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = os.path.samestat(os.stat(path), os.fstat(descriptor))
+        except BlockingIOError:
+            is_held = False
+        except FileNotFoundError:
+            os.close(descriptor)
+            raise
+        except OSError:  # the file system has no locks, or not for this descriptor
+            os.close(descriptor)
+            continue
+        return _Lock(is_held, _domain(os.fstat(descriptor).st_dev), descriptor)
+    return _Lock(False, _NO_LOCKS)
+
+
+@lru_cache
+def _domain(device: int) -> str:
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        kernel = socket.gethostname()
+    return hashlib.sha256(f"{kernel} {device}".encode()).hexdigest()[:8]
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:
@@ -239,7 +343,7 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
         path: The directory; a path or a ``file:`` URL.
 
     Raises:
-        ValueError: It is no directory on this machine, or there is no shard in it.
+        ValueError: It is not a directory on this machine, or it has no shards.
 
     Example:
         >>> import tempfile
@@ -257,7 +361,7 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
             "stands for the shards in a directory; name shards that are elsewhere one by one, or by braces"
         )
     start = os.path.join(glob.escape(directory), "")
-    found = {name for pattern in braceexpand(SHARDS) for name in glob.glob(start + pattern)}
+    found = {name for pattern in expand_braces(SHARDS) for name in glob.glob(start + pattern)}
     shards = sorted(filter(os.path.isfile, found))
     claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
     if claimed:
@@ -276,13 +380,3 @@ def _modified(path: str) -> float:
         return os.stat(path).st_mtime
     except FileNotFoundError:
         return float("inf")
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it runs, as another user
-        pass
-    return True

@@ -9,7 +9,7 @@ from typing import Any
 from mpwds.errors import ShardError
 from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.tar.entries import OpenAt, read_entries
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, OpenAt, read_entries
 
 Sample = dict[str, Any]
 
@@ -26,6 +26,7 @@ def read_samples(
     rename: Callable[[str], str] | None = None,
     on_error: Callable[[Exception], object] | None = None,
     local_path: str | None = None,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[tuple[int, int | None, Sample]]:
     """Reads a shard's samples one after the other.
 
@@ -42,6 +43,7 @@ def read_samples(
             sample has a member of that name. Their attributes ``member`` and ``offset`` say which. If it
             returns, the member is left out; by default they are raised.
         local_path: What each sample gets as ``__local_path__``; no such field where ``None``.
+        max_decompressed_bytes: The most data that a member of a compressed shard may have.
 
     Yields:
         A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
@@ -68,7 +70,7 @@ def read_samples(
     start = 0
     dotted = ""  # the last key that had dots in it, ...
     beginning: str | tuple[str, ...] = ()  # ... and what the names of its members begin with
-    with closing(read_entries(url, offset, open, choose)) as entries:
+    with closing(read_entries(url, offset, open, choose, True, max_decompressed_bytes)) as entries:
         for name, member_offset, data in entries:
             # Most often what precedes the first dot is the key, of the same sample or the next. But that dot
             # may be one of a directory or of a hidden file, and names like __meta__ are of no sample.

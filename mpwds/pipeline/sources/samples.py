@@ -16,6 +16,7 @@ from mpwds.pipeline.sources.shard_options import ShardOptions
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.urls import is_local
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.storage.tar.members import read_members
 
 if TYPE_CHECKING:
@@ -68,9 +69,11 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Whether samples of local shards have the shard's file as ``__local_path__`` without a
             cache, too.
+        max_decompressed_bytes: The most data that a member of a compressed shard may have.
 
     Raises:
-        ShardError: While iterating, a shard is damaged or has a name twice in a sample.
+        ShardError: While iterating, a shard is damaged, has a name twice in a sample, or has a member that is
+            larger than ``max_decompressed_bytes``.
         TypeError: An argument cannot be called; or, while iterating, the source gives anything but ``{"url":
             ...}``.
         ValueError: While iterating, there is no sample, and ``empty_check`` is set.
@@ -82,6 +85,7 @@ class TarSamples(Filter):
     empty_check: bool = False
     cache: ShardCache | None = None
     local_paths: bool = False
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
     reads_shards: ClassVar[bool] = True
 
@@ -161,6 +165,7 @@ class _TarStream(ShardStream):
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
         self._options = ShardOptions(stage.select_files, stage.rename_files)
         self._local_paths = stage.local_paths and stage.cache is None
+        self._max_bytes = stage.max_decompressed_bytes
 
     def _read(
         self,
@@ -177,7 +182,9 @@ class _TarStream(ShardStream):
             reading["on_error"] = on_error
         url = url_of(shard)
         path = file_of(url) if self._local_paths else None
-        samples = read_samples(url, offset, local_path=path, **reading)
+        samples = read_samples(
+            url, offset, local_path=path, max_decompressed_bytes=self._max_bytes, **reading
+        )
         return Reading(samples, dict(chosen.extra), chosen.handler)
 
     def _place(self, url: str, offset: int) -> Place:

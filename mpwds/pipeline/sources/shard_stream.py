@@ -30,9 +30,9 @@ class Reading(NamedTuple):
     """A shard that is being read.
 
     Attributes:
-        elements: What it holds, from some offset on.
-        extra: Fields that each element gets; they must be dicts then.
-        handler: What to do about errors in this shard; the stage's handler where ``None``.
+        elements: Its elements from some offset on.
+        extra: Fields that each element gets; elements must be dicts then.
+        handler: Called with exceptions in this shard; ``None`` for the stage's handler.
     """
 
     elements: Iterator[Read]
@@ -49,8 +49,8 @@ class ShardStream(Handled):
         stage: The stage; ``str(stage)`` names it in errors.
         source: Stream of shards, ``{"url": ...}``.
         context: Its ``on_shard`` is told when a shard is begun.
-        handler: What to do about a shard that cannot be read: going on means with the next one.
-        empty_check: Whether it is an error if there is nothing in all of them.
+        handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
+        empty_check: Whether it is an error if all shards are empty.
         cache: Keeps shards on a local disk; the next ones are fetched while one is read.
     """
 
@@ -67,7 +67,8 @@ class ShardStream(Handled):
         self._context = context
         self._cache = cache
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source before their time
-        self._source_failed: Exception | None = None
+        # The error that the source raised before its time, and the source's state before that.
+        self._source_failed: tuple[Exception, Any] | None = None
         self._missing = empty_check  # nothing was found yet, and that would be an error
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None behind the last
@@ -90,7 +91,7 @@ class ShardStream(Handled):
             shard: What the source gave.
             offset: Where to start: 0, or an offset that was yielded.
             open: Opens a URL at a byte, if not as usual.
-            on_error: To be called with an error that concerns one element; to go on if it returns.
+            on_error: Called with an error that concerns one element. If it returns, the element is skipped.
         """
 
     @abstractmethod
@@ -130,17 +131,21 @@ class ShardStream(Handled):
         if self._ahead:
             item = self._ahead.popleft()
         elif self._source_failed is not None:
-            failed, self._source_failed = self._source_failed, None
-            raise failed
+            (error, _), self._source_failed = self._source_failed, None
+            raise error
         else:
             item = self._next()
         while len(self._ahead) < self._cache.prefetch_shards and self._source_failed is None:
+            try:
+                before = self._source.state_dict()
+            except LookupError:  # a source without a state
+                before = None
             try:
                 self._ahead.append(self._next())
             except StopIteration:
                 break
             except Exception as error:  # the turn of that shard has not come
-                self._source_failed = error
+                self._source_failed = error, before
         return item
 
     def _begin(self, address: Address, shard: Any, offset: int) -> None:
@@ -240,8 +245,11 @@ class ShardStream(Handled):
 
     def state_dict(self) -> dict[str, Any]:
         open_shard = self._shard is not None and self._offset is not None
+        state = super().state_dict()
+        if self._source_failed is not None:  # a resumed stream is to meet the error again
+            state["source"] = self._source_failed[1]
         return {
-            **super().state_dict(),
+            **state,
             "shard": self._shard if open_shard else None,
             "offset": self._offset if open_shard else 0,
             "ahead": [address for address, _ in self._ahead],
@@ -250,7 +258,7 @@ class ShardStream(Handled):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._shard, self._elements = None, iter(())
+        self._shard, self._elements, self._source_failed = None, iter(()), None
         ahead = [as_address(address) for address in state["ahead"]]
         self._ahead = deque([(address, self._source.fetch(address)) for address in ahead])
         self._missing = state["missing"]

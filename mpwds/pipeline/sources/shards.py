@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from mpwds.pipeline.beginnings import Beginning
@@ -19,7 +19,7 @@ from mpwds.pipeline.stream import Address, Stage, Stream
 from mpwds.storage.streams.urls import expand_urls
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-Split: TypeAlias = "Stage | Callable[..., Iterator[Any]]"
+Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 
 _SHARDS_SHOWN = 3
 
@@ -35,8 +35,8 @@ class ShardList(Beginning):
         urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), or several; see
             ``mpwds.storage.streams.urls.expand_urls``.
         shuffle: Whether each epoch has another order.
-        nodesplitter: Divides the shards among nodes: a stage, or a function that takes an iterator of shards
-            and yields some of them. ``None`` gives all to each node; ``True`` is the default.
+        nodesplitter: Divides the shards among nodes: a stage, or a function that takes a list of shards
+            and returns some of them. ``None`` gives all to each node; ``True`` is the default.
         splitter: Divides a node's shards among its workers, likewise.
 
     Raises:
@@ -228,4 +228,4 @@ def _as_splitter(splitter: Any) -> Stage:
     if hasattr(splitter, "stream"):
         stage: Stage = splitter
         return stage
-    return Splitter(splitter)
+    return Splitter(splitter, as_list=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -12,6 +13,10 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
 
 Path = tuple["str | int", ...]
+
+_REPR = reprlib.Repr()  # aliases can make a value too large to be shown
+_REPR.maxstring = _REPR.maxother = 200
+_shown = _REPR.repr
 
 
 class SpecValue:
@@ -68,10 +73,10 @@ class SpecValue:
     def mapping(self, *allowed: str) -> SpecValue:
         """This value, which must be a mapping; if ``allowed`` is given, one without other keys."""
         if not isinstance(self.value, dict):
-            self.fail(f"must be a mapping, got {self.value!r}")
+            self.fail(f"must be a mapping, got {_shown(self.value)}")
         for key in self.value:
             if not isinstance(key, str):
-                self.fail(f"has the key {key!r}, which is no string")
+                self.fail(f"has the key {key!r}, which is not a string")
             if allowed and key not in allowed:
                 self[key].fail(f"is unknown: allowed here are {', '.join(allowed)}")
         return self
@@ -79,7 +84,7 @@ class SpecValue:
     def items(self) -> list[SpecValue]:
         """The items of this value, which must be a list that is not empty."""
         if not isinstance(self.value, list) or not self.value:
-            self.fail(f"must be a list of at least one item, got {self.value!r}")
+            self.fail(f"must be a list of at least one item, got {_shown(self.value)}")
         return [self[index] for index in range(len(self.value))]
 
     def strings(self) -> list[SpecValue]:
@@ -87,27 +92,27 @@ class SpecValue:
         values = [self] if isinstance(self.value, str) else self.items()
         for value in values:
             if not isinstance(value.value, str) or not value.value:
-                value.fail(f"must be a string, got {value.value!r}")
+                value.fail(f"must be a string, got {_shown(value.value)}")
         return values
 
     def text(self) -> str:
         """This value, which must be a string."""
         if not isinstance(self.value, str):
-            self.fail(f"must be a string, got {self.value!r}")
+            self.fail(f"must be a string, got {_shown(self.value)}")
         text: str = self.value
         return text
 
     def flag(self) -> bool:
         """This value, which must be true or false."""
         if not isinstance(self.value, bool):
-            self.fail(f"must be true or false, got {self.value!r}")
+            self.fail(f"must be true or false, got {_shown(self.value)}")
         flag: bool = self.value
         return flag
 
     def integer(self, least: int) -> int:
         """This value, which must be a whole number, at least ``least``."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            self.fail(f"must be a whole number, {least} or more, got {self.value!r}")
+            self.fail(f"must be a whole number, {least} or more, got {_shown(self.value)}")
         integer: int = self.value
         return integer
 
@@ -116,7 +121,7 @@ class SpecValue:
         value = self.value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             bounds = f"{least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
-            self.fail(f"must be a number, {bounds}, got {value!r}")
+            self.fail(f"must be a number, {bounds}, got {_shown(value)}")
         if math.isinf(value):
             self.fail("must be finite")
         return float(value)
@@ -129,7 +134,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
         spec: Path or URL of the file, or what YAML would make of one.
 
     Raises:
-        SpecError: The file is no YAML, or has a key twice.
+        SpecError: The file is not YAML, or has a key twice.
         OSError: It cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
 
@@ -173,7 +178,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
 def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
     """The line of each value below a YAML node, that of a mapping's value being its key's.
 
-    What aliases repeat is looked at once: it may be more than fits into memory, or contain itself.
+    A value that aliases repeat is visited once: it may contain itself, or be too large to visit each time.
     """
     if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
         seen.add(id(node))

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from braceexpand import braceexpand
-
 from mpwds.errors import SecurityError
 from mpwds.pipeline import handlers
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
+from mpwds.storage.streams.braces import MAX_NAMES, expand_braces
 from mpwds.storage.streams.rewrite import check_url
 from mpwds.storage.streams.urls import is_local
 
@@ -183,14 +182,14 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
     if ("datasets" in top) == ("dataset" in top):
         top.fail("must have one key `datasets`, the list of sources")
     prefix = _expand(top.get("prefix", ""), trusted)
-    sources = tuple(
-        _source(each, top, prefix, trusted)
-        for each in top["datasets" if "datasets" in top else "dataset"].items()
-    )
+    sources: list[SpecSource] = []
+    for each in top["datasets" if "datasets" in top else "dataset"].items():
+        sources.append(_source(each, top, prefix, trusted))
+        _check_count(sum(len(source.urls) for source in sources), each)
     stop = top["stop"].text() if "stop" in top else None
     if stop is not None and stop not in _STOP_RULES:
         top["stop"].fail(f"must be one of {', '.join(_STOP_RULES)}, got {stop!r}")
-    result = DatasetSpec(sources, _optional(top, "epoch"), stop, top.file)
+    result = DatasetSpec(tuple(sources), _optional(top, "epoch"), stop, top.file)
     if stop is not None and (result.epoch is not None or not result.mixes_samples):
         top["stop"].fail("has no meaning here: it is for sources with weights, and an epoch without a number")
     return result
@@ -202,9 +201,10 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         source.fail("has no key `shards`")
     buckets = source["buckets"] if "buckets" in source else top.get("buckets", "")
     bucket = "" if buckets.value in ("", []) else _expand(_only(buckets), trusted)
-    urls = tuple(
-        url for pattern in source["shards"].strings() for url in _urls(pattern, prefix, bucket, trusted)
-    )
+    urls: list[str] = []
+    for pattern in source["shards"].strings():
+        urls += _urls(pattern, prefix, bucket, trusted)
+        _check_count(len(urls), pattern)
     counts = [key for key in ("choose", "perepoch", "resample") if key in source]
     if len(counts) > 1:
         source[counts[1]].fail(f"and {counts[0]} exclude each other")
@@ -219,7 +219,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
     meta = dict(source["meta"].mapping().value) if "meta" in source else {}
     return SpecSource(
         name=source.get("name", f"@{bucket}").text(),
-        urls=urls,
+        urls=tuple(urls),
         choose=choose,
         resample=_optional(source, "resample"),
         weight=source[weights[0]].number() if weights else None,
@@ -235,15 +235,20 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
 def _urls(pattern: SpecValue, prefix: str, bucket: str, trusted: bool) -> list[str]:
     parts = _expand(pattern, trusted).split("::")
     try:
-        urls = [prefix + os.path.join(bucket, url) for part in parts for url in braceexpand(part)]
-    except ValueError:
-        pattern.fail(f"has braces that do not match: {pattern.value!r}")
+        urls = [prefix + os.path.join(bucket, url) for url in expand_braces(*parts)]
+    except ValueError as error:
+        pattern.fail(f"is wrong: {error}")
     for url in urls:
         try:
             check_url(url, trusted, pattern.where)
         except SecurityError as error:
             raise SecurityError(f"{error}: {_vouching(pattern)}") from None
     return urls
+
+
+def _check_count(shards: int, at: SpecValue) -> None:
+    if shards > MAX_NAMES:
+        at.fail(f"brings the shards to {shards}; {MAX_NAMES} are allowed")
 
 
 def _only(buckets: SpecValue) -> SpecValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -19,13 +19,14 @@ from mpwds.pipeline.unaddressed import Unaddressed
 class Splitter(Filter):
     """Stage that yields the shards that ``function(shards)`` yields, each under the address it came with.
 
-    For functions such as webdataset's ``split_by_node``, which yield some of the dicts that they take. A
-    shard is known again by its dict, or by its URL where the function makes another dict; a URL that did not
-    come in has itself for an address. So what reads the shards stays addressable, as it does not behind other
-    generator functions. A restored stream runs the function again: it is expected to yield the same.
+    For functions such as webdataset's ``split_by_node``, which yield some of the dicts that they take. The
+    stage finds a shard's address by its dict, or by its URL if the function makes a new dict. A URL that was
+    not among the shards is its own address. So stages behind a splitter keep their addresses, unlike those
+    behind other generator functions. A restored stream runs the function again, and expects the same shards.
 
     Args:
-        function: Takes an iterator of shards, ``{"url": ...}``, and returns an iterator of shards.
+        function: Takes the shards, ``{"url": ...}``, and returns an iterable of some of them.
+        as_list: Pass the shards as a list, which the function may slice, instead of an iterator.
 
     Raises:
         TypeError: ``function`` cannot be called.
@@ -37,12 +38,13 @@ class Splitter(Filter):
         ['a', 'c']
     """
 
-    function: Callable[[Iterator[Any]], Iterator[Any]]
+    function: Callable[..., Iterable[Any]]
+    as_list: bool = False
     divides_among: ClassVar[tuple[str, ...]] = ("ranks", "workers")  # or neither: it is the user's
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"a splitter is a function of an iterator of shards, got {self.function!r}")
+            raise TypeError(f"a splitter must be a function that takes shards, got {self.function!r}")
 
     def __str__(self) -> str:
         return arguments(self.function)
@@ -65,8 +67,12 @@ class _Chosen(Derived[Any]):
     def _begin(self) -> None:
         self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
         self._addresses: dict[int | str, Address] = {}
-        self._chosen = Unaddressed(lambda: self._stage.function(self._shards()), self._stage, self._context)
+        self._chosen = Unaddressed(self._choose, self._stage, self._context)
         self._count = 0
+
+    def _choose(self) -> Iterable[Any]:
+        shards = self._shards()
+        return self._stage.function(list(shards) if self._stage.as_list else shards)
 
     def _shards(self) -> Iterator[Any]:
         for address, shard in self._source:

@@ -9,6 +9,7 @@ from typing import Any
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
+from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -24,6 +25,7 @@ def decode(
     partial: bool = False,
     handler: Handler = reraise_exception,
     allow_pickle: bool = False,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Decode:
     """Stage that decodes the fields of dict samples by their extensions.
 
@@ -38,16 +40,18 @@ def decode(
         handler: What to do about a sample that cannot be decoded; raises by default.
         allow_pickle: Unpickle ``pyd pickle pkl pth`` and arrays of Python objects, which lets whoever wrote
             the shards run any code here. Without it they are an error.
+        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to: 1 GiB by default.
 
     Raises:
-        ValueError: An image spec is unknown.
+        ValueError: An image spec is unknown, or ``max_decompressed_bytes`` is below 1.
         TypeError: A handler is none of these.
 
     Example:
         >>> list(decode()([{"__key__": "a", "cls": b"7"}]))
         [{'__key__': 'a', 'cls': 7}]
     """
-    return Decode(handlers, as_tuple(pre), as_tuple(post), as_tuple(only), partial, handler, allow_pickle)
+    lists = (as_tuple(pre), as_tuple(post), as_tuple(only))
+    return Decode(handlers, *lists, partial, handler, allow_pickle, max_decompressed_bytes)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Decode(Filter):
         partial: Whether to leave fields alone that are no bytes, decoded before.
         handler: What to do about a sample that cannot be decoded; raises by default.
         allow_pickle: Whether to load pickles, which may run any code.
+        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
 
     Raises:
         DecodeError: While iterating, a field cannot be decoded.
@@ -80,6 +85,7 @@ class Decode(Filter):
     partial: bool = False
     handler: Handler = reraise_exception
     allow_pickle: bool = False
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
     def __post_init__(self) -> None:
         self._decoder()
@@ -93,6 +99,7 @@ class Decode(Filter):
             partial=(self.partial, False),
             handler=(self.handler, reraise_exception),
             allow_pickle=(self.allow_pickle, False),
+            max_decompressed_bytes=(self.max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
         )
         return f"decode({arguments(*self.handlers, **more)})"
 
@@ -113,6 +120,7 @@ class Decode(Filter):
             only=self.only,
             partial=self.partial,
             allow_pickle=self.allow_pickle,
+            max_decompressed_bytes=self.max_decompressed_bytes,
         )
 
 

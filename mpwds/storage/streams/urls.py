@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from braceexpand import braceexpand
+from mpwds.storage.streams.braces import expand_braces
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -38,7 +38,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         The names in the order they are written; at least one.
 
     Raises:
-        ValueError: There is no shard, a variable is not set, or braces are not balanced.
+        ValueError: There is no shard, a variable is not set, braces do not match, or they stand for more than
+            a million names.
         TypeError: ``urls``, or one of its elements, is neither a string nor a path.
 
     Source:
@@ -141,14 +142,7 @@ def _file_url_path(url: str) -> str:
 
 
 def _expand_pattern(pattern: str) -> list[str]:
-    return [shard for part in pattern.split("::") for shard in _expand_braces(_substitute_variables(part))]
-
-
-def _expand_braces(pattern: str) -> list[str]:
-    try:
-        return list(braceexpand(pattern))
-    except ValueError:
-        raise ValueError(f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar") from None
+    return expand_braces(*map(_substitute_variables, pattern.split("::")))
 
 
 def _substitute_variables(pattern: str) -> str:

@@ -11,15 +11,16 @@ from typing import NamedTuple, Protocol
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.input import Input
-from mpwds.storage.tar.zstd_frame import ZstdFrame
 
 LOOK_BYTES = 10
 
 _XZ_MEMORY_BYTES = 512 * 1024 * 1024
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
 class Decompressor(Protocol):
-    """What ``bz2`` and ``lzma`` have for one compressed member."""
+    """A decompressor of one compressed member, as ``bz2`` and ``lzma`` have them."""
 
     @property
     def eof(self) -> bool: ...
@@ -38,7 +39,7 @@ class Compression(NamedTuple):
 
 
 def compression_of(start: bytes) -> Compression | None:
-    """The format of what begins with ``start``; ``None`` if it is none of these.
+    """The format of data that begins with ``start``; ``None`` if it is not one of these.
 
     Args:
         start: The first bytes, ``LOOK_BYTES`` or more.
@@ -158,13 +159,80 @@ class _Gzip:
         return piece
 
 
+class _ZstdFrame:
+    """One zstd frame, with the interface that ``bz2`` and ``lzma`` have.
+
+    ``zstandard`` has no limit for what a call returns, and a few kilobytes can become gigabytes. So it gets
+    one block at a time, which becomes 128 KiB at most. (Pieces of a fixed size would have to be so small that
+    reading takes half as long again.) A frame's window is at most 128 MiB (``zstd --long=27``).
+
+    Source:
+        RFC 8878, 3.1.1 (frames and blocks) and 3.1.2 (skippable frames).
+    """
+
+    def __init__(self) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise ImportError(
+                "zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
+            ) from error
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._input = b""
+        self._output = b""
+        self._has_begun = False
+        self._is_skipped = False  # as frames of other magic numbers are
+        self._checksum_bytes = 0
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof and not self._output
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data + self._input
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        self._input += data
+        while not self._output and not self._frame.eof and (size := self._next_bytes()):
+            unit, self._input = self._input[:size], self._input[size:]
+            self._output = self._frame.decompress(unit)
+            if not self._has_begun:
+                self._has_begun = True
+                self._is_skipped = not unit.startswith(_ZSTD_MAGIC)
+                self._checksum_bytes = 4 if unit[4] & 4 else 0
+        stop = len(self._output) if max_length < 0 else max_length
+        piece, self._output = self._output[:stop], self._output[stop:]
+        self.needs_input = not self._output and not self._next_bytes()
+        return piece
+
+    def _next_bytes(self) -> int:
+        """How much of the input to decompress next: a header or a block, or 0 while there is less."""
+        held = self._input
+        if self._is_skipped:
+            return len(held)
+        if self._has_begun:
+            block = int.from_bytes(held[:3], "little")
+            size = 3 + (1 if block >> 1 & 3 == _ZSTD_RUN else block >> 3) + (block & 1) * self._checksum_bytes
+        elif len(held) < 5 or held.startswith(_ZSTD_MAGIC):
+            descriptor = held[4] if len(held) > 4 else 0
+            single_segment = descriptor >> 5 & 1
+            size = (
+                6 - single_segment + (0, 1, 2, 4)[descriptor & 3] + (single_segment, 2, 4, 8)[descriptor >> 6]
+            )
+        else:
+            return len(held)
+        return size if size <= len(held) else 0
+
+
 def _xz() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
 
 
 _COMPRESSIONS = [
     (re.compile(rb"\x1f\x8b\x08"), Compression("gzip", _Gzip)),
-    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), Compression("zstd", ZstdFrame)),
+    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), Compression("zstd", _ZstdFrame)),
     (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), Compression("bzip2", bz2.BZ2Decompressor)),
     (re.compile(rb"\xfd7zXZ\0"), Compression("xz", _xz)),
 ]

@@ -1,9 +1,10 @@
-"""One header of a tar archive: its checksum, name, size and kind."""
+"""The headers of a tar archive: name, size, kind and checksum, and the extensions of GNU and pax."""
 
 from __future__ import annotations
 
+import re
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import adler32
 
 from mpwds.errors import ShardError
@@ -47,7 +48,7 @@ class _Checksums(dict[bytes, int]):
 
 
 class _Sizes(dict[bytes, int]):
-    """A size field to the number in it; -1 where it is none."""
+    """A size field to the number in it; -1 if it is not a number."""
 
     def __missing__(self, field: bytes) -> int:
         if len(self) >= _KNOWN_LIMIT:
@@ -61,10 +62,10 @@ sizes: Final = _Sizes()
 
 
 def back_sum(back: bytes) -> int:
-    """What to add to ``adler32(front) & 0xFFFF`` for the sum of both parts of a header.
+    """The number that makes ``adler32(front) & 0xFFFF`` the sum of both parts of a header.
 
-    The low half of adler32 is one plus the sum of the bytes modulo 65521, which up to 256 bytes do not
-    reach: ten times faster than ``sum``.
+    The low half of adler32 is one plus the sum of the bytes modulo 65521, which 256 bytes do not reach. It is
+    ten times as fast as ``sum``.
     """
     return (adler32(back[:200]) & 0xFFFF) + (adler32(back[200:]) & 0xFFFF) - 3
 
@@ -86,7 +87,7 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
 
 
 def begins_archive(block: bytes) -> bool:
-    """Whether what an archive starts with, or goes on with, is a header or zeros."""
+    """Whether a block is one that an archive can start with: a header or zeros."""
     if len(block) < BLOCK:
         return not any(block)
     return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))
@@ -119,9 +120,93 @@ def bad_size(front: bytes, url: str, position: int) -> ShardError:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # base 256, big-endian; the marking bit is no part of the number
+    if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
         return int.from_bytes(field, "big") & ((1 << 95) - 1)
     try:
         return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
     except ValueError:
         return -1
+
+
+EXTENSION_LIMIT_BYTES: Final = 16 * 1024 * 1024
+
+TIME_ALONE: Final = [b"%d mtime=" % length for length in range(100)]
+"""By length, the start of an extension header's body that holds a modification time and nothing else.
+
+Python's ``tarfile``, and so webdataset, writes such a header before each member. It is skipped.
+"""
+
+_RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")
+
+
+class Extended(NamedTuple):
+    """The name and size to take in place of the header's."""
+
+    name: str | None = None
+    size: int | None = None
+
+
+NOTHING: Final = Extended()
+
+
+def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> Extended:
+    """``known`` with the name and size that another extension header states.
+
+    Args:
+        known: The extensions of the next member so far.
+        kind: The extension header's kind, one of ``EXTENSIONS``.
+        body: Its data.
+        url: The shard, for errors.
+        position: The header's offset, for errors.
+
+    Raises:
+        ShardError: A record is damaged, or the member is a GNU sparse file.
+
+    Example:
+        >>> extend(NOTHING, ord("x"), b"18 path=real/name\\n", "x.tar", 0)
+        Extended(name='real/name', size=None)
+    """
+    if kind == ord("K"):  # a link's long target
+        return known
+    if kind == ord("L"):
+        return known._replace(name=body.partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+    start = 0
+    while start < len(body) and body[start]:
+        # length keyword=value newline, where the length counts the whole record
+        match = _RECORD.match(body, start)
+        stop = start + int(match[1]) if match is not None else 0
+        if match is None or stop <= match.end() or body[stop - 1 : stop] != b"\n":
+            raise _bad_record(url, position, body[start : start + 40])
+        keyword = match[2]
+        if keyword == b"path" and match.end() < stop - 1:
+            name = body[match.end() : stop - 1]
+            known = known._replace(name=name.decode("utf-8", "surrogateescape"))
+        elif keyword == b"size" and match.end() < stop - 1:
+            size = body[match.end() : stop - 1]
+            if not size.isdigit() or len(size) > 20:
+                raise _bad_record(url, position, body[start : start + 40])
+            known = known._replace(size=int(size))
+        elif keyword.startswith(b"GNU.sparse."):
+            raise sparse(url, position)
+        start = stop
+    return known
+
+
+def too_large(size: int, url: str, position: int) -> ShardError:
+    return ShardError(
+        f"extension header at offset {position} of {url} says it has {size} bytes, more than "
+        f"{EXTENSION_LIMIT_BYTES}: the shard is damaged"
+    )
+
+
+def sparse(url: str, position: int) -> ShardError:
+    return ShardError(
+        f"tar header at offset {position} of {url} is of a GNU sparse file, which is not read: "
+        "write the archive without --sparse"
+    )
+
+
+def _bad_record(url: str, position: int, record: bytes) -> ShardError:
+    return ShardError(
+        f"pax header at offset {position} of {url} has the bad record {record!r}: the shard is damaged"
+    )

@@ -1,4 +1,4 @@
-"""Where an archive's bytes come from: a file that can be read anywhere, or a stream that only goes on."""
+"""The bytes of an archive: from a file, read at any offset, or from a stream, read once from the start."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class Input(Protocol):
         url: What errors call it.
         end: Where the archive ends; ``sys.maxsize`` until that is known.
         apart_bytes: Data from this size on is better asked for with ``data`` than as part of a window.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
     url: str
     end: int
     apart_bytes: int
+    largest: int
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
         """Bytes, and the place among them of that at ``position``.
@@ -51,7 +53,7 @@ class Input(Protocol):
 
 
 class Readable(Protocol):
-    """What is needed of a stream: a file, a pipe, a response, a decompressor."""
+    """A stream: a file, a pipe, a response or a decompressor."""
 
     def read(self, size: int, /) -> bytes | None: ...
     def close(self) -> None: ...
@@ -70,6 +72,7 @@ class FileInput:
     """
 
     apart_bytes = 32 * 1024
+    largest = sys.maxsize
 
     def __init__(self, stream: BinaryIO, url: str) -> None:
         self.url = url
@@ -102,7 +105,7 @@ class FileInput:
         _close(self._stream)
 
     def _rest(self, position: int, size: int) -> bytes:
-        """What one ``pread`` did not give: it gives at most 2 GiB, and less when it is interrupted."""
+        """Reads on where ``pread`` stopped: it returns at most 2 GiB, and less when it is interrupted."""
         pieces = []
         while size > 0:
             piece = os.pread(self._descriptor, size, position)
@@ -124,12 +127,14 @@ class StreamInput:
         stream: Has ``read``, and perhaps ``read1``; closed with this object.
         url: What errors call it.
         offset: The offset in the archive at which the stream stands.
+        largest: The most data that a member may have.
     """
 
     apart_bytes = 32 * 1024
 
-    def __init__(self, stream: Readable, url: str, offset: int) -> None:
+    def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
         self.url = url
+        self.largest = largest
         self.end = sys.maxsize
         self._stream = stream
         widen_pipe(stream)
@@ -209,7 +214,7 @@ def is_regular_file(stream: BinaryIO) -> bool:
 
 
 def reader(stream: Readable) -> Callable[[int], bytes]:
-    """A function that gives up to so many bytes of ``stream``, as soon as there are any; none at its end."""
+    """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
     if isinstance(stream, io.RawIOBase):
         # Its own read copies once more than that of a buffer around it, which is never filled.
         stream = io.BufferedReader(stream)

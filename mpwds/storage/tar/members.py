@@ -42,13 +42,13 @@ def read_members(
     then gives a ``RuntimeWarning``: it may be what is left of an upload that broke off.
 
     Args:
-        url: What ``open`` understands; by default paths and URLs, see ``mpwds.storage.streams.gopen``.
+        url: A path or URL for ``open``; see ``mpwds.storage.streams.gopen`` for the default.
         offset: Byte offset at which to start: 0, or a ``Member.offset``. In a compressed archive it counts
             decompressed bytes, and all before it is decompressed again. A global pax header before it is not
             seen.
         open: Opens ``url`` at a byte offset.
         select: Takes a member's name, returns whether to read it; what is not selected is skipped unread.
-        rename: Takes a member's name, returns the one to give it, which ``select`` then sees.
+        rename: Takes a member's name, returns the name to yield. ``select`` gets that name.
 
     Raises:
         FileNotFoundError: There is no such file. Other errors of ``open`` pass, too.

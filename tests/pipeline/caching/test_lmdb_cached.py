@@ -9,6 +9,7 @@ import lmdb
 import pytest
 import webdataset
 
+from mpwds.errors import SecurityError
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached, lmdb_cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -58,6 +59,14 @@ def test_what_cannot_be_stored_without_pickle_is_an_error_that_says_where(path):
 def test_with_pickle_anything_is_stored(path):
     collect(lmdb_cached(path, pickler=pickle), [Anything([1, 2])])
     assert collect(lmdb_cached(path, pickler=pickle), [])[0].value == [1, 2]
+
+
+def test_the_secure_mode_refuses_a_pickler(path, monkeypatch):
+    collect(lmdb_cached(path, pickler=pickle), [Anything([1, 2])])
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(SecurityError, match=r"lmdb_cached takes no pickler.*WDS_SECURE"):
+        collect(lmdb_cached(path, pickler=pickle), [])
+    assert collect(lmdb_cached(path + "2"), "ab") == ["a", "b"]
 
 
 def test_a_database_is_not_read_with_another_pickler(path):

@@ -13,8 +13,7 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.decoding.images import ImageDecoder
-from mpwds.pipeline.decoding.jpeg import decode_jpeg
+from mpwds.pipeline.decoding.images import ImageDecoder, decode_jpeg
 
 # Both are libjpeg-turbo where Pillow comes as a wheel; other builds of Pillow may round differently.
 TOLERANCE = 0 if PIL.features.check_feature("libjpeg_turbo") else 2

@@ -1,4 +1,6 @@
 import contextlib
+import errno
+import fcntl
 import gc
 import glob
 import os
@@ -6,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +19,13 @@ from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_i
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams.urls import expand_urls
 
-DEAD = 99999999  # no process has this number
+CLAIM = re.compile(r"\._(\d+)-[0-9a-f]{8}-\d+_")
+READER = (
+    "import sys, time; from mpwds.pipeline.sources.directory_shards import DirectoryShardList\n"
+    "source = DirectoryShardList(sys.argv[1], mode=sys.argv[2], poll=None).stream()\n"
+    "print(next(source)[1]['url'], flush=True); time.sleep(600)"
+)
+UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 @pytest.fixture
@@ -35,11 +44,29 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+def unclaimed(path):
+    return CLAIM.sub("", path)
+
+
+@contextlib.contextmanager
+def reader(folder, mode="unlink", container=()):
+    """A process that has claimed a shard and reads it until it is killed."""
+    command = [*container, sys.executable, "-c", READER, folder, mode]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, os.path.basename(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 def test_each_shard_is_read_once_and_removed(folder):
     create(folder, range(5))
     shards = DirectoryShardList(folder, mode="unlink", poll=None)
     urls = [shard["url"] for shard in shards]
-    assert sorted(urls) == [f"{folder}file{number}.tar._{os.getpid()}_" for number in range(5)]
+    assert sorted(map(unclaimed, urls)) == [f"{folder}file{number}.tar" for number in range(5)]
+    assert {CLAIM.search(url)[1] for url in urls} == {str(os.getpid())}
     assert names(folder) == []
 
 
@@ -47,9 +74,10 @@ def test_the_oldest_are_taken_first(folder):
     create(folder, [3, 1, 4, 0, 2])
     shards = DirectoryShardList(folder, pattern="*.tar", select="oldest", mode="unlink", poll=None)
     urls = [shard["url"] for shard in islice(shards, 3)]
-    assert urls == [f"{folder}file{number}.tar._{os.getpid()}_" for number in range(3)]
-    last = f"file2.tar._{os.getpid()}_"  # handed out, and so the caller's
+    assert list(map(unclaimed, urls)) == [f"{folder}file{number}.tar" for number in range(3)]
+    last = os.path.basename(urls[-1])  # handed out, and so the caller's
     assert names(folder) == [last, "file3.tar", "file4.tar"]
+    assert len(list(DirectoryShardList(folder, mode="keep", poll=None))) == 2
 
 
 def test_shards_that_appear_meanwhile_are_read(folder):
@@ -81,7 +109,7 @@ def test_resampled_shards_come_back(folder):
     create(folder, range(3))
     source = iter(DirectoryShardList(folder, poll=None))
     urls = [next(source)["url"] for _ in range(20)]
-    assert len(set(urls)) == 3
+    assert len(set(map(unclaimed, urls))) == 3
     assert len(glob.glob(folder + "*.tar")) == 2  # the last one is claimed still
 
 
@@ -98,18 +126,79 @@ def test_a_function_may_deal_with_what_was_read(folder):
     assert names(folder) == []
 
 
-@pytest.mark.parametrize(("mode", "left"), [("unlink", []), ("keep", ["x.tar._done_"])])
-def test_shards_of_claimants_that_died_are_dealt_with(folder, mode, left):
-    Path(f"{folder}x.tar._{DEAD}_").touch()
-    Path(f"{folder}y.tar._{os.getppid()}_").touch()
-    assert list(DirectoryShardList(folder, mode=mode, poll=None)) == []
-    assert names(folder) == [*left, f"y.tar._{os.getppid()}_"]
+@pytest.mark.parametrize("mode", ["resample", "unlink", "keep"])
+def test_a_shard_whose_reader_is_killed_is_read_again(folder, mode):
+    create(folder, range(1))
+    with reader(folder, mode) as (process, claimed):
+        assert names(folder) == [claimed]
+        process.kill()
+        process.wait()
+        urls = [shard["url"] for shard in islice(DirectoryShardList(folder, mode=mode, poll=None), 1)]
+    assert list(map(unclaimed, urls)) == [f"{folder}file0.tar"]
 
 
-def test_a_resampled_shard_whose_claimant_died_is_read_again(folder):
-    Path(f"{folder}x.tar._{DEAD}_").touch()
-    urls = [shard["url"] for shard in islice(DirectoryShardList(folder, poll=None), 1)]
-    assert urls == [f"{folder}x.tar._{os.getpid()}_"]
+def test_a_shard_whose_reader_lives_is_left_alone(folder):
+    create(folder, range(1))
+    with reader(folder) as (_, claimed):
+        assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
+        assert names(folder) == [claimed]
+
+
+@pytest.mark.skipif(
+    subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0, reason="no namespaces allowed"
+)
+def test_a_reader_in_another_container_keeps_its_shard_until_it_is_killed(folder):
+    create(folder, range(1))
+    with reader(folder, container=UNSHARE) as (process, claimed):
+        assert CLAIM.search(claimed)[1] == "1"  # as of our own process 1, another one
+        assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
+        assert names(folder) == [claimed]
+        process.kill()
+        process.stdout.read()  # to the pipe's end: the reader has gone too
+        assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
+
+
+def test_a_process_that_got_the_number_of_a_dead_reader_does_not_keep_its_shard(folder):
+    create(folder, range(1))
+    with reader(folder) as (process, claimed):
+        process.kill()
+        process.wait()
+        os.rename(folder + claimed, folder + claimed.replace(f"._{process.pid}-", f"._{os.getpid()}-"))
+        assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
+
+
+def elsewhere(folder, age_s):
+    """Claims a shard as a reader on another machine would."""
+    path = f"{folder}x.tar._17-0123abcd-{time.time_ns() - int(age_s * 1e9)}_"
+    Path(path).touch()
+    return os.path.basename(path)
+
+
+def test_a_shard_claimed_on_another_machine_is_left_alone(folder):
+    claimed = [elsewhere(folder, age_s=1e6), "y.tar._17_"]  # the second in webdataset's way
+    Path(folder + claimed[1]).touch()
+    assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
+    assert names(folder) == claimed
+
+
+@pytest.mark.parametrize(("age_s", "read"), [(1000, 0), (10_000, 1)])
+def test_a_claim_of_another_machine_that_is_older_than_stated_is_given_up(folder, age_s, read):
+    elsewhere(folder, age_s)
+    shards = DirectoryShardList(folder, mode="unlink", poll=None, claim_timeout=3600)
+    assert len(list(shards)) == read
+
+
+def test_on_a_file_system_without_locks_each_shard_is_read_once(folder, monkeypatch):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    create(folder, range(3))
+    shards = DirectoryShardList(folder, mode="unlink", poll=None)
+    first = shards.stream()
+    held = next(first)[1]["url"]
+    assert len(list(shards)) == 2
+    assert names(folder) == [os.path.basename(held)]
 
 
 def test_several_processes_share_the_shards_without_reading_one_twice(folder):
@@ -239,7 +328,7 @@ def test_a_directory_without_shards_is_an_error(folder):
 
 
 def test_claimed_shards_that_are_not_read_are_told_of(filled):
-    os.rename(filled + "x-003.tar", f"{filled}x-003.tar._{DEAD}_")
+    os.rename(filled + "x-003.tar", f"{filled}x-003.tar._17_")
     with pytest.warns(UserWarning, match="1 shards in .* not read here, x-003.tar._") as caught:
         WebDataset(filled)
     assert caught[0].filename == __file__
@@ -274,7 +363,7 @@ def test_a_process_that_ends_gives_back_what_it_has_not_read(filled):
         "source = iter(WebDataset(sys.argv[1], mode='keep', empty_check=False)); next(source)"
     )
     subprocess.run([sys.executable, "-c", code, filled], check=True)
-    assert not [name for name in names(filled) if re.search(r"\._\d+_$", name)]
+    assert not [name for name in names(filled) if re.search(r"\._\d+.*_$", name)]
 
 
 def test_a_fork_leaves_the_claims_of_its_parent_alone(folder):
@@ -299,7 +388,7 @@ def test_a_cache_takes_no_shard_ahead_of_its_time(filled, tmp_path_factory):
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("/tmp", {}, "written with a slash behind it"),
+        ("/tmp", {}, "end with a slash"),
         ("/no/such/place/", {}, "must be a directory"),
         ("/tmp/", {"mode": "eat"}, "mode must be 'resample', 'unlink' or 'keep'"),
         ("/tmp/", {"select": "newest"}, "select must be 'random' or 'oldest'"),

@@ -13,6 +13,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.webdataset import WebDataset
 
 NAMES = [f"{number}.tar" for number in range(40)]
 
@@ -88,6 +89,22 @@ def test_more_workers_than_shards_are_warned_of_once():
         shards.stream(Context(worker=1, workers=2))
         shards.stream(Context(worker=0, workers=1))
         ShardList("a.tar", splitter=None).stream(Context(worker=0, workers=2))
+
+
+@pytest.mark.parametrize("name", ["nodesplitter", "splitter"])
+def test_a_function_may_slice_the_shards_it_divides(continues, name):
+    shards = ShardList("{0..6}.tar", **{name: lambda shards: shards[1::2]})
+    assert urls(shards) == ["1.tar", "3.tar", "5.tar"]
+    continues(lambda: shards.stream(Context()), 2)
+
+
+def test_a_function_given_to_webdataset_may_draw_on_an_iterator(shards):
+    def but_the_first(source):
+        next(source)
+        yield from source
+
+    (first, *_), *rest = (list(WebDataset(shards, nodesplitter=f)) for f in (None, but_the_first))
+    assert first["__url__"] not in {sample["__url__"] for sample in rest[0]}
 
 
 def test_without_splitters_every_worker_reads_all():

@@ -12,10 +12,12 @@ import mpwds
 from mpwds.errors import SecurityError, SpecError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
+from mpwds.pipeline.sources import specs
 from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample, shardspec
 from mpwds.pipeline.sources.shards import SimpleShardList
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.pipeline.webdataset import WebDataset, construct_dataset
+from mpwds.storage.streams import braces
 
 SOURCES = [
     {"name": "all", "shards": "a-{0..4}.tar"},
@@ -293,9 +295,28 @@ def test_what_comes_over_the_network_runs_no_command_and_learns_nothing_of_the_e
 
 def test_a_specification_that_contains_itself_or_grows_by_aliases_is_an_error_soon(yaml_file):
     rows = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
-    for text in ("datasets: &d [*d]", "\n".join(["a0: &a0 [x]", *rows])):
+    grown = "\n".join(["a0: &a0 [x]", *rows])
+    for text in ("datasets: &d [*d]", grown, f"{grown}\ndatasets: *a29", f"prefix: {{{grown}}}"):
         with pytest.raises(SpecError):
             load_spec(yaml_file(text))
+
+
+@pytest.mark.parametrize(
+    ("sources", "place"),
+    [
+        ("- shards: ['{0..9}', 'b']", r"line 2, datasets\[0\].shards\[1\] brings the shards to 11"),
+        ("- &a {shards: '{0..9}'}\n- *a", r"datasets\[1\] brings the shards to 20"),
+        (
+            "- {shards: '{0..4}::{0..5}'}",
+            r"datasets\[0\].shards is wrong: the braces in '{0..5}' stand for 6",
+        ),
+    ],
+)
+def test_the_shards_of_a_specification_are_limited_together(yaml_file, monkeypatch, sources, place):
+    for module in (braces, specs):
+        monkeypatch.setattr(module, "MAX_NAMES", 10)
+    with pytest.raises(SpecError, match=f"{place}.* 10 are allowed"):
+        load_spec(yaml_file(f"datasets:\n{sources}"))
 
 
 BAD = [
@@ -309,7 +330,14 @@ BAD = [
     ("datasets:\n- a.tar", r"line 2, datasets\[0\] must be a mapping, got 'a.tar'"),
     ("datasets:\n- shards: a.tar\n  shard: b", r"line 3, datasets\[0\].shard is unknown"),
     ("datasets:\n- shards: [a.tar,\n   7]", r"line 3, datasets\[0\].shards\[1\] must be a string, got 7"),
-    ("datasets:\n- shards: 'a-{0..3.tar'", r"line 2, datasets\[0\].shards has braces that do not match"),
+    (
+        "datasets:\n- shards: 'a-{0..3.tar'",
+        r"line 2, datasets\[0\].shards is wrong: the braces in .* do not match",
+    ),
+    (
+        "datasets:\n- shards: 'a-{0..99999999999}.tar'",
+        r"line 2, datasets\[0\].shards is wrong: .* 100000000000 names",
+    ),
     ("datasets:\n- shards: a.tar\n  choose: many", r"line 3, datasets\[0\].choose must be a whole number"),
     (
         "datasets:\n- shards: a.tar\n  choose: 2",
@@ -340,7 +368,7 @@ BAD = [
     ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no meaning here"),
     ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is no YAML"),
     ("datasets: [", "line 1 is no YAML"),
-    ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is no string"),
+    ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is not a string"),
     ("3", "must be a mapping, got 3"),
 ]
 

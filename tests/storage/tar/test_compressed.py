@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
+from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.tar.members import read_members
 
 COMPRESS = {
@@ -205,3 +206,28 @@ def test_an_xz_archive_that_wants_too_much_memory_is_an_error(tmp_path):
     (tmp_path / "x.tar.xz").write_bytes(data)
     with pytest.raises(ShardError, match="(?i)memory"):
         list(read_members(str(tmp_path / "x.tar.xz")))
+
+
+@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
+def test_a_member_that_decompresses_to_more_than_the_limit_is_an_error(tmp_path, name):
+    path = tmp_path / "x.tar"
+    path.write_bytes(COMPRESS[name](archive_of([("a.txt", b"first"), ("b.bin", bytes(64 << 20))])))
+    seen = []
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardError) as caught:
+            for sample in WebDataset(str(path), max_decompressed_bytes=1 << 20):
+                seen.append(sample["__key__"])
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    start = f"member b.bin at offset 1024 of the compressed shard {path} decompresses to 67108864 bytes"
+    assert str(caught.value).startswith(f"{start}, more than the limit of 1048576")
+    samples = list(WebDataset(str(path), max_decompressed_bytes=64 << 20))
+    assert [sample["__key__"] for sample in samples] == ["a", "b"]
+
+
+def test_a_member_of_a_plain_archive_has_no_limit_but_the_file(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(archive_of([("b.bin", bytes(8 << 20))]))
+    assert len(list(WebDataset(str(path), max_decompressed_bytes=1))) == 1
