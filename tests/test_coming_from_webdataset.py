@@ -56,7 +56,7 @@ def places(table, name):
     """Where a name of a table may be found; the place that is most like webdataset's comes last."""
     if table == "Methods of datasets":
         return [mpwds.WebDataset]
-    module = table.rpartition("webdataset.")[2]
+    module = table.rpartition("webdataset.")[2].rpartition("mpwds.")[2]
     found = [mpwds]
     if importlib.util.find_spec(f"mpwds.{module}") is not None:
         found.append(importlib.import_module(f"mpwds.{module}"))

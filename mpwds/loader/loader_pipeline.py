@@ -24,10 +24,9 @@ from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.beginnings import culprit, in_any_order
-from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.stream import Stage, Stream
 
 

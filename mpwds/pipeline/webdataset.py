@@ -59,7 +59,7 @@ class WebDataset(DataPipeline):
             file as ``__local_path__`` (those of local shards have that in any case). The environment variable
             ``WDS_CACHE`` goes before it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
-        detshuffle: Makes no difference: shuffling depends on seed and epoch alone in any case.
+        detshuffle: Without effect.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
             takes an iterator of shards and yields some of them. ``None`` gives every node all of them.
         workersplitter: Divides a node's shards among its workers, likewise.
@@ -72,6 +72,7 @@ class WebDataset(DataPipeline):
         seed: Determines, with the epoch, all random choices of the pipeline; by default the environment
             variable ``WDS_SEED``, or 0. A loader's seed goes before it.
         prefetch_shards: With a cache, shards fetched ahead while one is read.
+        length: What ``len()`` returns; the number of samples in an epoch is what it is.
 
     Raises:
         ValueError: There are no shards, ``cache_dir`` does not exist, or a ``.json`` index is given.
@@ -110,6 +111,7 @@ class WebDataset(DataPipeline):
         verbose: bool = False,
         seed: int | None = None,
         prefetch_shards: int = 1,
+        length: int | None = None,
     ) -> None:
         if seed is None and os.environ.get("WDS_SEED"):
             seed = _environment_integer("WDS_SEED")
@@ -162,6 +164,8 @@ class WebDataset(DataPipeline):
             empty_check=(empty_check, True),
             seed=(seed, None),
         )
+        if length is not None:
+            self.with_length(length, silent=True)
         self._call += f", {arguments(**shown)})" if shown else ")"
         if repeat:  # here, not at the end: `slice` and whatever else comes behind sees one long epoch
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]

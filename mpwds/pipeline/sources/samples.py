@@ -68,6 +68,8 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Whether samples of local shards have the shard's file as ``__local_path__`` without a
             cache, too.
+        open_at: Opens a shard's URL at a byte, where there is no cache; ``open_at`` of
+            ``mpwds.storage.streams.gopen`` by default.
 
     Raises:
         ShardError: While iterating, a shard is damaged or has a name twice in a sample.
@@ -82,6 +84,7 @@ class TarSamples(Filter):
     empty_check: bool = False
     cache: ShardCache | None = None
     local_paths: bool = False
+    open_at: Callable[[str, int], BinaryIO] | None = None
 
     reads_shards: ClassVar[bool] = True
 
@@ -161,6 +164,7 @@ class _TarStream(ShardStream):
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
         self._options = ShardOptions(stage.select_files, stage.rename_files)
         self._local_paths = stage.local_paths and stage.cache is None
+        self._open_at = stage.open_at
 
     def _read(
         self,
@@ -171,6 +175,7 @@ class _TarStream(ShardStream):
     ) -> Reading:
         chosen = self._options.of(shard)
         reading = chosen.reading
+        open = open or self._open_at
         if open is not None:
             reading["open"] = open
         if chosen.handler is not None or self._handler is not reraise_exception:

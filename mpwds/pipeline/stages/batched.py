@@ -71,6 +71,9 @@ def batched(
     return BatchedBySize(by, max_total, batchsize, collation_fn, partial, include_padding, handler)
 
 
+batch = batched  # in webdataset 0.1's documentation
+
+
 @dataclass(frozen=True)
 class Batched(Filter):
     """Stage that yields each ``batchsize`` successive elements as one batch.

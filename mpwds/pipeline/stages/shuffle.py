@@ -28,7 +28,7 @@ def shuffle(
         rng: Random generator that gives the seed.
         seed: Determines the order, with the epoch, the same on all workers; by default the dataset's seed
             does, with epoch, worker and position in the pipeline.
-        handler: Without effect, since nothing can fail; webdataset's signature has it.
+        handler: Without effect.
 
     Raises:
         TypeError: ``bufsize`` or ``initial`` is no whole number.

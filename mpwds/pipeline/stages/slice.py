@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, overload
+from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -12,10 +12,6 @@ from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Stream
 
 
-@overload
-def slice(stop: int | None, /) -> Slice: ...
-@overload
-def slice(start: int | None, stop: int | None, step: int | None = None, /) -> Slice: ...
 def slice(*args: int | None) -> Slice:
     """Stage that yields the elements that ``itertools.islice`` would: from ``start``, before ``stop``.
 

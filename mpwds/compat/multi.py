@@ -1,8 +1,12 @@
-"""MultiDataset: a dataset whose beginning runs in worker processes, and whose stages run here."""
+"""webdataset's first loader, ``MultiDataset``, and the helpers that its module had.
+
+``timeout`` and :func:`omp_warning` have no effect: see "Without effect" in docs/coming-from-webdataset.md.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +17,21 @@ from mpwds.loader.pinned_elements import pinned
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.passing import Passing
+
+__all__ = [
+    "D",
+    "MultiDataset",
+    "MultiDatasetIterator",
+    "MultiLoader",
+    "copy_and_delete_tensors",
+    "maybe_copy",
+    "omp_warning",
+    "timeout",
+    "verbose",
+]
+
+verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
+timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))
 
 _MOST_AHEAD = 4
 
@@ -74,7 +93,7 @@ class MultiDataset(DataPipeline):
         self._pin_memory = pin_memory and loader.output == "torch"
 
     def __iter__(self) -> MultiDatasetIterator:
-        return MultiDatasetIterator(super().__iter__(), self.loader, self._pin_memory)
+        return MultiDatasetIterator(self)
 
     def compose(self, *stages: Any) -> MultiDataset:
         extended = super().compose(*stages)
@@ -84,18 +103,29 @@ class MultiDataset(DataPipeline):
 
 
 class MultiDatasetIterator(Iterator[Any]):
-    """One epoch of a :class:`MultiDataset`.
+    """One epoch of a :class:`MultiDataset`, or of another dataset as ``MultiDataset`` runs it.
 
     Args:
-        elements: Its elements.
-        loader: What they come from.
+        dataset: The dataset; the other arguments count where it is no ``MultiDataset``.
+        workers: Worker processes.
+        output_size: Batches in flight at most, over all workers.
         pin_memory: Whether to deliver tensors in pinned memory, where there is CUDA.
+
+    Example:
+        >>> elements = MultiDatasetIterator(DataPipeline([1, 2, 3]), workers=1)
+        >>> [int(element) for element in elements]
+        [1, 2, 3]
+        >>> elements.terminate()
     """
 
-    def __init__(self, elements: Iterator[Any], loader: MultiLoader, pin_memory: bool) -> None:
-        self._elements = elements
-        self._loader = loader
-        self._pin_memory = pin_memory
+    def __init__(
+        self, dataset: Any, workers: int = 4, output_size: int = 100, pin_memory: bool = True
+    ) -> None:
+        if not isinstance(dataset, MultiDataset):
+            dataset = MultiDataset(dataset, workers, output_size, pin_memory=pin_memory)
+        self._elements = DataPipeline.__iter__(dataset)
+        self._loader: MultiLoader = dataset.loader
+        self._pin_memory: bool = dataset._pin_memory
         self._pins: bool | None = None
 
     def __next__(self) -> Any:
@@ -117,6 +147,49 @@ class MultiDatasetIterator(Iterator[Any]):
         """
         self._elements = iter(())
         self._loader.close()
+
+
+def copy_and_delete_tensors(sample: Any, pin_memory: bool = True) -> Any:
+    """A copy of a sample: its tensors through :func:`maybe_copy`, its other fields as they are.
+
+    Args:
+        sample: A tuple or list, of which a tuple is made, or a dict.
+        pin_memory: As for :func:`maybe_copy`.
+
+    Example:
+        >>> copy_and_delete_tensors([1, "a"])
+        (1, 'a')
+    """
+    if isinstance(sample, (list, tuple)):
+        return tuple([maybe_copy(field, pin_memory) for field in sample])
+    return {name: maybe_copy(field, pin_memory) for name, field in sample.items()}
+
+
+def maybe_copy(a: Any, pin_memory: bool) -> Any:
+    """A copy of a tensor; anything else as it is.
+
+    Args:
+        a: The field of a sample.
+        pin_memory: Whether to copy into pinned memory, where there is CUDA.
+
+    Example:
+        >>> maybe_copy("a", pin_memory=True)
+        'a'
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(a, torch.Tensor):
+        return a
+    return a.pin_memory() if pin_memory and _cuda_is_available() else a.clone()
+
+
+def D(*args: object) -> None:
+    """Prints to standard error where ``verbose`` is set; the library itself prints nothing by it."""
+    if verbose:
+        print(*args, file=sys.stderr)
+
+
+def omp_warning() -> None:
+    """Has no effect: workers compute with one thread each."""
 
 
 def _cuda_is_available() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpwds.compat.utils import identity
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached
 from mpwds.pipeline.caching.mcached import Cached
 from mpwds.pipeline.collation.collate import default_collation_fn
@@ -33,7 +34,6 @@ from mpwds.pipeline.stages.to_tuple import to_tuple
 from mpwds.pipeline.stages.unbatched import unbatched
 from mpwds.pipeline.stages.unlisted import unlisted
 from mpwds.pipeline.stages.xdecode import decode_bin, decode_pickle, decode_text, default_decoders, xdecode
-from mpwds.utils import identity
 
 __all__ = [
     "Cached",

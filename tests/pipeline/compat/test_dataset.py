@@ -1,5 +1,6 @@
 """Dataset: the options, hooks and methods of webdataset's first releases."""
 
+import contextlib
 import io
 import json
 import random
@@ -12,11 +13,12 @@ import PIL.Image
 import pytest
 import torch.utils.data
 
+import mpwds
 from mpwds import MultiLoader
+from mpwds.compat.webdataset_v0.dataset import Dataset
+from mpwds.compat.webdataset_v0.shard_hooks import all_urls, worker_urls
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.earlier.legacy_dataset import Dataset
-from mpwds.pipeline.earlier.shard_hooks import all_urls, worker_urls
 from mpwds.pipeline.handlers import ignore_and_continue, warn_and_continue
 from mpwds.tenbin import encode_buffer
 
@@ -161,15 +163,58 @@ def test_opener_is_a_command_for_each_url(shards):
         assert numbers(dataset) == list(range(20))
 
 
-def test_a_function_as_opener_is_refused_with_advice(shards):
-    with pytest.raises(TypeError, match="gopen_schemes"):
-        Dataset(shards, opener=open)
+def open_local(url):
+    return open(url.removeprefix("local:"), "rb")
 
 
-@pytest.mark.parametrize("option", ["initial_pipeline", "extra_meta"])
-def test_options_that_are_gone_say_what_to_write(shards, option):
-    with pytest.raises(TypeError, match=f"no option {option} any more: ."):
-        Dataset(shards, **{option: True})
+@pytest.mark.parametrize("option", ["opener", "open_fn"])
+def test_opener_is_a_function_that_gives_a_stream(shards, continues, option):
+    opened = []
+    dataset = Dataset(f"local:{shards}", **{option: lambda url: opened.append(url) or open_local(url)})
+    assert numbers(dataset) == list(range(20))
+    assert len(opened) == 6
+    continues(dataset.stream, 8)
+
+
+def test_opener_may_give_a_context_as_its_stream(shards, open_shards):
+    left = []
+
+    @contextlib.contextmanager
+    def opener(url):
+        with open(url, "rb") as stream:
+            yield stream
+        left.append(url)
+
+    assert numbers(Dataset(shards, open_fn=opener)) == list(range(20))
+    assert len(left) == 6
+    assert open_shards() == []
+
+
+def test_an_initial_pipeline_gets_pairs_of_name_and_bytes(tar):
+    path = tar([("a.cls", b"1"), ("a.txt", b"one")])
+    assert list(Dataset(path, initial_pipeline=[iter])) == [("a.cls", b"1"), ("a.txt", b"one")]
+
+
+def test_an_initial_pipeline_may_group_by_keys_of_its_own(shards, tar):
+    def without_seven(samples):
+        return (sample for sample in samples if sample["cls"] != b"7")
+
+    initial = [mpwds.group_by_keys(suffixes={"cls"}), without_seven]
+    dataset = Dataset(shards, initial_pipeline=initial).decode().to_tuple("cls")
+    assert list(dataset) == [(n,) for n in range(20) if n != 7]
+    path = tar([("a.1.cls", b"1"), ("a.2.cls", b"2")])
+    grouped = mpwds.group_by_keys(lambda name: tuple(name.rsplit(".", 1)))
+    assert [sample["__key__"] for sample in Dataset(path, initial_pipeline=[grouped])] == ["a.1", "a.2"]
+
+
+def test_an_initial_pipeline_opens_and_skips_shards_as_the_options_say(shards):
+    folder = shards.rpartition("/")[0]
+    names = [f"local:{folder}/x-{n}.tar" for n in ("000", "no", "001")]
+    initial = {"open_fn": open_local, "initial_pipeline": [mpwds.group_by_keys()]}
+    with pytest.warns(UserWarning, match="x-no.tar"):
+        assert numbers(Dataset(names, tarhandler=warn_and_continue, **initial)) == list(range(5))
+    with pytest.raises(FileNotFoundError, match="x-no"):
+        list(Dataset(names, **initial))
 
 
 def test_unknown_options_are_errors(shards):

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, TypeGuard
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.grouping import split_name
+from mpwds.pipeline.sources.samples import tarfile_samples, tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.tar.members import Member, read_members
+
+__all__ = [
+    "base_plus_ext",
+    "group_by_keys",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]
 
 Name = Callable[[str], Any]
 
@@ -49,7 +62,7 @@ def url_opener(
         try:
             opened = {**shard, "stream": gopen(url, **kw)}
         except Exception as error:
-            if not _handled(error, handler, "url_opener()", f"shard {url}", url):
+            if not handled(error, handler, "url_opener()", f"shard {url}", url):
                 return
         else:
             yield opened
@@ -125,23 +138,27 @@ def tar_file_expander(
             for member in _members(shard["stream"], url, _META, handler, select_files, rename_files):
                 yield {"fname": member.name, "data": member.data, "__url__": url, **more}
         except Exception as error:
-            if not _handled(error, handler, "tar_file_expander()", f"shard {url}", url):
+            if not handled(error, handler, "tar_file_expander()", f"shard {url}", url):
                 return
         if eof_value is not None:
             yield eof_value
 
 
 def group_by_keys(
-    data: Iterable[dict[str, Any]],
+    data: Any = None,
     keys: Callable[[str], tuple[str | None, str | None]] | None = None,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
-) -> Iterator[dict[str, Any]]:
+) -> Any:
     """Groups successive members into samples.
 
+    Without ``data``, or with ``keys`` as the first argument, returns a function of ``data``, as in webdataset
+    0.1.
+
     Args:
-        data: What ``tar_file_expander`` yields; an empty dict ends a sample.
+        data: Members as ``tar_file_expander`` yields them, or pairs of a name and bytes; an empty dict ends a
+            sample.
         keys: Takes a name, returns the sample's key and the extension, or two ``None``;
             :func:`base_plus_ext` by default.
         lcase: Whether extensions are made lower case.
@@ -160,7 +177,18 @@ def group_by_keys(
         >>> [sorted(sample) for sample in group_by_keys(members)]
         [['__key__', '__url__', 'cls', 'png'], ['__key__', '__url__', 'cls', 'png']]
     """
-    keys = base_plus_ext if keys is None else keys
+    if data is None or (callable(data) and not isinstance(data, Iterable)):
+        return partial(group_by_keys, keys=keys or data, lcase=lcase, suffixes=suffixes, handler=handler)
+    return _grouped(data, base_plus_ext if keys is None else keys, lcase, suffixes, handler)
+
+
+def _grouped(
+    data: Iterable[Any],
+    keys: Callable[[str], tuple[str | None, str | None]],
+    lcase: bool,
+    suffixes: Collection[str] | None,
+    handler: Handler,
+) -> Iterator[dict[str, Any]]:
     current: dict[str, Any] | None = None
     for member in data:
         if member == {}:
@@ -168,6 +196,8 @@ def group_by_keys(
                 yield current
             current = None
             continue
+        if isinstance(member, tuple):
+            member = dict(zip(("fname", "data"), member, strict=True))
         url = member.get("__url__")
         finished = None
         try:
@@ -187,7 +217,7 @@ def group_by_keys(
             if member.get("__local_path__") is not None:
                 current["__local_path__"] = member["__local_path__"]
         except Exception as error:
-            if not _handled(error, handler, "group_by_keys()", f"a member of {url}", url):
+            if not handled(error, handler, "group_by_keys()", f"a member of {url}", url):
                 break
         if valid_sample(finished):
             yield finished
@@ -251,7 +281,7 @@ def _members(
             renamed: str = member if rename_files is None else rename_files(member)
             return renamed if select_files is None or select_files(renamed) else ""
         except Exception as error:
-            if _handled(error, handler, "tar_file_iterator()", f"member {member} of {name}", name):
+            if handled(error, handler, "tar_file_iterator()", f"member {member} of {name}", name):
                 return ""
             raise _Stop from error
 
@@ -261,7 +291,7 @@ def _members(
         return
 
 
-def _handled(error: Exception, handler: Handler, stage: str, place: str, url: str | None) -> bool:
+def handled(error: Exception, handler: Handler, stage: str, place: str, url: str | None) -> bool:
     """Whether to go on."""
     add_note(error, f"in {stage}, on {place}")
     add_incident(error, stage, Place(place, url))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mpwds.compat.tariterators import handled, tar_file_expander, url_opener
+from mpwds.compat.webdataset_v0.sample_options import SampleOptions
+from mpwds.compat.webdataset_v0.shard_hooks import ShardHooks, UrlHook, all_urls
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.earlier.sample_options import SampleOptions
-from mpwds.pipeline.earlier.shard_hooks import ShardHooks, UrlHook, all_urls
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.grouping import split_name
 from mpwds.pipeline.sources.samples import TarSamples
@@ -18,11 +19,7 @@ from mpwds.pipeline.stream import Stage
 from mpwds.storage.streams.urls import expand_urls
 
 _QUOTED_DOT = "\0"  # which no name in a tar file holds
-_GONE = {
-    "initial_pipeline": "begin a DataPipeline with SimpleShardList(urls), split_by_node, split_by_worker and "
-    "url_opener, then your stages",
-    "extra_meta": "every sample has its shard under __url__",
-}
+_PASSED_AT_ONCE = 256 * 1024
 
 
 class Dataset(DataPipeline):
@@ -41,20 +38,23 @@ class Dataset(DataPipeline):
         keys: Splits a member's name into the sample's key and the field's name, ``(None, None)`` for a member
             to leave out. By default the field's name begins behind the first dot of the last component.
         suffixes: The fields to read; all by default.
-        opener: A shell command with ``{}`` for the URL, whose output is the shard.
+        opener: A function from a URL to a stream of bytes; or a shell command with ``{}`` for the URL, whose
+            output is the shard.
         open_fn: The same.
         handler: What to do about an error.
         tarhandler: What to do about a shard that cannot be read, where that is something else.
         shuffle: Above 0, shards are shuffled; above 1, samples too, through a buffer of that size.
         prepare_for_worker: ``False`` lets every worker read all shards; a function is called in each worker
             at the beginning of an epoch.
+        initial_pipeline: Functions of an iterator, the first of which gets a shard's members as pairs of name
+            and bytes. They take the place of ``[group_by_keys(keys, suffixes=suffixes)]``.
         node_selection: Hook: chooses this node's shards, a function from a list of URLs to a list of URLs.
         shard_selection: Hook: chooses this worker's among them.
         shard_shuffle: Hook: orders this worker's shards.
         seed: Determines, with the epoch, all random choices; 0 by default.
         options: ``container``, ``decoder``, ``associate``, ``extensions``, ``transforms``, ``pipeline``,
             ``errors``, ``verbose`` and ``allow_pickle``: see
-            :class:`~mpwds.pipeline.earlier.sample_options.SampleOptions`.
+            :class:`~mpwds.compat.webdataset_v0.sample_options.SampleOptions`.
 
     Raises:
         ValueError: There are no shards, or an option does not fit.
@@ -82,23 +82,24 @@ class Dataset(DataPipeline):
         epochs: int = 1,
         keys: Callable[[str], tuple[str | None, str | None]] | None = None,
         suffixes: Iterable[str] | None = None,
-        opener: str | None = None,
-        open_fn: str | None = None,
+        opener: str | Callable[[str], Any] | None = None,
+        open_fn: str | Callable[[str], Any] | None = None,
         handler: Handler = reraise_exception,
         tarhandler: Handler | None = None,
         shuffle: int = 0,
         prepare_for_worker: bool | Callable[[], Any] = True,
+        initial_pipeline: Iterable[Any] | None = None,
         node_selection: UrlHook | None = None,
         shard_selection: UrlHook | None = None,
         shard_shuffle: UrlHook | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        for name in options.keys() & _GONE.keys():
-            raise TypeError(f"Dataset has no option {name} any more: {_GONE[name]}")
         work = SampleOptions(shuffle=shuffle, **options)
         handler = work.handler(handler)
-        self._urls = given_urls(_opened(urls, opener if open_fn is None else open_fn))
+        opener = opener if open_fn is None else open_fn
+        self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
+        open_at = _OpenedBy(opener) if callable(opener) else None
         if prepare_for_worker is False and shard_selection is None:
             shard_selection = all_urls
         self._hooks = ShardHooks(
@@ -110,15 +111,21 @@ class Dataset(DataPipeline):
         )
         head = self._hooks.parts(self._urls)
         self._head = len(head)
-        wanted = work.suffixes() if suffixes is None else set(suffixes)
-        reader = TarSamples(
-            handler if tarhandler is None else tarhandler,
-            select_files=None if wanted is None else _Wanted(frozenset(wanted)),
-            rename_files=None if keys is None else _Keyed(keys),
-        )
-        restoring = [] if keys is None else [map(_unquoted)]
-        super().__init__(*head, reader, *restoring, *work.stages(handler), seed=seed)
-        self._shown_from = self._head + len(restoring)
+        tarhandler = handler if tarhandler is None else tarhandler
+        if initial_pipeline is None:
+            wanted = work.suffixes() if suffixes is None else set(suffixes)
+            reader: Any = TarSamples(
+                tarhandler,
+                select_files=None if wanted is None else _Wanted(frozenset(wanted)),
+                rename_files=None if keys is None else _Keyed(keys),
+                open_at=open_at,
+            )
+            grouping: list[Any] = [] if keys is None else [map(_unquoted)]
+        else:
+            reader = _Members(open_at, tarhandler)
+            grouping = list(initial_pipeline)
+        super().__init__(*head, reader, *grouping, *work.stages(handler), seed=seed)
+        self._shown_from = self._head + len(grouping)
         if epochs != 1:
             self.repeat(epochs)
         if size is not None and length is None:
@@ -185,16 +192,58 @@ class Dataset(DataPipeline):
         return f"Dataset({listed(self._urls)})", self.stages[self._shown_from :]
 
 
-def _opened(urls: Urls, command: Any) -> Urls:
+def _piped(urls: Urls, command: str) -> Urls:
     """The URLs that read the output of a command for each of ``urls``."""
-    if command is None:
-        return urls
-    if not isinstance(command, str):
-        raise TypeError(
-            "Dataset: opener is a shell command such as \"curl -s '{}'\"; for a function, register it: "
-            "mpwds.gopen_schemes['myscheme'] = lambda url, mode, bufsize: ..."
-        )
     return [f"pipe:{command.format(url)}" for url in expand_urls(urls)]
+
+
+@dataclass(frozen=True)
+class _OpenedBy:
+    """Opens a URL at a byte by a function of the URL alone."""
+
+    function: Callable[[str], Any]
+
+    def __call__(self, url: str, offset: int = 0) -> Any:
+        stream = self.function(url)
+        if not hasattr(stream, "read"):
+            stream = _Entered(stream)
+        while offset > 0 and (passed := stream.read(min(offset, _PASSED_AT_ONCE))):
+            offset -= len(passed)
+        return stream
+
+
+class _Entered:
+    """The stream that a context manager gives; to close it leaves the context."""
+
+    def __init__(self, context: Any) -> None:
+        self.read = context.__enter__().read
+        self._context = context
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+
+
+@dataclass(frozen=True)
+class _Members:
+    """Generator function of shards: the members of each as pairs of a name and bytes."""
+
+    open_at: Callable[[str], Any] | None
+    handler: Handler
+
+    def __call__(self, shards: Iterator[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+        opened = url_opener(shards, self.handler) if self.open_at is None else self._opened(shards)
+        for member in tar_file_expander(opened, self.handler, eof_value=None):
+            yield member["fname"], member["data"]
+
+    def _opened(self, shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for shard in shards:
+            try:
+                opened = {**shard, "stream": self.open_at(shard["url"])}  # type: ignore[misc]  # it is not None
+            except Exception as error:
+                if not handled(error, self.handler, "Dataset()", f"shard {shard['url']}", shard["url"]):
+                    return
+            else:
+                yield opened
 
 
 @dataclass(frozen=True)

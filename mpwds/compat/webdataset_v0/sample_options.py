@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from mpwds.compat.autodecode import added_handlers
+from mpwds.compat.webdataset_v0.containers import Unpacked
 from mpwds.pipeline.decoding.decoders import handle_extension
-from mpwds.pipeline.earlier.containers import Unpacked
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.decode import decode
@@ -35,7 +36,7 @@ class SampleOptions:
         transforms: A function, or several, for the fields of a tuple in turn.
         pipeline: A generator function of an iterator of samples.
         errors: ``True``, ``"warn"`` or ``False``: raise, warn and go on, or go on.
-        verbose: Without effect, as it always was.
+        verbose: Without effect.
         allow_pickle: Whether pickles may be decoded, which runs any code that a shard holds.
 
     Raises:
@@ -116,7 +117,9 @@ class SampleOptions:
             return decode(*handlers, pre=[], post=[], handler=handler)
         image = "rgb" if spec is True else spec
         partial = self.container is not None
-        return decode(image, partial=partial, handler=handler, allow_pickle=self.allow_pickle)
+        return decode(
+            *added_handlers(image), image, partial=partial, handler=handler, allow_pickle=self.allow_pickle
+        )
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
-from mpwds.pipeline.beginnings import as_stage
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.stages.pipelinefilter import PipelineFilter, PipelineStage, pipelinefilter
-from mpwds.pipeline.stream import Stage, Stream
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stages.pipelinefilter import stage_of
+from mpwds.pipeline.stream import Stream
 
 
 class Processor:
@@ -46,7 +43,7 @@ class Processor:
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if arguments and _is_source(arguments[0]):
             source, *rest = arguments
-            return _dataset(source, stage_of(*rest, **keywords))
+            return DataPipeline(source, stage_of(*rest, **keywords))
         return super().__new__(cls)
 
     def __init__(self, f: Any, *args: Any, **keywords: Any) -> None:
@@ -61,54 +58,7 @@ class Processor:
 
     def __call__(self, source: Any) -> Any:
         """The dataset of what the stage makes of ``source``, anything that ``DataPipeline`` begins at."""
-        return _dataset(source, self._stage)
-
-
-def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
-    """The stage that ``.pipe(f, *args, **keywords)`` adds.
-
-    Args:
-        f: As :class:`Processor` takes it. A function makes a stage if its result is annotated as one.
-        args: Its further arguments.
-        keywords: Its keyword arguments.
-
-    Raises:
-        TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.
-
-    Example:
-        >>> from mpwds.pipeline.stages.shuffle import shuffle
-        >>> print(stage_of(shuffle, 100, seed=1), stage_of(zip, "abc"))
-        shuffle(100, seed=1) zip('abc')
-    """
-    if hasattr(f, "stream") and not isinstance(f, type):
-        if args or keywords:
-            raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")
-        return as_stage(f)
-    if _makes_a_stage(f):
-        return as_stage(f(*args, **keywords))
-    if not callable(f):
-        raise TypeError(f"pipe: expected a stage or a generator function of an iterator, got {f!r}")
-    return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
-
-
-def _makes_a_stage(f: Any) -> bool:
-    if isinstance(f, type):
-        return issubclass(f, (Filter, PipelineStage))
-    if isinstance(f, PipelineFilter):
-        return True
-    try:
-        only = SimpleNamespace(__annotations__={"return": f.__annotations__["return"]})
-        result = typing.get_type_hints(only, f.__globals__)["return"]
-    except Exception:  # no annotation, or one that only a type checker can resolve
-        return False
-    kinds = typing.get_args(result) or (result,)
-    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in kinds)
-
-
-def _dataset(source: Any, stage: Stage) -> Any:
-    from mpwds.pipeline.dataset import DataPipeline  # which has .pipe, and so imports this module
-
-    return DataPipeline(source, stage)
+        return DataPipeline(source, self._stage)
 
 
 def _is_source(first: Any) -> bool:

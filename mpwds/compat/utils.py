@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TypeVar
 
+from mpwds.compat.extradatasets import repeatedly
 from mpwds.pipeline.context import pytorch_worker_info, pytorch_worker_seed
-from mpwds.pipeline.sources.resized import repeatedly
 from mpwds.pipeline.stages.pipelinefilter import PipelineStage
 from mpwds.storage.streams.secure import ModuleWithEnforceSecurity
 
@@ -25,5 +25,5 @@ def identity(x: T) -> T:
     return x
 
 
-# So that `mpwds.utils.enforce_security = True` takes effect, as webdataset's does.
+# So that `mpwds.compat.utils.enforce_security = True` takes effect, as webdataset's does.
 sys.modules[__name__].__class__ = ModuleWithEnforceSecurity
