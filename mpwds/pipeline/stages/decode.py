@@ -28,50 +28,35 @@ def decode(
     """Stage that decodes the fields of dict samples by their extensions.
 
     Args:
-        handlers: Image specs (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)`` that
-            return ``None`` for what they do not handle, and pairs ``("jpg jpeg", f)`` with a function of the
-            data.
+        handlers: Image specifications (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)``
+            that return ``None`` for fields that they do not decode, and pairs ``("jpg jpeg", f)`` with a
+            function of the data. See ``mpwds.pipeline.decoding.decoders.Decoder``.
         pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
         post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
         only: The fields to decode, as a list or separated by spaces; all by default.
-        partial: Whether to leave fields alone that are no bytes.
+        partial: Whether to leave fields as they are that do not hold bytes.
         handler: What to do about a sample that cannot be decoded; raises by default.
-        allow_pickle: Unpickle ``pyd pickle pkl pth`` and arrays of Python objects, which lets whoever wrote
-            the shards run any code here. Without it they are an error.
+        allow_pickle: Whether to unpickle ``pyd pickle pkl pth`` fields and arrays of Python objects. The
+            author of the shards can then run any code here. Without it they are an error.
 
     Raises:
-        ValueError: An image spec is unknown.
+        ValueError: An image specification is unknown.
         TypeError: A handler is none of these.
+        DecodeError: While iterating, a field cannot be decoded.
+
+    Source:
+        ``webdataset.WebDataset.decode``.
 
     Example:
-        >>> list(decode()([{"__key__": "a", "cls": b"7"}]))
-        [{'__key__': 'a', 'cls': 7}]
+        >>> list(decode()([{"__key__": "a", "cls": b"7", "txt": b"seven"}]))
+        [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
     """
     return Decode(handlers, as_tuple(pre), as_tuple(post), as_tuple(only), partial, handler, allow_pickle)
 
 
 @dataclass(frozen=True)
 class Decode(Filter):
-    """Stage that decodes each field of a dict sample as ``mpwds.pipeline.decoding.decoders.Decoder`` does.
-
-    Args:
-        handlers: Image specs (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)`` that
-            return ``None`` for what they do not handle, and pairs ``("jpg jpeg", f)``.
-        pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
-        post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
-        only: The fields to decode; all by default.
-        partial: Whether to leave fields alone that are no bytes, decoded before.
-        handler: What to do about a sample that cannot be decoded; raises by default.
-        allow_pickle: Whether to load pickles, which may run any code.
-
-    Raises:
-        DecodeError: While iterating, a field cannot be decoded.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Decode(()), [{"__key__": "a", "cls": b"7", "txt": b"seven"}])
-        [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
-    """
+    """The stage that ``decode`` makes."""
 
     handlers: tuple[HandlerSpec, ...]
     pre: tuple[Callable[..., Any], ...] | None = None

@@ -13,15 +13,17 @@ from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 def slice(*args: int | None) -> Slice:
-    """Stage that yields the elements that ``itertools.islice`` would: from ``start``, before ``stop``.
+    """Stage that yields the elements that ``itertools.islice`` would: from ``start`` on, before ``stop``.
+
+    Positions are counted in each worker and epoch. Nothing is read behind the last element that is yielded.
 
     Args:
         args: ``stop``; or ``start, stop``; or ``start, stop, step``. ``None`` stands for the beginning, the
             end, and steps of 1.
 
     Raises:
-        TypeError: There are not one to three of them, or one is no whole number.
-        ValueError: One is negative, or ``step`` is 0.
+        TypeError: There are not one to three arguments, or one is not an integer.
+        ValueError: An argument is negative, or ``step`` is 0.
 
     Source:
         ``webdataset.filters.slice``.
@@ -40,24 +42,7 @@ def slice(*args: int | None) -> Slice:
 
 @dataclass(frozen=True)
 class Slice(Filter):
-    """Stage that yields the elements at ``start``, ``start + step``, ... before ``stop``.
-
-    Positions are counted per worker and epoch. Nothing is read behind the last element that is yielded.
-
-    Args:
-        start: Position of the first.
-        stop: Position before which it ends; ``None`` is the end of the source.
-        step: From one position to the next.
-
-    Raises:
-        TypeError: One is no whole number.
-        ValueError: One is negative, or ``step`` is 0.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Slice(1, 4), "abcde")
-        ['b', 'c', 'd']
-    """
+    """The stage that ``slice`` makes."""
 
     start: int = 0
     stop: int | None = None
