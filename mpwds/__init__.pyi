@@ -116,6 +116,7 @@ from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
 from mpwds.pipeline.stages.associate import associate as associate
 from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
+from mpwds.pipeline.stages.batched import listed as listed
 from mpwds.pipeline.stages.bucketed import bucketed as bucketed
 from mpwds.pipeline.stages.decode import decode as decode
 from mpwds.pipeline.stages.detshuffle import detshuffle as detshuffle
@@ -124,7 +125,6 @@ from mpwds.pipeline.stages.fields import getfirst as getfirst
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.flatmap import flatmap as flatmap
 from mpwds.pipeline.stages.info import info as info
-from mpwds.pipeline.stages.listed import listed as listed
 from mpwds.pipeline.stages.log_keys import log_keys as log_keys
 from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map_dict import map_dict as map_dict

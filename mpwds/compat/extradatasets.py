@@ -7,8 +7,7 @@ from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 
 __all__ = [
     "ChoppedDataset",
@@ -201,8 +200,8 @@ class _Mocked:
     def fetch(self, address: Any) -> Any:
         return self._sample
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place.of_sample(element, Place(f"element {address[-1]} of a MockDataset"))
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description.of_sample(element, Description(f"element {address[-1]} of a MockDataset"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

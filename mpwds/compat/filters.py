@@ -12,13 +12,12 @@ from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import reraise_exception
 from mpwds.pipeline.stages.associate import associate
-from mpwds.pipeline.stages.batched import batched
+from mpwds.pipeline.stages.batched import batched, listed
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.detshuffle import detshuffle
 from mpwds.pipeline.stages.extract_keys import extract_keys
 from mpwds.pipeline.stages.fields import getfirst, parse_field_spec
 from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.listed import listed
 from mpwds.pipeline.stages.log_keys import log_keys
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.map_dict import map_dict

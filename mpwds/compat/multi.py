@@ -16,7 +16,7 @@ from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.pinned_elements import pinned
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.passing import Passing
+from mpwds.pipeline.iterator_streams import IteratorStream
 
 __all__ = [
     "D",
@@ -199,7 +199,7 @@ def _cuda_is_available() -> bool:
 
 @dataclass(frozen=True)
 class _Delivered:
-    """Beginning of a pipeline: what a loader delivers. Its elements cannot be made again."""
+    """Source of a pipeline: what a loader delivers. Its elements cannot be made again."""
 
     loader: MultiLoader
     addressable: ClassVar[bool] = False
@@ -210,6 +210,6 @@ class _Delivered:
     def close(self) -> None:
         self.loader.close()
 
-    def stream(self, context: Context = ALONE) -> Passing:
+    def stream(self, context: Context = ALONE) -> IteratorStream:
         self.loader.set_epoch(context.epoch)
-        return Passing(iter(self.loader), "that the workers delivered")
+        return IteratorStream(iter(self.loader), "that the workers delivered")

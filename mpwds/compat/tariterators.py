@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, TypeGuard
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.grouping import split_name
 from mpwds.pipeline.sources.samples import tarfile_samples, tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
+from mpwds.pipeline.stream import Description
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.tar.members import Member, read_members
 
@@ -294,5 +294,5 @@ def _members(
 def handled(error: Exception, handler: Handler, stage: str, place: str, url: str | None) -> bool:
     """Whether to go on."""
     add_note(error, f"in {stage}, on {place}")
-    add_incident(error, stage, Place(place, url))
+    add_incident(error, stage, Description(place, url))
     return bool(handler(error))

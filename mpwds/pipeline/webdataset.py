@@ -20,7 +20,7 @@ from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, li
 from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load_spec
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stream import Origin
+from mpwds.pipeline.stream import PipelineSource
 from mpwds.storage.caches.names import url_to_cache_name
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class WebDataset(DataPipeline):
 
     def __init__(
         self,
-        urls: Urls | SpecLike | Origin,
+        urls: Urls | SpecLike | PipelineSource,
         handler: Handler = reraise_exception,
         mode: str | None = None,
         resampled: bool = False,

@@ -20,13 +20,12 @@ class Processor:
 
     Args:
         f: A stage; or a function that makes one (``mpwds.shuffle``); or a generator function
-            ``f(elements, *args, **keywords)``, whose elements have no address (see
-            ``mpwds.pipeline.generator``).
+            ``f(elements, *args, **keywords)``.
         args: Its further arguments.
         keywords: Its keyword arguments.
 
     Raises:
-        TypeError: ``f`` is nothing of that kind, or does not take these arguments.
+        TypeError: ``f`` is none of these, or does not take these arguments.
 
     Example:
         >>> from mpwds.pipeline.stages.batched import batched
@@ -57,7 +56,7 @@ class Processor:
         return self._stage.stream(source, context)
 
     def __call__(self, source: Any) -> Any:
-        """The dataset of what the stage makes of ``source``, anything that ``DataPipeline`` begins at."""
+        """The dataset of ``source``, anything that ``DataPipeline`` takes, with the stage behind it."""
         return DataPipeline(source, self._stage)
 
 

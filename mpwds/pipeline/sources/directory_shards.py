@@ -14,12 +14,11 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from braceexpand import braceexpand
 
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.draws import Draws, worker_draws
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
 _CLAIMED = re.compile(r"(.+)\._(\d+)_")
@@ -30,8 +29,8 @@ SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
 """What shards in a directory are called, unless a pattern says so."""
 
 
-class DirectoryShardList(Beginning):
-    """Beginning of a pipeline: the shards that lie in a directory or appear there, as ``{"url": ...}``.
+class DirectoryShardList(IterableSource):
+    """Source of a pipeline: the shards that lie in a directory or appear there, as ``{"url": ...}``.
 
     A shard is claimed by renaming it (``x.tar`` becomes ``x.tar._4711_``, 4711 being the process), so of many
     workers and programs that read the directory each gets others, and nothing is divided among nodes and
@@ -191,8 +190,8 @@ class _Claimed:
     def fetch(self, address: Any) -> dict[str, Any]:
         return {"url": address}
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place(f"shard {address}", address)
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description(f"shard {address}", address)
 
     def state_dict(self) -> NoReturn:
         raise self._no_state()

@@ -10,11 +10,10 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.grouping import Sample, read_samples, split_name
 from mpwds.pipeline.sources.shard_options import ShardOptions
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.members import read_members
 
@@ -185,12 +184,12 @@ class _TarStream(ShardStream):
         samples = read_samples(url, offset, local_path=path, **reading)
         return Reading(samples, dict(chosen.extra), chosen.handler)
 
-    def _place(self, url: str, offset: int) -> Place:
+    def _place(self, url: str, offset: int) -> Description:
         try:
             if is_local(url):
                 for member in read_members(url, offset):
                     key, _ = split_name(member.name)
-                    return Place(f'sample "{key}" of {url}', url, key, offset)
+                    return Description(f'sample "{key}" of {url}', url, key, offset)
         except Exception:  # this describes another error, which must not be hidden by one of reading again
             pass
-        return Place(f"the sample at offset {offset} of {url}", url, offset=offset)
+        return Description(f"the sample at offset {offset} of {url}", url, offset=offset)

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Derived, Stream
-from mpwds.pipeline.unaddressed import Unaddressed
+from mpwds.pipeline.stream import Address, Derived, Description, Stream
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,9 @@ class _Chosen(Derived[Any]):
     def _begin(self) -> None:
         self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
         self._addresses: dict[int | str, Address] = {}
-        self._chosen = Unaddressed(lambda: self._stage.function(self._shards()), self._stage, self._context)
+        self._chosen = UnseekableStream(
+            lambda: self._stage.function(self._shards()), self._stage, self._context
+        )
         self._count = 0
 
     def _shards(self) -> Iterator[Any]:
@@ -87,9 +88,9 @@ class _Chosen(Derived[Any]):
     def fetch(self, address: Any) -> Any:
         return {"url": address} if isinstance(address, str) else self._source.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         if isinstance(address, str):
-            return Place(f"shard {address}", address)
+            return Description(f"shard {address}", address)
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

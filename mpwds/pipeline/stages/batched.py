@@ -75,6 +75,23 @@ def batched(
     return BatchedBySize(by, max_total, batchsize, collation_fn, partial, include_padding, handler)
 
 
+def listed(batchsize: int = 20, partial: bool = True) -> Batched:
+    """Stage that gathers elements into lists: ``batched`` without collation.
+
+    Args:
+        batchsize: Elements per list.
+        partial: Whether what remains at the end makes a shorter list; else it is dropped.
+
+    Raises:
+        ValueError: ``batchsize`` is below 1.
+
+    Example:
+        >>> list(listed(2)("abc"))
+        [['a', 'b'], ['c']]
+    """
+    return Batched(batchsize, None, partial)
+
+
 batch = batched  # in webdataset 0.1's documentation
 
 

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from mpwds.pipeline.beginnings import as_stage
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.filter import Filter, Generator
 from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.parts import as_stage
 from mpwds.pipeline.stream import Stage
 
 
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
-    """Decorator that makes of ``f(source, *args, **kw)`` a function ``f(*args, **kw)`` that returns a stage.
+    """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
-    Like all generator functions as stages, they cost the addresses: see ``mpwds.pipeline.generator``. Where
-    ``f`` makes several elements of each, ``flatmap`` keeps them.
+    The stage's elements have no addresses: see ``mpwds.pipeline.filter.Generator``. If ``f`` makes several
+    elements of each, use ``flatmap``, whose elements have.
 
     Args:
         f: Takes an iterator of elements and arguments, returns an iterator of elements.
@@ -45,7 +44,7 @@ def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
 
 
 class PipelineFilter:
-    """Function that returns a stage: what ``pipelinefilter`` makes of a function.
+    """The function that ``pipelinefilter`` makes; it makes a stage.
 
     Args:
         function: Takes an iterator of elements and arguments, returns an iterator of elements.
@@ -120,7 +119,7 @@ class CurriedStage(Generator):
 class PipelineStage:
     """Base of user's classes that are stages by a method ``run(source)``, as in webdataset.
 
-    Their elements have no address: see ``mpwds.pipeline.generator``.
+    Their elements have no addresses: see ``mpwds.pipeline.filter.Generator``.
 
     Source:
         ``webdataset.utils.PipelineStage``.
@@ -136,7 +135,7 @@ class PipelineStage:
     """
 
     def run(self, source: Any) -> Any:
-        """The iterator of what the stage makes of an iterator of elements."""
+        """The iterator of the elements that the stage makes."""
         raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
 
     def __call__(self, *source: Any) -> Any:

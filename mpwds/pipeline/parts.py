@@ -1,4 +1,4 @@
-"""What a pipeline may be made of: what it begins at, and the stages behind."""
+"""The parts of a pipeline, made of what users give: a source, and the stages behind it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import plain
-from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.filter import Generator, plain
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitter import Splitter
-from mpwds.pipeline.stream import Origin, Stage, Stream
+from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 from mpwds.pipeline.torch_dataset import TorchIterable
 
 _PARTS = 1000
 
 
-class Beginning(TorchIterable, ABC):
-    """Base of what a pipeline begins at and what can be iterated by itself too.
+class IterableSource(TorchIterable, ABC):
+    """Base of sources that can also be iterated by themselves.
 
     Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``.
     """
@@ -44,23 +43,23 @@ class Beginning(TorchIterable, ABC):
         self._epoch_is_given = True
 
 
-def as_origin(source: Any) -> Origin:
-    """What a pipeline begins at, from what the user gave.
+def as_source(source: Any) -> PipelineSource:
+    """The source of a pipeline, from what a user gave.
 
     Args:
-        source: An object with a method ``stream(context)``; or what has a length and gives elements by index;
-            or another iterable; or a function that returns an iterator.
+        source: An object with a method ``stream(context)``; or a sequence or map-style dataset, with a length
+            and elements by index; or another iterable; or a function that returns an iterator.
 
     Raises:
-        TypeError: It is nothing of that kind, or an iterator, which could be read only once.
+        TypeError: ``source`` is none of these, or an iterator, which could be read only once.
 
     Example:
-        >>> list(plain(as_origin(lambda: iter("ab")).stream()))
+        >>> list(plain(as_source(lambda: iter("ab")).stream()))
         ['a', 'b']
     """
     if hasattr(source, "stream") and not iterates_itself(source):
-        origin: Origin = source
-        return origin
+        with_stream: PipelineSource = source
+        return with_stream
     if isinstance(source, Mapping):
         raise TypeError(
             "a pipeline cannot begin at a dict: write mpwds.WebDataset(spec) for a dataset specification, "
@@ -74,12 +73,12 @@ def as_origin(source: Any) -> Origin:
 
 
 def iterates_itself(dataset: Any) -> bool:
-    """Whether the class of a dataset has an ``__iter__`` that was written after its method ``stream``.
+    """Whether a dataset's class overrides ``__iter__`` without overriding ``stream``.
 
-    Then it is iterated: what a subclass's author changed must not be passed by.
+    Such a dataset is iterated, so that its own ``__iter__`` counts.
 
     Example:
-        >>> class Doubled(Beginning):
+        >>> class Doubled(IterableSource):
         ...     def stream(self, context=ALONE):
         ...         return Indexed([1, 2]).stream(context)
         >>> class Tripled(Doubled):
@@ -97,10 +96,10 @@ def iterates_itself(dataset: Any) -> bool:
 
 
 def as_stage(stage: Any) -> Stage:
-    """A stage, from what the user gave: an object with a method ``stream(source, context)`` or a function.
+    """A stage, from what a user gave: an object with a method ``stream(source, context)`` or a function.
 
     Raises:
-        TypeError: It is neither, or what only a pipeline's beginning can be.
+        TypeError: ``stage`` is neither, or can only be the source of a pipeline.
 
     Example:
         >>> as_stage(reversed)
@@ -115,7 +114,7 @@ def as_stage(stage: Any) -> Stage:
 
 
 def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
-    """The stages of a pipeline, where functions that choose among shards keep the shards' addresses."""
+    """The stages of a pipeline. Functions before a reader of shards become stages that keep the addresses."""
     configured = [as_stage(stage) for stage in stages]
     readers = [number for number, stage in enumerate(configured) if getattr(stage, "reads_shards", False)]
     for number in range(max(readers, default=0)):
@@ -126,10 +125,10 @@ def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
 
 
 def culprit(part: Any) -> str | None:
-    """What in an origin or a stage gives elements without addresses; ``None`` if nothing does.
+    """The name of the part of a source or stage that gives elements without addresses, or ``None``.
 
     Example:
-        >>> culprit(as_origin({1, 2})), culprit(as_origin([1, 2]))
+        >>> culprit(as_source({1, 2})), culprit(as_source([1, 2]))
         ('set', None)
     """
     parts = getattr(part, "parts", None)
@@ -139,10 +138,10 @@ def culprit(part: Any) -> str | None:
 
 
 def in_any_order(part: Any) -> bool:
-    """Whether an origin or a stage takes what is there, so that there is no order which workers could keep.
+    """Whether a source or stage takes elements as they appear, so that workers cannot keep an order.
 
     Example:
-        >>> in_any_order(as_origin([1, 2]))
+        >>> in_any_order(as_source([1, 2]))
         False
     """
     parts = getattr(part, "parts", None)
@@ -150,7 +149,7 @@ def in_any_order(part: Any) -> bool:
 
 
 def within(context: Context, position: int) -> Context:
-    """The context of a pipeline's part, whose number tells its random numbers from those of all others.
+    """The context of one part of a pipeline: its number gives it random numbers of its own.
 
     Args:
         context: The pipeline's context.
