@@ -44,8 +44,8 @@ NAMES = {
     "mpwds.storage.writing.writers": "ShardWriter",
 }
 
-# webdataset's further names, the stages as functions, and what one meets rather than asks for:
-# docs/coming-from-webdataset.md lists them.
+# webdataset's further names, stages as functions, and classes that programs seldom name:
+# docs/coming-from-webdataset.md lists most of them.
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.autodecode": "Decoder",

@@ -9,7 +9,6 @@ from mpwds.compat.utils import identity
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached
 from mpwds.pipeline.caching.mcached import Cached
 from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import reraise_exception
 from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.batched import batched, listed
@@ -72,31 +71,14 @@ __all__ = [
 ]
 
 
-def _of_source(make: Callable[..., Filter]) -> Callable[..., Iterator[Any]]:
-    """``f(source, *args)`` from ``f(*args)(source)``."""
+def __getattr__(name: str) -> Callable[..., Iterator[Any]]:
+    """``_batched(source, 2)`` is ``batched(2)(source)``: programs import such names from webdataset too."""
+    if name[:1] != "_" or name[1:] not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    make = globals()[name[1:]]
 
     def function(source: Iterable[Any], *args: Any, **keywords: Any) -> Iterator[Any]:
-        return make(*args, **keywords)(source)
+        made: Iterator[Any] = make(*args, **keywords)(source)
+        return made
 
     return function
-
-
-# Plain functions of a source: programs take them from webdataset's module in spite of the underscore.
-_associate = _of_source(associate)
-_batched = _of_source(batched)
-_decode = _of_source(decode)
-_extract_keys = _of_source(extract_keys)
-_info = _of_source(info)
-_log_keys = _of_source(log_keys)
-_map = _of_source(map)
-_map_dict = _of_source(map_dict)
-_map_tuple = _of_source(map_tuple)
-_rename = _of_source(rename)
-_rename_keys = _of_source(rename_keys)
-_rsample = _of_source(rsample)
-_select = _of_source(select)
-_shuffle = _of_source(shuffle)
-_to_tuple = _of_source(to_tuple)
-_unbatched = _of_source(unbatched)
-_unlisted = _of_source(unlisted)
-_xdecode = _of_source(xdecode)
