@@ -1,8 +1,10 @@
-"""The public names, for type checkers; `__init__.py` finds them when they are first used."""
+"""The public names, for type checkers; ``names.py`` finds them when they are first used."""
 
 from mpwds import autodecode as autodecode
 from mpwds import cache as cache
+from mpwds import checks as checks
 from mpwds import compat as compat
+from mpwds import dataset as dataset
 from mpwds import extradatasets as extradatasets
 from mpwds import filters as filters
 from mpwds import handlers as handlers
@@ -16,6 +18,25 @@ from mpwds import utils as utils
 from mpwds import writer as writer
 from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
+from mpwds.compat.autodecode import Decoder as Decoder
+from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
+from mpwds.compat.extradatasets import MockDataset as MockDataset
+from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
+from mpwds.compat.extradatasets import repeatedly as repeatedly
+from mpwds.compat.extradatasets import with_epoch as with_epoch
+from mpwds.compat.extradatasets import with_length as with_length
+from mpwds.compat.multi import MultiDataset as MultiDataset
+from mpwds.compat.multi import MultiDatasetIterator as MultiDatasetIterator
+from mpwds.compat.tariterators import base_plus_ext as base_plus_ext
+from mpwds.compat.tariterators import group_by_keys as group_by_keys
+from mpwds.compat.tariterators import tar_file_expander as tar_file_expander
+from mpwds.compat.tariterators import tar_file_iterator as tar_file_iterator
+from mpwds.compat.tariterators import url_opener as url_opener
+from mpwds.compat.tariterators import valid_sample as valid_sample
+from mpwds.compat.webdataset_v0.dataset import Dataset as Dataset
+from mpwds.compat.webdataset_v0.processor import Processor as Processor
+from mpwds.compat.webdataset_v0.shard_hooks import all_urls as all_urls
+from mpwds.compat.webdataset_v0.shard_hooks import worker_urls as worker_urls
 from mpwds.errors import DecodeError as DecodeError
 from mpwds.errors import EnvelopeError as EnvelopeError
 from mpwds.errors import EvenEpochError as EvenEpochError
@@ -33,8 +54,6 @@ from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
 from mpwds.loader.accelerated import use_in_accelerate as use_in_accelerate
 from mpwds.loader.data_loader import DataLoader as DataLoader
-from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
-from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.pool import WorkerPool as WorkerPool
 from mpwds.loader.stats import LoaderStats as LoaderStats
@@ -53,7 +72,6 @@ from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.audio import AudioDecoder as AudioDecoder
 from mpwds.pipeline.decoding.audio import torch_audio as torch_audio
 from mpwds.pipeline.decoding.decoders import Continue as Continue
-from mpwds.pipeline.decoding.decoders import Decoder as Decoder
 from mpwds.pipeline.decoding.decoders import DecodingError as DecodingError
 from mpwds.pipeline.decoding.decoders import basichandlers as basichandlers
 from mpwds.pipeline.decoding.decoders import gzfilter as gzfilter
@@ -66,10 +84,6 @@ from mpwds.pipeline.decoding.pickles import torch_loads as torch_loads
 from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
-from mpwds.pipeline.earlier.legacy_dataset import Dataset as Dataset
-from mpwds.pipeline.earlier.processor import Processor as Processor
-from mpwds.pipeline.earlier.shard_hooks import all_urls as all_urls
-from mpwds.pipeline.earlier.shard_hooks import worker_urls as worker_urls
 from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
 from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
@@ -80,7 +94,6 @@ from mpwds.pipeline.mixing.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
 from mpwds.pipeline.quarantine import quarantine as quarantine
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
-from mpwds.pipeline.sources.mock import MockDataset as MockDataset
 from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample as MultiShardSample
 from mpwds.pipeline.sources.multi_shard_sample import shardspec as shardspec
 from mpwds.pipeline.sources.opening import FileCache as FileCache
@@ -91,11 +104,6 @@ from mpwds.pipeline.sources.records import msgpacks_to_samples as msgpacks_to_sa
 from mpwds.pipeline.sources.resampled import ResampledShardList as ResampledShardList
 from mpwds.pipeline.sources.resampled import ResampledShards as ResampledShards
 from mpwds.pipeline.sources.resampled import resampled as resampled
-from mpwds.pipeline.sources.resized import ChoppedDataset as ChoppedDataset
-from mpwds.pipeline.sources.resized import ResizedDataset as ResizedDataset
-from mpwds.pipeline.sources.resized import repeatedly as repeatedly
-from mpwds.pipeline.sources.resized import with_epoch as with_epoch
-from mpwds.pipeline.sources.resized import with_length as with_length
 from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
 from mpwds.pipeline.sources.samples import tarfile_to_samples as tarfile_to_samples
 from mpwds.pipeline.sources.shards import ShardList as ShardList
@@ -105,14 +113,10 @@ from mpwds.pipeline.sources.splitting import non_empty as non_empty
 from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
 from mpwds.pipeline.sources.splitting import split_by_node as split_by_node
 from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
-from mpwds.pipeline.sources.tariterators import base_plus_ext as base_plus_ext
-from mpwds.pipeline.sources.tariterators import group_by_keys as group_by_keys
-from mpwds.pipeline.sources.tariterators import tar_file_expander as tar_file_expander
-from mpwds.pipeline.sources.tariterators import tar_file_iterator as tar_file_iterator
-from mpwds.pipeline.sources.tariterators import url_opener as url_opener
-from mpwds.pipeline.sources.tariterators import valid_sample as valid_sample
 from mpwds.pipeline.stages.associate import associate as associate
+from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
+from mpwds.pipeline.stages.batched import listed as listed
 from mpwds.pipeline.stages.bucketed import bucketed as bucketed
 from mpwds.pipeline.stages.decode import decode as decode
 from mpwds.pipeline.stages.detshuffle import detshuffle as detshuffle
@@ -121,7 +125,6 @@ from mpwds.pipeline.stages.fields import getfirst as getfirst
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.flatmap import flatmap as flatmap
 from mpwds.pipeline.stages.info import info as info
-from mpwds.pipeline.stages.listed import listed as listed
 from mpwds.pipeline.stages.log_keys import log_keys as log_keys
 from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map_dict import map_dict as map_dict
@@ -154,5 +157,42 @@ from mpwds.storage.writing.tar_writer import TarWriter as TarWriter
 from mpwds.storage.writing.writers import ShardWriter as ShardWriter
 from mpwds.storage.writing.writers import numpy_dumps as numpy_dumps
 from mpwds.storage.writing.writers import torch_dumps as torch_dumps
+
+__all__ = [
+    "DataLoader",
+    "DataPipeline",
+    "DecodeError",
+    "DirectoryShardList",
+    "LoaderStats",
+    "MpwdsError",
+    "MultiLoader",
+    "RandomMix",
+    "ResampledShards",
+    "RoundRobin",
+    "ShardCache",
+    "ShardError",
+    "ShardList",
+    "ShardWriter",
+    "TarWriter",
+    "WebDataset",
+    "WebLoader",
+    "WorkerDied",
+    "WorkerTimeout",
+    "__version__",
+    "gopen",
+    "handle_extension",
+    "ignore_and_continue",
+    "load_spec",
+    "nest",
+    "padded",
+    "quarantine",
+    "reraise_exception",
+    "share",
+    "split_by_node",
+    "split_by_worker",
+    "tenbin",
+    "use_in_accelerate",
+    "warn_and_continue",
+]
 
 __version__: str

@@ -36,7 +36,14 @@ from mpwds.tenbin_lists import (
     encoded_nbytes,
 )
 from mpwds.tenbin_stream import load, read, save, write
-from mpwds.tenbin_zmq import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
+from mpwds.tenbin_zmq import (
+    sctp_recv,
+    sctp_send,
+    zrecv_multipart,
+    zrecv_single,
+    zsend_multipart,
+    zsend_single,
+)
 
 __all__ = [
     "Array",
@@ -59,6 +66,8 @@ __all__ = [
     "parse_array",
     "read",
     "save",
+    "sctp_recv",
+    "sctp_send",
     "view_array",
     "write",
     "write_array",

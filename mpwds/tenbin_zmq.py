@@ -1,4 +1,4 @@
-"""Arrays in tenbin encoding over ZMQ sockets, one frame or several.
+"""Arrays in tenbin encoding over ZMQ sockets, one frame or several, and over SCTP.
 
 The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
 """
@@ -47,3 +47,47 @@ def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Ou
     """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
     frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
     return decode_list(frames, infos, output=output)
+
+
+def sctp_send(socket: Any, dest: Any, l: Sequence[Array], infos: Sequence[str] | None = None) -> None:  # noqa: E741  # webdataset's name
+    """Send arrays as one SCTP message.
+
+    Args:
+        socket: A socket of the package ``pysctp``.
+        dest: The address to send to.
+        l: The arrays.
+        infos: As for ``encode_into``.
+
+    Raises:
+        TypeError: ``socket`` is another kind of socket.
+    """
+    _check_sctp(socket)
+    socket.sctp_send(bytes(encode_buffer(l, infos)), to=dest)
+
+
+def sctp_recv(
+    socket: Any, infos: Infos = False, maxsize: int = 100_000_000, *, output: Output = "numpy"
+) -> Any:
+    """Accept a connection and receive what ``sctp_send`` sent. As ``decode_buffer`` otherwise.
+
+    Args:
+        socket: A listening socket of the package ``pysctp``.
+        infos: As for ``decode_buffer``.
+        maxsize: The most bytes of a message.
+        output: As for ``decode_buffer``.
+
+    Raises:
+        TypeError: ``socket`` is another kind of socket.
+    """
+    _check_sctp(socket)
+    connection, _ = socket.accept()
+    _, _, data, _ = connection.sctp_recv(maxsize)
+    return decode_buffer(data, infos, output=output)
+
+
+def _check_sctp(socket: Any) -> None:
+    if not hasattr(socket, "sctp_send"):
+        raise TypeError(
+            "tenbin needs an SCTP socket of the package pysctp (sctp.sctpsocket_tcp), which runs on Linux "
+            f"kernels with SCTP, got {type(socket).__name__}"
+        )

@@ -56,7 +56,7 @@ def places(table, name):
     """Where a name of a table may be found; the place that is most like webdataset's comes last."""
     if table == "Methods of datasets":
         return [mpwds.WebDataset]
-    module = table.rpartition("webdataset.")[2]
+    module = table.rpartition("webdataset.")[2].rpartition("mpwds.")[2]
     found = [mpwds]
     if importlib.util.find_spec(f"mpwds.{module}") is not None:
         found.append(importlib.import_module(f"mpwds.{module}"))
@@ -126,3 +126,11 @@ def test_a_name_of_a_submodule_is_found_under_that_submodule_too(module):
     theirs = {name for name in public_names(submodules()[module]) if answers[name] != "not there"}
     ours = importlib.import_module(f"mpwds.{module}")
     assert {name for name in theirs if not hasattr(ours, name)} == set()
+
+
+def test_every_option_without_effect_is_listed():
+    sources = [path.read_text() for path in Path(mpwds.__file__).parent.rglob("*.py")]
+    options = {name for source in sources for name in re.findall(r"(\w+): Without effect\.", source)}
+    section = PAGE.read_text().partition("### Without effect")[2].partition("\n## ")[0]
+    assert options >= {"detshuffle", "verbose", "handler"}
+    assert {name for name in options if f"{name}=" not in section} == set()

@@ -1,14 +1,16 @@
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import mpwds
+from mpwds import names
 
 
 def imported_by(code):
@@ -33,7 +35,65 @@ def test_a_dataset_does_not_import_torch():
 @pytest.mark.parametrize("name", mpwds.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(mpwds, name) is not None
-    assert name in dir(mpwds)
+
+
+def test_dir_shows_the_names_that_do_the_job():
+    assert set(dir(mpwds)) == set(mpwds.__all__)
+    assert len(mpwds.__all__) < 40
+
+
+@pytest.mark.parametrize("name", set(names.HOMES) - set(mpwds.__all__))
+def test_every_further_name_is_found_too(name):
+    assert getattr(mpwds, name) is not None
+
+
+@pytest.mark.parametrize("name", sorted(names.WEBDATASET_MODULES))
+def test_a_module_of_webdatasets_is_found_under_its_name(name):
+    module = importlib.import_module(f"mpwds.{name}")
+    assert module is importlib.import_module(f"mpwds.compat.{name}") is getattr(mpwds, name)
+    assert module.__spec__.name == module.__name__ == f"mpwds.compat.{name}"
+    assert importlib.util.find_spec(f"mpwds.{name}") is not None
+    assert {*module.__all__} <= {*dir(module)}
+
+
+def test_a_module_of_webdatasets_is_imported_in_every_way():
+    for statement in (
+        "import mpwds.filters; mpwds.filters.shuffle",
+        "from mpwds.filters import shuffle",
+        "from mpwds import filters; filters.shuffle",
+        "import mpwds; mpwds.filters.shuffle",
+        "import pickle; pickle.loads(b'cmpwds.utils\\nidentity\\n.')(1)",
+    ):
+        imported_by(statement)
+
+
+def test_type_checkers_find_the_modules_of_webdatasets():
+    stubs = Path(mpwds.__file__).parent.glob("*.pyi")
+    assert {stub.stem: stub.read_text() for stub in stubs if stub.stem != "__init__"} == {
+        name: f"from mpwds.compat.{name} import *\n" for name in names.WEBDATASET_MODULES
+    }
+
+
+def test_type_checkers_know_the_methods_arguments_and_what_they_return(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import mpwds as wds\n"
+        "from mpwds.filters import shuffle\n"
+        "longer: wds.WebDataset = wds.WebDataset('x.tar').map(str.upper).slice(1, 4).batched(2)\n"
+        "stage: int = shuffle(10)\n"
+        "longer.rsample('half')\n"
+        "longer.batched(4, drop_last=True)\n"
+    )
+    root = Path(mpwds.__file__).parents[1]
+    options = ["--cache-dir", str(tmp_path / "cache"), "--follow-imports=silent", "--no-site-packages"]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(program)],
+        env={**os.environ, "MYPYPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in checked.stdout.splitlines() if "program.py" in line]
+    assert [line.split(":")[1] for line in lines] == ["4", "5", "6"], checked.stdout
 
 
 def test_the_version_is_the_installed_packages():
@@ -48,12 +108,8 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_type_checkers_are_told_the_same_names():
     stub = ast.parse(Path(mpwds.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    assert {"__version__", *(alias.asname for node in imports for alias in node.names)} == set(mpwds.__all__)
-    for node in imports:
-        for alias in node.names:
-            if node.module != "mpwds":
-                home = importlib.import_module(node.module)
-                found = getattr(mpwds, alias.name)
-                if isinstance(found, ModuleType):  # `gopen`, once the module of that name was imported
-                    found = getattr(found, alias.name)
-                assert getattr(home, alias.name) is found
+    modules = {*names.MODULES, *names.WEBDATASET_MODULES, "compat"} - {"gopen"}
+    told = {alias.asname: node.module for node in imports for alias in node.names}
+    assert told == {**names.HOMES, **dict.fromkeys(modules, "mpwds")}
+    (listed,) = [node for node in stub.body if isinstance(node, ast.Assign)]
+    assert ast.literal_eval(listed.value) == mpwds.__all__

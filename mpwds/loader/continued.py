@@ -8,9 +8,8 @@ from typing import Any
 from mpwds.loader.delivered import naming_what_is_held, only_needed
 from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import field
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.replay import skip
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
 
 
@@ -53,7 +52,7 @@ class Continued:
     def fetch(self, address: Any) -> Any:
         return self._stream.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._stream.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

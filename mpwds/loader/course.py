@@ -9,10 +9,10 @@ from typing import Any
 
 from mpwds.loader.elements import elements
 from mpwds.loader.progress import START, Position, pack_state, unpack_state
-from mpwds.pipeline.beginnings import culprit, iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
+from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.stream import Stream
 
 STATE_EVERY_S = 1.0

@@ -18,9 +18,9 @@ from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
 from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.task_epoch import TaskEpoch
 from mpwds.loader.trainer_times import TrainerTimes
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
@@ -252,7 +252,7 @@ def _announced_length(loader: DataLoader[Any]) -> int | None:
 
 def _count_epoch(dataset: Any) -> int:
     """The number of the epoch that begins, of a dataset of ours: its copies in the workers cannot count."""
-    if not isinstance(dataset, (DataPipeline, Beginning)):
+    if not isinstance(dataset, (DataPipeline, IterableSource)):
         return 0
     epoch = dataset._epoch
     dataset.set_epoch(epoch + 1)

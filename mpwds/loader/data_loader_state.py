@@ -12,9 +12,9 @@ from mpwds.loader.dividing import has_workers
 from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
 from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import VERSION, field, wrong
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource
 
 if TYPE_CHECKING:
     from mpwds.loader.data_loader import DataLoader
@@ -213,7 +213,7 @@ def _next_epoch(dataset: Any) -> int | None:
     """The number of the epoch that a dataset of ours would begin now."""
     if isinstance(dataset, LoaderPipeline):
         return dataset.loader._epoch
-    return dataset._epoch if isinstance(dataset, (DataPipeline, Beginning, LoaderStages)) else None
+    return dataset._epoch if isinstance(dataset, (DataPipeline, IterableSource, LoaderStages)) else None
 
 
 def _epoch_of(sampler: Any) -> int | None:

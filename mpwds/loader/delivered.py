@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.state import progress_as_state, progress_from_state
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address
+from mpwds.pipeline.stream import Address, Description
 
 STATES_KEPT = 32
 """States that are kept of each worker: the newest, and fewer and fewer of those before. What a stage holds
@@ -70,9 +69,9 @@ class Delivered:
         self._held[place] -= 1
         return self._remade[place] if self._held[place] else self._remade.pop(place)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         worker, number = address
-        return Place.of_sample(element, Place(f"element {number} that worker {worker} delivered"))
+        return Description.of_sample(element, Description(f"element {number} that worker {worker} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"loaded": progress_as_state(self._iterator.progress)}

@@ -6,9 +6,9 @@ from typing import Any
 
 from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
 from mpwds.loader.web_loader import WebLoader
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource
 
 
 def check_not_divided_again(dataset: Any) -> None:
@@ -27,7 +27,7 @@ def check_not_divided_again(dataset: Any) -> None:
         >>> check_not_divided_again([1, 2, 3])
     """
     ranks = Context.current().world_size
-    if ranks > 1 and isinstance(dataset, (DataPipeline, Beginning, LoaderStages)):
+    if ranks > 1 and isinstance(dataset, (DataPipeline, IterableSource, LoaderStages)):
         raise ValueError(
             f"{dataset!r} divides itself among the {ranks} ranks: to divide what it delivers once more would "
             "lose samples. Iterate it by mpwds.MultiLoader or mpwds.WebLoader, which Accelerate leaves as "

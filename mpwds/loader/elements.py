@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.parts import iterates_itself
 
 
 def as_dataset(dataset: Any) -> Any:

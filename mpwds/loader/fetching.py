@@ -8,10 +8,10 @@ from typing import Any
 
 from mpwds.loader import torch_collate
 from mpwds.loader.setup import WorkerSetup
-from mpwds.pipeline.beginnings import Beginning, iterates_itself
 from mpwds.pipeline.collation.rows_in_place import RowsInPlace
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource, iterates_itself
 
 CollateFunction = Callable[[Any], Any]
 
@@ -65,7 +65,7 @@ class FetchingSetup(WorkerSetup):
 
     def _samples(self, context: Context) -> Iterator[Any]:
         dataset = self.dataset
-        if not isinstance(dataset, (DataPipeline, Beginning)):
+        if not isinstance(dataset, (DataPipeline, IterableSource)):
             return iter(dataset)
         if iterates_itself(dataset):
             dataset.set_epoch(context.epoch)

@@ -8,13 +8,13 @@ from typing import Any, Protocol, TypeAlias
 
 from mpwds.loader.rebatched import Rebatched
 from mpwds.loader.shards_read import shards_read
-from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
 from mpwds.pipeline.handlers import reraise_exception
+from mpwds.pipeline.parts import iterates_itself
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.decode import Decode

@@ -23,11 +23,10 @@ from mpwds.loader.regrouped import regrouped
 from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
-from mpwds.pipeline.beginnings import culprit, in_any_order
-from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.fluent import Composable, Fluent, Self
+from mpwds.pipeline.parts import culprit, in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 
 
@@ -391,7 +390,7 @@ class LoaderStages(Rebatching, Fluent):
 
 
 class _Loaded:
-    """Beginning of a pipeline: what a loader delivers."""
+    """Source of a pipeline: what a loader delivers."""
 
     def __init__(self, loader: LoaderStages) -> None:
         self._loader = loader

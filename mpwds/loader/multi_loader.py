@@ -33,8 +33,8 @@ from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
-from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.pipeline.stream import Stream
 from mpwds.pipeline.torch_dataset import TorchIterable

@@ -20,8 +20,7 @@ from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, explain, options
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,8 @@ class RebatchedStream:
             f"{self._stage} does not keep what its batches were made of: only another run makes them again"
         )
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place(f"batch {address} of {self._stage}")
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description(f"batch {address} of {self._stage}")
 
     def state_dict(self) -> dict[str, Any]:
         mixer = self._mixer

@@ -15,12 +15,11 @@ from mpwds.pipeline.collation.collate import FIXED_SIZE, default_collation_fn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import reraise_exception
-from mpwds.pipeline.passing import Passing
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.iterator_streams import IteratorStream
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.sharedmem import segment
 
 _POOL_SHARE = 0.5
@@ -122,14 +121,16 @@ class _Regrouped:
         """The stream of what is held and what still comes."""
         self._source.compares = False
         rest = (batch for _, batch in self._source)
-        together = Passing(chain(by_batches.rest(), rest), "behind batches that are unlike those before")
+        together = IteratorStream(
+            chain(by_batches.rest(), rest), "behind batches that are unlike those before"
+        )
         self._by_batches, self._stream = None, self._stage.by_rows(together, self._context)
         return self._stream
 
     def fetch(self, address: Any) -> Any:
         return self._begun.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._begun.describe(address, element)
 
     @property
@@ -199,7 +200,7 @@ class _Alike:
         batch = self._source.fetch(address)
         return tuple(batch) if type(batch) is list else batch
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

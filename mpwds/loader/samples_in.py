@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import iterates_itself
 from mpwds.pipeline.sources.elements import Indexed
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.batched_by_size import BatchedBySize

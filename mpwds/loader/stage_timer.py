@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Description, Stream
 
 Advance = Callable[[], Any]
 
@@ -152,7 +151,7 @@ class _Timed:
     def fetch(self, address: Any) -> Any:
         return self._stream.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._stream.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

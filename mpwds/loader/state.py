@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.loader.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
-from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.parts import iterates_itself
 
 VERSION = 1
 

@@ -13,7 +13,7 @@ from mpwds.loader.stats import LoaderStats
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.passing import Passing
+from mpwds.pipeline.iterator_streams import IteratorStream
 from mpwds.pipeline.replay import skip
 from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
@@ -185,7 +185,7 @@ class _Run:
 
 
 class _Loaded:
-    """Beginning of a pipeline: what a DataLoader delivers. Its elements cannot be made again."""
+    """Source of a pipeline: what a DataLoader delivers. Its elements cannot be made again."""
 
     addressable: ClassVar[bool] = False
 
@@ -198,5 +198,5 @@ class _Loaded:
     def close(self) -> None:
         self._loader.close()
 
-    def stream(self, context: Context = ALONE) -> Passing:
-        return Passing(iter(self._loader), "that the workers delivered")
+    def stream(self, context: Context = ALONE) -> IteratorStream:
+        return IteratorStream(iter(self._loader), "that the workers delivered")

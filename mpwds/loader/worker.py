@@ -29,8 +29,8 @@ from mpwds.loader.task_worker import TaskWorker
 from mpwds.loader.verdict import WRITING_BATCHES
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
+from mpwds.pipeline.stream import Description
 from mpwds.sharedmem.bell import Bell
 
 _STOP_CHECK_S = 0.005
@@ -205,7 +205,7 @@ class Worker:
         except (EpochStopped, ChannelClosed):
             raise
         except Exception as error:
-            place = Place.of_sample(element, Place(f"element {sequence}"))
+            place = Description.of_sample(element, Description(f"element {sequence}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self._index} made")
             raise
         return True

@@ -1,4 +1,4 @@
-"""Datasets: a beginning, stages behind it, and a fluent way to write them."""
+"""Datasets: a source, the stages behind it, and a fluent way to write them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, iterates_itself, within
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.parts import as_source, as_stage, as_stages, culprit, iterates_itself, within
 from mpwds.pipeline.replay import Replayed
-from mpwds.pipeline.stream import Origin, Stage, Stream
+from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 from mpwds.pipeline.torch_dataset import TorchIterable
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
@@ -25,25 +25,25 @@ class DataPipeline(Fluent, TorchIterable):
     """A dataset: elements from a source, passed through stages.
 
     Iterating it runs it in this process and yields plain elements; each ``iter()`` is another
-    epoch. ``mpwds.MultiLoader`` runs it in many processes; ``torch.utils.data.DataLoader`` takes it as an
-    ``IterableDataset``, whose epochs then differ by torch's seed for them unless ``set_epoch`` is called
-    before each (on several nodes do that: otherwise each node keeps the same shards in all epochs). An
-    iterator closes its files when it is dropped.
+    epoch. ``mpwds.MultiLoader`` runs it in many processes. ``torch.utils.data.DataLoader`` takes it as an
+    ``IterableDataset``; its epochs then differ by torch's seed. On several nodes, call ``set_epoch`` before
+    each of these: otherwise each node keeps the same shards in all epochs. An iterator closes its files when
+    it is dropped.
 
     ``compose`` and the methods named after stages return a new pipeline and leave this one as it is.
     ``append``, ``with_epoch``, ``with_length`` and ``repeat`` change this one, as webdataset's do.
 
     Args:
         stages: The source, then the stages in order; ``None`` is left out, and a list of stages counts as its
-            items. The source is what has a length and gives elements by index (a list, a map-style dataset),
-            divided among ranks and workers; or another iterable, such as a loader, or a function that returns
-            an iterator, which every worker reads as it is; or an object with a method ``stream(context)``,
-            such as ``mpwds.SimpleShardList``; or another pipeline, which this one continues. A stage
-            is an object with a method ``stream(source, context)`` or a generator function of an iterator.
-        seed: Determines, with the epoch, all random choices; 0 by default. A loader's seed goes before it.
+            items. The source may be a sequence or map-style dataset, which is divided among ranks and
+            workers; another iterable, such as a loader, or a function that returns an iterator, which every
+            worker reads in full; an object with a method ``stream(context)``, such as
+            ``mpwds.SimpleShardList``; or another pipeline, which this one continues. A stage is an object
+            with a method ``stream(source, context)`` or a generator function of an iterator.
+        seed: Determines, with the epoch, all random choices; 0 by default. A loader's seed overrides it.
 
     Raises:
-        TypeError: The source or a stage is nothing of that kind, or ``seed`` is no whole number.
+        TypeError: The source or a stage is none of these, or ``seed`` is not an integer.
 
     Example:
         >>> dataset = DataPipeline(range(5)).map(lambda n: 10 * n).batched(2)
@@ -76,17 +76,17 @@ class DataPipeline(Fluent, TorchIterable):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The source, as what a pipeline begins at, and the stages behind it.
+        """The source and the stages behind it.
 
         Raises:
             ValueError: The pipeline is empty.
         """
         if not self.pipeline:
             raise ValueError("the pipeline is empty: append a source, such as a list of shards, then stages")
-        return as_origin(self.pipeline[0]), *self.stages
+        return as_source(self.pipeline[0]), *self.stages
 
     def stage(self, i: int) -> Any:
-        """What was given as part ``i`` of the pipeline; the source is part 0.
+        """Part ``i`` of the pipeline, as it was given; the source is part 0.
 
         Example:
             >>> DataPipeline([1, 2]).stage(0)
@@ -159,15 +159,15 @@ class DataPipeline(Fluent, TorchIterable):
         self._epoch_is_given = True
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        """The stream of one epoch, with addresses and state; what loaders call.
+        """The stream of one epoch, with addresses and state. Loaders call this.
 
         Args:
             context: Epoch, seed, rank, worker. With ``deferred``, the last stage may yield
                 ``mpwds.tenbin.Deferred`` in place of arrays.
 
         Returns:
-            A stream. Where the source or a stage gives elements without addresses, its state is the number
-            of elements delivered, and loading one runs it again from the start of the epoch.
+            A stream. If the source or a stage gives elements without addresses, the state is the number of
+            elements delivered, and loading it runs the epoch again from its start.
 
         Raises:
             ValueError: The pipeline is empty.
@@ -186,18 +186,18 @@ class DataPipeline(Fluent, TorchIterable):
         return start() if unaddressed is None else Replayed(start, unaddressed)
 
     def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
-        """What makes the stream of one epoch at its beginning."""
-        origin, *stages = self.parts
+        """A function that makes the stream of one epoch."""
+        source, *stages = self.parts
         stages = self._run_as(stages)
         seeded = replace(context, seed=self._seed) if context.seed is None else context
-        return lambda: self._epochs.stream(lambda context: _chain(origin, stages, context), seeded)
+        return lambda: self._epochs.stream(lambda context: _chain(source, stages, context), seeded)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
-        """The stages that do what these do."""
+        """The stages to run in place of these."""
         return stages
 
     def before(self, position: int, context: Context) -> Stream[Any]:
-        """The stream of what stage number ``position`` gets when the pipeline runs once.
+        """The stream that stage number ``position`` gets when the pipeline runs once.
 
         Args:
             position: The stage's number, from 1; it and those behind it do not run.
@@ -208,19 +208,19 @@ class DataPipeline(Fluent, TorchIterable):
             >>> [element for _, element in dataset.before(2, Context())]
             ['a.tar']
         """
-        origin, *stages = self.parts
+        source, *stages = self.parts
         if context.seed is None:
             context = replace(context, seed=self._seed)
-        return _chain(origin, stages, context, position - 1)
+        return _chain(source, stages, context, position - 1)
 
     def append(self, f: Any) -> None:
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
 
         Args:
-            f: What the constructor takes. A pipeline as the source brings its stages with it.
+            f: A source or stage, as the constructor takes it. A pipeline as the source brings its stages.
 
         Raises:
-            TypeError: It is no source or no stage.
+            TypeError: It is not a source or stage.
 
         Example:
             >>> dataset = DataPipeline()
@@ -241,7 +241,7 @@ class DataPipeline(Fluent, TorchIterable):
             self._seed = f._seed if self._seed is None else self._seed
             return
         else:
-            as_origin(f)
+            as_source(f)
         self.pipeline.append(f)
 
     def compose(self: Pipeline, *stages: Any, **keywords: Any) -> Pipeline:
@@ -249,12 +249,12 @@ class DataPipeline(Fluent, TorchIterable):
 
         Args:
             stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
-                of elements (their elements have no address: see ``mpwds.pipeline.generator``). Or a class of
-                stages and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
+                of elements (their elements have no addresses: see ``mpwds.pipeline.filter.Generator``). Or a
+                class of stages and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 
         Raises:
-            TypeError: One is neither.
+            TypeError: An argument is neither.
 
         Example:
             >>> def pairs(source):
@@ -277,18 +277,18 @@ class DataPipeline(Fluent, TorchIterable):
     def with_epoch(self: Pipeline, nsamples: int = -1, nbatches: int = -1) -> Pipeline:
         """Makes an epoch of this many elements: the source is repeated as often as that takes.
 
-        Counted are the elements that the pipeline yields at its end (batches, if it makes batches), also
-        those of stages that are added later, and in each worker by itself. Every epoch starts the source
-        anew, and so does each repetition, in another order if it is shuffled: of an unshuffled source of more
-        elements, the rest is never seen. Changes this pipeline and returns it, as webdataset's does.
+        It counts the elements at the pipeline's end (batches, if it makes batches), stages that are added
+        later included, in each worker by itself. Every epoch and every repetition starts the source anew, in
+        another order if it is shuffled. If an unshuffled source has more elements, the rest is never seen.
+        Changes this pipeline and returns it, as webdataset's does.
 
         Args:
             nsamples: Elements in an epoch; below 0, an epoch has no end.
             nbatches: The same; the larger of the two counts.
 
         Raises:
-            TypeError: It is no whole number.
-            ValueError: It is 0.
+            TypeError: An argument is not an integer.
+            ValueError: The larger one is 0.
 
         Example:
             >>> list(DataPipeline("abc").with_epoch(5))
@@ -304,12 +304,11 @@ class DataPipeline(Fluent, TorchIterable):
         Changes this pipeline and returns it, as webdataset's does.
 
         Args:
-            nepochs: Number of runs; without end below 1.
-            nbatches: Elements at the pipeline's end after which the epoch ends all the same; no limit below
-                0.
+            nepochs: Number of runs; no end if below 1.
+            nbatches: The most elements at the pipeline's end; no limit if below 0.
 
         Raises:
-            TypeError: A number is none.
+            TypeError: An argument is not an integer.
             ValueError: ``nbatches`` is 0.
 
         Example:
@@ -321,9 +320,9 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
     def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
-        """Makes ``len()`` return ``n``, for programs that want to know a dataset's length.
+        """Makes ``len()`` return ``n``, for programs that ask for a dataset's length.
 
-        How many elements an epoch has is another matter: see ``with_epoch``. Changes this pipeline and
+        The number of elements in an epoch stays as it is: see ``with_epoch``. Changes this pipeline and
         returns it, as webdataset's does.
 
         Args:
@@ -331,7 +330,7 @@ class DataPipeline(Fluent, TorchIterable):
             silent: Whether to leave out the warning that says so.
 
         Raises:
-            TypeError: ``n`` is no whole number.
+            TypeError: ``n`` is not an integer.
             ValueError: ``n`` is negative.
 
         Example:
@@ -351,11 +350,13 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
 
-def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | None = None) -> Stream[Any]:
+def _chain(
+    source: PipelineSource, stages: list[Stage], context: Context, number: int | None = None
+) -> Stream[Any]:
     """The stream that runs a pipeline once, or the first ``number`` stages of it.
 
-    What stands before a cache (a stage with ``pins_epoch``) runs as in epoch 0 every time: the cache holds
-    what that epoch gave, and an epoch that was left early is gone on with.
+    Stages before a cache (a stage with ``pins_epoch``) run as in epoch 0 every time: the cache holds that
+    epoch's elements, and continues an epoch that was left early.
     """
     last = len(stages)
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
@@ -375,16 +376,16 @@ def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | 
     def watched(part: Any, stream: Stream[Any], position: int) -> Stream[Any]:
         return stream if context.watch is None else context.watch(part, stream, of_part(position))
 
-    stream = watched(origin, origin.stream(of_part(0)), 0)
+    stream = watched(source, source.stream(of_part(0)), 0)
     for position, stage in enumerate(stages[:number], start=1):
         stream = watched(stage, stage.stream(stream, of_part(position)), position)
     return stream
 
 
 def _divided_behind(stages: list[Stage]) -> tuple[int, int]:
-    """Positions of the last stages that divide elements among ranks and among workers; 0 if none does.
+    """Positions of the last stages that divide elements among ranks and among workers; 0 if there is none.
 
-    All must see the same elements there in the same order: what is shuffled before is shuffled alike.
+    All ranks or workers must see the same elements there in the same order, so stages before shuffle alike.
     """
     last = {"ranks": 0, "workers": 0}
     for position, stage in enumerate(stages, 1):

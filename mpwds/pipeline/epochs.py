@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.repetitions import Repetitions, Start
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class _Repeated:
         repetition, address = address
         return self._runs.at(repetition).fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         repetition, address = address
         return self._runs.at(repetition).describe(address, element)
 

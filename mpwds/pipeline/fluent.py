@@ -2,50 +2,102 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, TextIO
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-import mpwds  # which imports a stage when it is asked for it: workers start sooner without the others
-from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.collation.padded import PADDED
-from mpwds.pipeline.composable import Self
-from mpwds.pipeline.fluent_fields import FluentFields
-from mpwds.pipeline.handlers import Handler, reraise_exception
+import mpwds  # which imports a stage when it is asked for: a worker starts sooner without the others
+from mpwds.pipeline.stages.pipelinefilter import stage_of
 
-if TYPE_CHECKING:
-    from mpwds.pipeline.caching.element_codec import Pickler
-    from mpwds.pipeline.stages.batches import CollationFunction
+P = ParamSpec("P")
+Self = TypeVar("Self", bound="Composable")
 
 
-class Fluent(FluentFields):
-    """What has stages: each method returns a copy with one stage more and takes the arguments of the function
-    of its name, ``mpwds.shuffle`` and so on, which documents them."""
+class Composable(ABC):
+    """Base of datasets that make copies of themselves with more stages."""
 
-    def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
-        """Adds the stage ``f(source, *args, **keywords)``, or what a function that makes stages makes.
+    @abstractmethod
+    def compose(self: Self, *stages: Any) -> Self:
+        """A copy with more stages."""
 
-        Example:
-            >>> import mpwds
-            >>> list(mpwds.DataPipeline(range(5)).pipe(mpwds.batched, 2, collation_fn=None))
-            [[0, 1], [2, 3], [4]]
-        """
-        from mpwds.pipeline.earlier.processor import stage_of
 
-        return self.compose(stage_of(f, *args, **keywords))
+def adds(function: Callable[[], Callable[P, object]]) -> Callable[Concatenate[Self, P], Self]:
+    """A method that adds the stage that a function makes, with the function's signature and documentation.
 
-    def then(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
-        """``pipe`` by its name in webdataset 0.1.
+    Args:
+        function: Returns the function; called when the method is first used.
 
-        Example:
-            >>> import mpwds
-            >>> list(mpwds.DataPipeline("abcd").then(mpwds.slice, 2))
-            ['a', 'b']
-        """
-        from mpwds.pipeline.earlier.processor import stage_of
+    Example:
+        >>> import inspect
+        >>> inspect.signature(Fluent.rsample)
+        <Signature (self, p: 'float' = 0.5) -> 'Self'>
+        >>> Fluent.rsample.__doc__ == mpwds.rsample.__doc__
+        True
+    """
+    return cast(Callable[Concatenate[Self, P], Self], _Adds(function))
 
-        return self.compose(stage_of(f, *args, **keywords))
+
+class _Adds(Generic[P]):
+    def __init__(self, function: Callable[[], Callable[P, object]]) -> None:
+        self._function = function
+        self._method: Callable[..., Any] | None = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"{owner.__qualname__}.{name}"
+
+    def __get__(self, dataset: Any, owner: type | None = None) -> Any:
+        if self._method is None:
+            self._method = self._made()
+        return self._method if dataset is None else MethodType(self._method, dataset)
+
+    def _made(self) -> Callable[..., Any]:
+        make = self._function()
+
+        def method(self: Composable, /, *args: P.args, **keywords: P.kwargs) -> Composable:
+            return self.compose(make(*args, **keywords))
+
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(make).parameters.values()
+        if next(iter(parameters), first).kind is inspect.Parameter.POSITIONAL_ONLY:
+            first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+        signature = inspect.Signature([first, *parameters], return_annotation="Self")
+        method.__signature__ = signature  # type: ignore[attr-defined]  # inspect looks for it
+        method.__doc__ = make.__doc__
+        method.__name__, method.__qualname__ = self._name.rpartition(".")[2], self._name
+        method.__module__ = make.__module__
+        return method
+
+
+class Fluent(Composable):
+    """What has stages. Each method returns a copy with one more stage; the dataset stays as it is."""
+
+    associate = adds(lambda: mpwds.associate)
+    batched = adds(lambda: mpwds.batched)
+    bucketed = adds(lambda: mpwds.bucketed)
+    decode = adds(lambda: mpwds.decode)
+    detshuffle = adds(lambda: mpwds.detshuffle)
+    extract_keys = adds(lambda: mpwds.extract_keys)
+    flatmap = adds(lambda: mpwds.flatmap)
+    info = adds(lambda: mpwds.info)
+    listed = adds(lambda: mpwds.listed)
+    lmdb_cached = adds(lambda: mpwds.lmdb_cached)
+    log_keys = adds(lambda: mpwds.log_keys)
+    map = adds(lambda: mpwds.map)
+    map_dict = adds(lambda: mpwds.map_dict)
+    map_tuple = adds(lambda: mpwds.map_tuple)
+    mcached = adds(lambda: mpwds.mcached)
+    rename = adds(lambda: mpwds.rename)
+    rename_keys = adds(lambda: mpwds.rename_keys)
+    rsample = adds(lambda: mpwds.rsample)
+    select = adds(lambda: mpwds.select)
+    slice = adds(lambda: mpwds.slice)
+    to_tuple = adds(lambda: mpwds.to_tuple)
+    unbatched = adds(lambda: mpwds.unbatched)
+    unlisted = adds(lambda: mpwds.unlisted)
+    xdecode = adds(lambda: mpwds.xdecode)
 
     def shuffle(
         self: Self,
@@ -55,230 +107,30 @@ class Fluent(FluentFields):
         seed: int | None = None,
         handler: object = None,
     ) -> Self:
-        """Yields the elements in random order, through a buffer of ``size``; below 1, nothing is shuffled.
+        """Adds ``mpwds.shuffle(size, ...)``; a ``size`` below 1 adds nothing.
 
         Example:
-            >>> from mpwds import DataPipeline
-            >>> sorted(DataPipeline(range(6)).shuffle(4))
+            >>> sorted(mpwds.DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
         stage = mpwds.shuffle(size, initial, rng, seed, handler)
         return self.compose(stage) if size >= 1 else self.compose()
 
-    def detshuffle(
-        self: Self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
-    ) -> Self:
-        """Yields the elements in an order that depends on the seed and the epoch alone.
+    def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
+        """Adds a stage: ``f(source, *args, **keywords)``, or the one that ``f(*args, **keywords)`` makes.
+
+        Args:
+            f: A stage, a function that makes one, or a generator function of an iterator of elements.
+            args: Further arguments of ``f``.
+            keywords: Keyword arguments of ``f``.
+
+        Raises:
+            TypeError: ``f`` is none of these, or is a stage and there are arguments.
 
         Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline(range(6)).detshuffle(4))
-            [3, 4, 0, 1, 2, 5]
+            >>> list(mpwds.DataPipeline(range(5)).pipe(mpwds.batched, 2, collation_fn=None))
+            [[0, 1], [2, 3], [4]]
         """
-        return self.compose(mpwds.detshuffle(bufsize, initial, seed, epoch))
+        return self.compose(stage_of(f, *args, **keywords))
 
-    def map(self: Self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Yields ``f(element)`` for each element; ``None`` drops it.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline("abc").map(str.upper))
-            ['A', 'B', 'C']
-        """
-        return self.compose(mpwds.map(f, handler))
-
-    def flatmap(
-        self: Self, f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception
-    ) -> Self:
-        """Yields all that ``f(element)`` gives, for each element.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([3, 0, 2]).flatmap(range))
-            [0, 1, 2, 0, 1]
-        """
-        return self.compose(mpwds.flatmap(f, handler))
-
-    def select(self: Self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Keeps the elements for which ``predicate`` is true.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline(range(6)).select(lambda n: n % 2))
-            [1, 3, 5]
-        """
-        return self.compose(mpwds.select(predicate, handler))
-
-    def rsample(self: Self, p: float = 0.5) -> Self:
-        """Keeps each element with probability ``p``.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> 400 < len(list(DataPipeline(range(1000)).rsample(0.5))) < 600
-            True
-        """
-        return self.compose(mpwds.rsample(p))
-
-    def slice(self: Self, *args: int | None) -> Self:
-        """Keeps the elements that ``itertools.islice`` would: ``stop``; ``start, stop``; those and a step.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline("abcde").slice(1, 4, 2))
-            ['b', 'd']
-        """
-        return self.compose(mpwds.slice(*args))
-
-    def batched(
-        self: Self,
-        batchsize: int | None = None,
-        collation_fn: CollationFunction | None = default_collation_fn,
-        partial: bool = True,
-        *,
-        max_bytes: int | None = None,
-        by: Callable[[Any], float] | None = None,
-        max_total: float | None = None,
-        include_padding: bool = False,
-        handler: Handler = reraise_exception,
-    ) -> Self:
-        """Gathers elements into batches: of 20 by default.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([(1, "a"), (2, "b"), (3, "c")]).batched(2))
-            [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
-        """
-        return self.compose(
-            mpwds.batched(
-                batchsize,
-                collation_fn,
-                partial,
-                max_bytes=max_bytes,
-                by=by,
-                max_total=max_total,
-                include_padding=include_padding,
-                handler=handler,
-            )
-        )
-
-    def bucketed(
-        self: Self,
-        by: Callable[[Any], float],
-        edges: Iterable[float],
-        batchsize: int | Iterable[int] | None = None,
-        collation_fn: CollationFunction | None = PADDED,
-        partial: bool = True,
-        *,
-        max_total: float | None = None,
-        include_padding: bool = False,
-        handler: Handler = reraise_exception,
-    ) -> Self:
-        """Gathers elements of similar size into batches, and pads arrays of different shapes.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> words = DataPipeline(["a", "abcd", "b", "abc", "c"])
-            >>> list(words.bucketed(len, edges=[3], batchsize=2, collation_fn=None))
-            [['a', 'b'], ['abcd', 'abc'], ['c']]
-        """
-        return self.compose(
-            mpwds.bucketed(
-                by,
-                edges,
-                batchsize,
-                collation_fn,
-                partial,
-                max_total=max_total,
-                include_padding=include_padding,
-                handler=handler,
-            )
-        )
-
-    def unbatched(self: Self, handler: Handler = reraise_exception) -> Self:
-        """Takes batches apart into their rows.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([([1, 2], ["a", "b"])]).unbatched())
-            [(1, 'a'), (2, 'b')]
-        """
-        return self.compose(mpwds.unbatched(handler))
-
-    def listed(self: Self, batchsize: int = 20, partial: bool = True) -> Self:
-        """Gathers elements into plain lists.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline("abc").listed(2))
-            [['a', 'b'], ['c']]
-        """
-        return self.compose(mpwds.listed(batchsize, partial))
-
-    def unlisted(self: Self, handler: Handler = reraise_exception) -> Self:
-        """Takes lists of samples apart.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([["a", "b"], ["c"]]).unlisted())
-            ['a', 'b', 'c']
-        """
-        return self.compose(mpwds.unlisted(handler))
-
-    def mcached(self: Self) -> Self:
-        """Keeps the elements in memory, and gives these from the second epoch on.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline("abc").mcached())
-            ['a', 'b', 'c']
-        """
-        return self.compose(mpwds.mcached())
-
-    def lmdb_cached(
-        self: Self,
-        fname: str | os.PathLike[str],
-        map_size: float = 1e12,
-        pickler: Pickler | None = None,
-        chunksize: int = 500,
-        fingerprint: str = "",
-    ) -> Self:
-        """Keeps the elements in an LMDB database, and gives these from the second epoch on.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> print(DataPipeline("abc").lmdb_cached("cache.lmdb"))
-            DataPipeline(str)
-                .lmdb_cached('cache.lmdb')
-        """
-        return self.compose(mpwds.lmdb_cached(fname, map_size, pickler, chunksize, fingerprint))
-
-    def info(
-        self: Self,
-        fmt: str | None = None,
-        n: int = 3,
-        every: int = -1,
-        width: int = 50,
-        stream: TextIO | None = None,
-        name: str = "",
-    ) -> Self:
-        """Prints some of the elements and passes all of them on.
-
-        Example:
-            >>> import sys
-            >>> from mpwds import DataPipeline
-            >>> list(DataPipeline([{"cls": 7}, {"cls": 8}]).info("cls is {cls}", n=1, stream=sys.stdout))
-            cls is 7
-            [{'cls': 7}, {'cls': 8}]
-        """
-        return self.compose(mpwds.info(fmt, n, every, width, stream, name))
-
-    def log_keys(self: Self, logfile: str | os.PathLike[str] | None = None) -> Self:
-        """Appends the key of each sample to a file and passes the sample on.
-
-        Example:
-            >>> from mpwds import DataPipeline
-            >>> print(DataPipeline([{"__key__": "a"}]).log_keys("keys.tsv"))
-            DataPipeline(list)
-                .log_keys('keys.tsv')
-        """
-        return self.compose(mpwds.log_keys(logfile))
+    then = pipe  # in webdataset 0.1

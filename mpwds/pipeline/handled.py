@@ -1,4 +1,4 @@
-"""Base of the streams whose stage has an error handler."""
+"""The streams of stages that have an error handler."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any, NoReturn
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import explain
-from mpwds.pipeline.stream import Derived, Stream
+from mpwds.pipeline.randomness import Call, unseeded
+from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 class Handled(Derived[Any]):
     """A derived stream that asks its stage's handler about each element that its function fails on.
 
-    A handler with a method ``watch(stage, next)`` gets the stage's name and the function that gives the next
-    element, and returns the one to call in its place: so it can count the elements.
+    A handler with a method ``watch(stage, next)`` can count elements: it gets the stage's name and the
+    function that returns the next element, and returns a function to call in its place.
 
     Args:
         source: Stream that gives the elements.
@@ -35,7 +36,7 @@ class Handled(Derived[Any]):
         self._next = self._watched()
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
-        """Returns if the stream is to go on behind the element.
+        """Returns if the stream continues with the next element.
 
         Raises:
             StopIteration: The handler says to stop; the stream has ended.
@@ -50,7 +51,7 @@ class Handled(Derived[Any]):
     def _decide(self, error: Exception) -> None:
         try:
             if self._handler is reraise_exception or isinstance(error, ImportError):
-                raise error  # what is missing is missing for every element: none of them is bad
+                raise error  # a missing package makes no element bad
             self._ask(self._handler, error)
         finally:
             del error
@@ -85,6 +86,49 @@ class Handled(Derived[Any]):
             self._stop()
         else:
             self._stopped, self._next = False, self._watched()
+
+
+class Applied(Handled):
+    """The stream of ``function(element)``, at the same addresses. ``None`` drops the element.
+
+    Args:
+        source: Stream that gives the elements.
+        stage: The stage; ``str(stage)`` names it in errors.
+        function: What to do to an element.
+        call: How to call it: ``seeded(context)`` where it is a user's, which may draw random numbers.
+        handler: What to do about an exception it raises.
+    """
+
+    def __init__(
+        self,
+        source: Stream[Any],
+        stage: object,
+        function: Callable[[Any], Any],
+        call: Call = unseeded,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        super().__init__(source, stage, handler)
+        self._function = function
+        self._call = call
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            address, element = self._next()
+            try:
+                result = self._call(self._function, address, element)
+            except Exception as error:
+                self._handle(error, address, element)
+            else:
+                if result is not None:
+                    return address, result
+
+    def fetch(self, address: Any) -> Any:
+        element = self._source.fetch(address)
+        try:
+            return self._call(self._function, address, element)
+        except Exception as error:
+            self._explain(error, address, element)
+            raise
 
 
 def _ended() -> NoReturn:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Description, Stream
 
 
 class Incident(NamedTuple):
@@ -59,7 +58,7 @@ def explain(
     add_note(error, note)
 
 
-def add_incident(error: Exception, stage: str, place: Place) -> None:
+def add_incident(error: Exception, stage: str, place: Description) -> None:
     """Gives ``error`` its attribute ``incident``.
 
     Args:
@@ -70,7 +69,7 @@ def add_incident(error: Exception, stage: str, place: Place) -> None:
 
     Example:
         >>> error = ValueError("bad")
-        >>> add_incident(error, "map(crop)", Place('sample "0017" of x.tar', url="x.tar", key="0017"))
+        >>> add_incident(error, "map(crop)", Description('sample "0017" of x.tar', url="x.tar", key="0017"))
         >>> error.incident.key
         '0017'
     """

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
 class Replayed:
@@ -36,7 +35,7 @@ class Replayed:
     def fetch(self, address: Any) -> Any:
         return self._stream.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._stream.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

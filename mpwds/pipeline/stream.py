@@ -1,4 +1,4 @@
-"""What every stage speaks: addressed elements that can be made again, and state that fits in a message."""
+"""The protocol of stages: elements with addresses, which can be made again, and a small state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.place import Place
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
 """Where an element comes from: ints, strings and tuples of them.
@@ -24,11 +23,55 @@ reached_end: Final = object()
 """Default for ``next(stream, reached_end)``: no element is this object."""
 
 
+class Description(str):
+    """The description of an element, ``sample "0017" of x-000003.tar``, with its parts as attributes.
+
+    Args:
+        text: The description.
+        url: The shard, where the element has one.
+        key: The sample's key, where it has one.
+        offset: Byte offset of the sample's first header in the shard, where it has one.
+
+    Example:
+        >>> place = Description('sample "0017" of x.tar', url="x.tar", key="0017", offset=512)
+        >>> f"on {place}", place.key, place.row_of("row 3").url
+        ('on sample "0017" of x.tar', '0017', 'x.tar')
+    """
+
+    __slots__ = ("key", "offset", "url")
+
+    url: str | None
+    key: str | None
+    offset: int | None
+
+    def __new__(
+        cls, text: str, url: str | None = None, key: str | None = None, offset: int | None = None
+    ) -> Description:
+        place = super().__new__(cls, text)
+        place.url = url
+        place.key = key
+        place.offset = offset
+        return place
+
+    def row_of(self, row: str) -> Description:
+        """The description of a part of it: ``row 3 of sample "0017" of x.tar``."""
+        return Description(f"{row} of {self}", self.url, self.key, self.offset)
+
+    @staticmethod
+    def of_sample(sample: object, fallback: Description) -> Description:
+        """The description by the ``__key__`` and ``__url__`` of ``sample``; ``fallback`` if it has none."""
+        if not isinstance(sample, dict) or not isinstance(sample.get("__key__"), str):
+            return fallback
+        key, url = sample["__key__"], sample.get("__url__", fallback.url)
+        shard = f" of {url}" if url else ""
+        return Description(f'sample "{key}"{shard}', url, key, fallback.offset)
+
+
 class Stream(Protocol[T_co]):
     """An iterator of ``(address, element)`` that can be asked for an element again and continued later.
 
-    After its end it keeps raising ``StopIteration``. An exception that one element causes costs this
-    element only: the next ``next()`` goes on behind it.
+    After its end it keeps raising ``StopIteration``. After an exception that one element causes, ``next()``
+    continues with the element behind it.
     """
 
     def __iter__(self) -> Stream[T_co]: ...
@@ -39,21 +82,21 @@ class Stream(Protocol[T_co]):
         """The element at ``address``, made again: equal bit for bit, random augmentation included."""
         ...
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        """What a person calls the element: ``sample "0017" of x-000003.tar``.
+    def describe(self, address: Any, element: object = None) -> Description:
+        """The description of an element: ``sample "0017" of x-000003.tar``.
 
         Args:
             address: The element's address.
-            element: The element, or what stages have made of it, where it is at hand.
+            element: The element, or what stages have made of it, if at hand.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursors, generator states and addresses, never data: what JSON and msgpack can hold."""
+        """Cursors, generator states and addresses, never data. Survives JSON and msgpack."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the stream stood that gave ``state``; what it held is fetched again."""
+        """Continues where the stream was when it gave ``state``; elements that it held are fetched again."""
         ...
 
 
@@ -63,8 +106,8 @@ class Stage(Protocol):
     def stream(self, source: Stream[Any], context: Context = ...) -> Stream[Any]: ...
 
 
-class Origin(Protocol):
-    """A configuration at which a pipeline begins."""
+class PipelineSource(Protocol):
+    """A configuration that makes the stream at a pipeline's beginning."""
 
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
@@ -90,7 +133,7 @@ class Derived(ABC, Generic[T]):
         element: T = self._source.fetch(address)
         return element
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +144,7 @@ class Derived(ABC, Generic[T]):
 
 
 class Source(Generic[T]):
-    """A stream over elements that are all there: the beginning of a pipeline in tests and examples.
+    """A stream over elements in memory: the source in tests and examples.
 
     Args:
         iterable: The elements; an element's address is its index.
@@ -130,8 +173,8 @@ class Source(Generic[T]):
         index: int = address
         return self._elements[index]
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place.of_sample(element, Place(f"element {address}"))
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description.of_sample(element, Description(f"element {address}"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

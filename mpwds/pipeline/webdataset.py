@@ -21,7 +21,7 @@ from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load
 from mpwds.pipeline.sources.splitter import Splitter
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stream import Origin
+from mpwds.pipeline.stream import PipelineSource
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 
@@ -61,7 +61,7 @@ class WebDataset(DataPipeline):
             file as ``__local_path__`` (those of local shards have that in any case). The environment variable
             ``WDS_CACHE`` goes before it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
-        detshuffle: Makes no difference: shuffling depends on seed and epoch alone in any case.
+        detshuffle: Without effect.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
             takes an iterator of shards and yields some of them. ``None`` gives every node all of them.
         workersplitter: Divides a node's shards among its workers, likewise.
@@ -74,6 +74,7 @@ class WebDataset(DataPipeline):
         seed: Determines, with the epoch, all random choices of the pipeline; by default the environment
             variable ``WDS_SEED``, or 0. A loader's seed goes before it.
         prefetch_shards: With a cache, shards fetched ahead while one is read.
+        length: What ``len()`` returns; the number of samples in an epoch is what it is.
         max_decompressed_bytes: The most data that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
             may have: 1 GiB by default.
 
@@ -96,7 +97,7 @@ class WebDataset(DataPipeline):
 
     def __init__(
         self,
-        urls: Urls | SpecLike | Origin,
+        urls: Urls | SpecLike | PipelineSource,
         handler: Handler = reraise_exception,
         mode: str | None = None,
         resampled: bool = False,
@@ -114,6 +115,7 @@ class WebDataset(DataPipeline):
         verbose: bool = False,
         seed: int | None = None,
         prefetch_shards: int = 1,
+        length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
         if seed is None and os.environ.get("WDS_SEED"):
@@ -173,6 +175,8 @@ class WebDataset(DataPipeline):
             seed=(seed, None),
             max_decompressed_bytes=(max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
         )
+        if length is not None:
+            self.with_length(length, silent=True)
         self._call += f", {arguments(**shown)})" if shown else ")"
         if repeat:  # here, not at the end: `slice` and whatever else comes behind sees one long epoch
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mpwds import WebDataset
+from mpwds.compat.multi import MultiDataset, MultiDatasetIterator, pinned
 from mpwds.errors import WorkerDied
-from mpwds.loader.multi_dataset import MultiDataset, MultiDatasetIterator, pinned
 from mpwds.pipeline.dataset import DataPipeline
 
 

@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpwds.compat.extradatasets import (
+    ChoppedDataset,
+    MockDataset,
+    ResizedDataset,
+    repeatedly,
+    with_epoch,
+    with_length,
+)
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
-from mpwds.pipeline.sources.mock import MockDataset
-from mpwds.pipeline.sources.resized import ChoppedDataset, ResizedDataset, repeatedly, with_epoch, with_length
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams.urls import expand_urls
 

@@ -1,6 +1,9 @@
 """The methods of datasets are the functions of their names."""
 
 import inspect
+import pydoc
+import subprocess
+import sys
 
 import pytest
 import webdataset
@@ -22,15 +25,44 @@ def parameters(callable):
     return [(name, each.default, each.kind) for name, each in inspect.signature(callable).parameters.items()]
 
 
-@pytest.mark.parametrize("name", [name for name in STAGES if name not in ("shuffle", "slice")])
-def test_a_method_takes_what_its_function_takes(name):
-    assert parameters(getattr(Fluent, name))[1:] == parameters(function(name))
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "shuffle"])
+def test_a_method_takes_what_its_function_takes_and_has_its_documentation(name):
+    method = getattr(mpwds.WebDataset, name)
+    assert parameters(method)[1:] == parameters(function(name))
+    assert method.__doc__ == function(name).__doc__
+    assert (method.__name__, method.__qualname__) == (name, f"Fluent.{name}")
+
+
+def test_help_lists_the_methods():
+    shown = pydoc.plain(pydoc.render_doc(mpwds.WebDataset))
+    assert "map(self, f: 'Callable[[Any], Any]', handler: 'Handler' = " in shown
+    assert "shuffle(self: 'Self', size: 'int', " in shown
+
+
+def test_a_subclass_may_override_a_method_and_call_it():
+    class Doubled(DataPipeline):
+        def map(self, f, **options):
+            return super().map(lambda n: 2 * f(n), **options)
+
+    assert list(Doubled([1, 2]).map(abs)) == [2, 4]
+
+
+def test_wrong_arguments_are_an_error_of_the_function():
+    with pytest.raises(TypeError, match=r"rsample\(\) got an unexpected keyword argument 'q'"):
+        DataPipeline([]).rsample(q=1)
 
 
 def test_shuffle_names_its_buffer_size_and_needs_it():
     (_, (size, default, _), *others) = parameters(Fluent.shuffle)
     assert (size, default) == ("size", inspect.Parameter.empty)
     assert others == parameters(function("shuffle"))[1:]
+
+
+def test_a_dataset_imports_no_stage_that_it_does_not_use():
+    code = "import mpwds, sys; mpwds.DataPipeline([1]).map(abs); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    assert "mpwds.pipeline.stages.map" in loaded.split()
+    assert "mpwds.pipeline.stages.batched" not in loaded.split()
 
 
 def test_all_of_webdatasets_methods_are_there():

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.filter import Generator
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
@@ -31,7 +31,7 @@ def test_a_function_that_returns_no_iterator_is_named(returned):
     def crop(source):
         return returned
 
-    with pytest.raises(TypeError, match=rf"compose\(.*crop\) returned {returned}, which is no iterator"):
+    with pytest.raises(TypeError, match=rf"compose\(.*crop\) returned {returned}, not an iterator"):
         collect(Generator(crop), "ab")
 
 

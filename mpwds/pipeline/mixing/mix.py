@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from mpwds.pipeline.beginnings import as_origin
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.mixing.mixed import Mixed
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stream import Origin, Stream
+from mpwds.pipeline.parts import as_source
+from mpwds.pipeline.stream import PipelineSource, Stream
 
 StopRule: TypeAlias = Literal[
     "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"
@@ -87,8 +87,8 @@ class RandomMix(DataPipeline):
             seed=(seed, None),
         )
         call = f"RandomMix({', '.join(filter(None, [_named(self.datasets), arguments(**given)]))})"
-        origins = tuple(map(as_origin, self.datasets))
-        super().__init__(Mix(origins, tuple(weights), self.stop, "exact" if exact else "random", call, seed))
+        sources = tuple(map(as_source, self.datasets))
+        super().__init__(Mix(sources, tuple(weights), self.stop, "exact" if exact else "random", call, seed))
         self._call = call
 
 
@@ -117,17 +117,17 @@ class RoundRobin(DataPipeline):
         self.longest = longest
         stop: StopRule = "all_exhausted_without_replacement" if longest else "first_exhausted"
         call = f"RoundRobin({_named(self.datasets)}{', longest=True' if longest else ''})"
-        origins = tuple(map(as_origin, self.datasets))
-        super().__init__(Mix(origins, (1.0,) * len(origins), stop, "turns", call))
+        sources = tuple(map(as_source, self.datasets))
+        super().__init__(Mix(sources, (1.0,) * len(sources), stop, "turns", call))
         self._call = call
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Beginning of a pipeline: what :class:`RandomMix` and :class:`RoundRobin` begin at.
+    """Source of a pipeline: what :class:`RandomMix` and :class:`RoundRobin` begin at.
 
     Args:
-        parts: The beginnings that are mixed.
+        parts: The sources that are mixed.
         weights: Of each; they need not add up to 1.
         stop: When to stop: one of the rules, or a number of elements.
         order: ``"random"``, ``"exact"`` or ``"turns"``.
@@ -138,7 +138,7 @@ class Mix:
         ValueError: As of :class:`RandomMix`.
     """
 
-    parts: tuple[Origin, ...]
+    parts: tuple[PipelineSource, ...]
     weights: Sequence[float]
     stop: StopRule | int
     order: Literal["random", "exact", "turns"]

@@ -6,12 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpwds.pipeline.beginnings import within
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import within
 from mpwds.pipeline.repetitions import Repetitions
 from mpwds.pipeline.sources.draws import Draws, worker_draws
-from mpwds.pipeline.stream import Address
+from mpwds.pipeline.stream import Address, Description
 
 if TYPE_CHECKING:
     from mpwds.pipeline.mixing.mix import Mix
@@ -87,9 +86,9 @@ class Mixed:
         part, repetition, address = address
         return self._runs[part].at(repetition).fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         part, repetition, address = address
-        place: Place = self._runs[part].at(repetition).describe(address, element)
+        place: Description = self._runs[part].at(repetition).describe(address, element)
         return place
 
     def state_dict(self) -> dict[str, Any]:

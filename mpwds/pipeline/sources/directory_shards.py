@@ -26,12 +26,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.draws import Draws, worker_draws
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.braces import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
@@ -43,7 +42,7 @@ SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
 """What shards in a directory are called, unless a pattern says so."""
 
 
-class DirectoryShardList(Beginning):
+class DirectoryShardList(IterableSource):
     """Source of a pipeline: the shards in a directory, also those that appear later, as ``{"url": ...}``.
 
     Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711-..._``,
@@ -214,8 +213,8 @@ class _Claimed:
     def fetch(self, address: Any) -> dict[str, Any]:
         return {"url": address}
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place(f"shard {address}", address)
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description(f"shard {address}", address)
 
     def state_dict(self) -> NoReturn:
         raise self._no_state()

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import explain
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stream import Address, Stream
-from mpwds.pipeline.unaddressed import Unaddressed
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """Beginning of a pipeline: what has a length and gives elements by index.
+    """Source of a pipeline: what has a length and gives elements by index.
 
     The indices are dealt to the ranks, and a rank's to its workers, so over all of them each element
     is read exactly once. An element's address is its index. Random numbers that a map-style dataset
@@ -74,8 +73,8 @@ class _IndexedStream:
             explain(error, self._origin, self, address)
             raise
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place.of_sample(element, Place(f"element {address}"))
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description.of_sample(element, Description(f"element {address}"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}
@@ -86,7 +85,7 @@ class _IndexedStream:
 
 @dataclass(frozen=True)
 class Iterated:
-    """Beginning of a pipeline: what can only be iterated.
+    """Source of a pipeline: what can only be iterated.
 
     Each worker reads all of it: what is to be divided among workers divides itself, as a
     ``torch.utils.data.IterableDataset`` does with ``get_worker_info()``. Its elements have no address.
@@ -122,7 +121,7 @@ class Iterated:
         return getattr(self.elements, "__name__", None) or type(self.elements).__name__
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return Unaddressed(self._start, self, context)
+        return UnseekableStream(self._start, self, context)
 
     def _start(self) -> Iterator[Any]:
         elements = self.elements

@@ -7,16 +7,15 @@ import random
 from collections import Counter
 from typing import Any
 
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.shards import SimpleShardList, Urls
 from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, load_spec
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
-class MultiShardSample(Beginning):
-    """Beginning of a pipeline: shards of several collections, shuffled together, as ``{"url": ...}``.
+class MultiShardSample(IterableSource):
+    """Source of a pipeline: shards of several collections, shuffled together, as ``{"url": ...}``.
 
     Of each collection an epoch takes all shards, or ``choose`` of them, or ``resample`` draws with
     replacement, as its specification says. All nodes and workers get the same shards in the same order, by
@@ -127,9 +126,9 @@ class _Sampled:
     def fetch(self, address: Any) -> dict[str, Any]:
         return dict(self._shards[address[0]])
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         url = self._shards[address[0]]["url"]
-        return Place(f"shard {url}", url)
+        return Description(f"shard {url}", url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

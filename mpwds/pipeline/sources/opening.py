@@ -21,7 +21,7 @@ class StreamingOpen:
     does all of it, faster and with addresses.
 
     Args:
-        verbose: Makes no difference; ``GOPEN_VERBOSE=1`` tells what is opened.
+        verbose: Without effect.
         handler: What to do about a shard that cannot be opened; raises by default.
 
     Source:
@@ -73,7 +73,7 @@ class FileCache(StreamingOpen):
             everything.
         handler: What to do about a shard that cannot be opened; raises by default.
         cache_size: Bytes that it may hold; no limit below 1.
-        cache_cleanup_interval: Makes no difference: the size is kept at all times.
+        cache_cleanup_interval: Without effect.
 
     Source:
         ``webdataset.cache.FileCache``.

@@ -10,9 +10,8 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, url_of
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
 
@@ -133,5 +132,5 @@ class _RecordStream(ShardStream):
         with open(url, offset) as stream:
             yield from read(stream, url, offset, limit)
 
-    def _place(self, url: str, offset: int) -> Place:
-        return Place(f"the record at offset {offset} of {url}", url, offset=offset)
+    def _place(self, url: str, offset: int) -> Description:
+        return Description(f"the record at offset {offset} of {url}", url, offset=offset)

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.sources.shards import Urls, listed
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.stream import Address, Derived, Description, Stream
 from mpwds.storage.streams.urls import expand_urls
 
 
-class ResampledShards(Beginning):
-    """Beginning of a pipeline: shards drawn at random with replacement, as ``{"url": ...}``, without end.
+class ResampledShards(IterableSource):
+    """Source of a pipeline: shards drawn at random with replacement, as ``{"url": ...}``, without end.
 
     Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline
     the draws depend on its seed, the epoch, the rank and the worker, and on nothing else: a run can be
@@ -124,9 +123,9 @@ class _Drawn:
     def fetch(self, address: Any) -> dict[str, Any]:
         return {"url": self._urls[address[0]]}
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         url = self._urls[address[0]]
-        return Place(f"shard {url}", url)
+        return Description(f"shard {url}", url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self._drawn}
@@ -196,7 +195,7 @@ class _Redrawn(Derived[Any]):
     def fetch(self, address: Any) -> Any:
         return self._source.fetch(address[0])
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         return self._source.describe(address[0], element)
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.grouping import Sample, read_samples, split_name
 from mpwds.pipeline.sources.shard_options import ShardOptions
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.storage.tar.members import read_members
@@ -69,6 +68,8 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Whether samples of local shards have the shard's file as ``__local_path__`` without a
             cache, too.
+        open_at: Opens a shard's URL at a byte, where there is no cache; ``open_at`` of
+            ``mpwds.storage.streams.gopen`` by default.
         max_decompressed_bytes: The most data that a member of a compressed shard may have.
 
     Raises:
@@ -85,6 +86,7 @@ class TarSamples(Filter):
     empty_check: bool = False
     cache: ShardCache | None = None
     local_paths: bool = False
+    open_at: Callable[[str, int], BinaryIO] | None = None
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
     reads_shards: ClassVar[bool] = True
@@ -165,6 +167,7 @@ class _TarStream(ShardStream):
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
         self._options = ShardOptions(stage.select_files, stage.rename_files)
         self._local_paths = stage.local_paths and stage.cache is None
+        self._open_at = stage.open_at
         self._max_bytes = stage.max_decompressed_bytes
 
     def _read(
@@ -176,6 +179,7 @@ class _TarStream(ShardStream):
     ) -> Reading:
         chosen = self._options.of(shard)
         reading = chosen.reading
+        open = open or self._open_at
         if open is not None:
             reading["open"] = open
         if chosen.handler is not None or self._handler is not reraise_exception:
@@ -187,12 +191,12 @@ class _TarStream(ShardStream):
         )
         return Reading(samples, dict(chosen.extra), chosen.handler)
 
-    def _place(self, url: str, offset: int) -> Place:
+    def _place(self, url: str, offset: int) -> Description:
         try:
             if is_local(url):
                 for member in read_members(url, offset):
                     key, _ = split_name(member.name)
-                    return Place(f'sample "{key}" of {url}', url, key, offset)
+                    return Description(f'sample "{key}" of {url}', url, key, offset)
         except Exception:  # this describes another error, which must not be hidden by one of reading again
             pass
-        return Place(f"the sample at offset {offset} of {url}", url, offset=offset)
+        return Description(f"the sample at offset {offset} of {url}", url, offset=offset)

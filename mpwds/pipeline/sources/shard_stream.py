@@ -14,8 +14,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.handled import Handled
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.notes import add_incident, add_note
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Stream, as_address
+from mpwds.pipeline.stream import Address, Description, Stream, as_address
 from mpwds.storage.streams.rewrite import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path
 
@@ -95,7 +94,7 @@ class ShardStream(Handled):
         """
 
     @abstractmethod
-    def _place(self, url: str, offset: int) -> Place:
+    def _place(self, url: str, offset: int) -> Description:
         """What a person calls the element at ``offset``."""
 
     def __next__(self) -> tuple[Address, Any]:
@@ -234,13 +233,13 @@ class ShardStream(Handled):
             if file_of(place.url) is None and os.path.exists(kept):
                 add_note(error, f"it was read from the cache: to fetch it again, remove {kept}")
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
         if offset is None:  # the shard as a whole
             return self._source.describe(as_address(shard))
         url = url_of(self._source.fetch(as_address(shard)))
         if isinstance(element, dict) and "__key__" in element:
-            return Place.of_sample(element, Place("", url, offset=offset))
+            return Description.of_sample(element, Description("", url, offset=offset))
         return self._place(url, offset)
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.place import Place
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.splitter import Splitter
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, Stage, Stream
+from mpwds.pipeline.stream import Address, Description, Stage, Stream
 from mpwds.storage.streams.urls import expand_urls
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -24,8 +23,8 @@ Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 _SHARDS_SHOWN = 3
 
 
-class ShardList(Beginning):
-    """Beginning of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
+class ShardList(IterableSource):
+    """Source of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
 
     All nodes and workers shuffle alike, by seed and epoch; then the shards are dealt to the nodes, and a
     node's to its workers. So over all of them each shard is read exactly once, and which worker reads it
@@ -108,8 +107,8 @@ class ShardList(Beginning):
         return Shuffle(len(self), len(self), seed).stream(stream, context)
 
 
-class SimpleShardList(Beginning):
-    """Beginning of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
+class SimpleShardList(IterableSource):
+    """Source of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
 
     To divide them put ``split_by_node`` and ``split_by_worker`` behind it; ``ShardList`` does so itself.
 
@@ -185,8 +184,8 @@ class Shards:
     def fetch(self, address: Any) -> dict[str, Any]:
         return {"url": self._urls[address]}
 
-    def describe(self, address: Any, element: object = None) -> Place:
-        return Place(f"shard {self._urls[address]}", self._urls[address])
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description(f"shard {self._urls[address]}", self._urls[address])
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

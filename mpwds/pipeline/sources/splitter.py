@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Derived, Stream
-from mpwds.pipeline.unaddressed import Unaddressed
+from mpwds.pipeline.stream import Address, Derived, Description, Stream
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class _Chosen(Derived[Any]):
     def _begin(self) -> None:
         self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
         self._addresses: dict[int | str, Address] = {}
-        self._chosen = Unaddressed(self._choose, self._stage, self._context)
+        self._chosen = UnseekableStream(self._choose, self._stage, self._context)
         self._count = 0
 
     def _choose(self) -> Iterable[Any]:
@@ -93,9 +92,9 @@ class _Chosen(Derived[Any]):
     def fetch(self, address: Any) -> Any:
         return {"url": address} if isinstance(address, str) else self._source.fetch(address)
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         if isinstance(address, str):
-            return Place(f"shard {address}", address)
+            return Description(f"shard {address}", address)
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded, unseeded
@@ -19,15 +19,20 @@ Associator = Mapping[str, Mapping[str, Any]] | Callable[[str], "Mapping[str, Any
 
 
 def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
-    """Stage that adds fields to dict samples, found by their keys.
+    """Stage that adds fields to dict samples, found by their ``__key__``.
+
+    The sample is copied first (not its values): the source's dict stays as it is. Added fields replace those
+    of the same name.
 
     Args:
-        associator: A dict of the fields to add by sample key (keys that it lacks add nothing), or a function
-            that takes the key and returns them.
+        associator: A dict (or other mapping) from a key to the fields to add, or a function that takes the
+            key and returns them. A key that the dict lacks, and ``None``, add nothing.
         handler: What to do about a sample for which that fails; raises by default.
 
     Raises:
-        TypeError: ``associator`` is neither, or ``handler`` cannot be called.
+        TypeError: ``associator`` is neither, or ``handler`` cannot be called; or, while iterating, a sample
+            is not a dict.
+        ValueError: While iterating, a sample has no ``__key__``.
 
     Source:
         ``webdataset.filters.associate``.
@@ -42,26 +47,7 @@ def associate(associator: Associator, handler: Handler = reraise_exception) -> A
 
 @dataclass(frozen=True)
 class Associate(Filter):
-    """Stage that adds to each dict sample the fields that ``associator`` has for its ``__key__``.
-
-    The sample is copied first (not its values): the source's dict stays as it is. Fields of the same name
-    are replaced.
-
-    Args:
-        associator: A dict (or other mapping) of fields to add by sample key, or a function from the key to
-            them, which may return ``None`` for nothing.
-        handler: What to do about a sample for which that fails; raises by default.
-
-    Raises:
-        TypeError: ``associator`` is neither, or ``handler`` cannot be called; or, while iterating, a sample
-            is no dict.
-        ValueError: While iterating, a sample has no ``__key__``.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Associate(lambda key: {"size": len(key)}), [{"__key__": "abc"}])
-        [{'__key__': 'abc', 'size': 3}]
-    """
+    """The stage that ``associate`` makes."""
 
     associator: Associator
     handler: Handler = reraise_exception

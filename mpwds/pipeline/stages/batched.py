@@ -31,26 +31,30 @@ def batched(
 ) -> Batched | BatchedBySize:
     """Stage that gathers successive elements into batches, of a fixed number or of a limited size.
 
+    With a limit on the size, a batch is passed on when the next element does not fit, and that element begins
+    the next batch. An element above the limit becomes a batch of its own; the first one causes a warning.
+
     Args:
-        batchsize: Elements per batch: 20 by default; where the size is limited, the most elements that a
-            batch may have, as many as fit by default.
+        batchsize: Elements in a batch: 20 by default. With a limit on the size: the most elements in a batch,
+            any number by default.
         collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. ``mpwds.padded()``
             pads arrays of different shapes.
-        partial: Whether what remains at the end makes a smaller batch; else it is dropped.
-        max_bytes: The most bytes that the data of a batch may have.
-        by: Measures an element, its number of tokens for example.
-        max_total: The most that the measures of a batch's elements may come to.
-        include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
-        handler: What to do about a batch that cannot be made, or an element that cannot be measured; raises
-            by default.
+        partial: Whether the elements that remain at the end make a smaller batch; else they are dropped.
+        max_bytes: The most bytes of data in a batch.
+        by: Measures an element, its number of tokens for example: a number, 0 or above.
+        max_total: The largest sum of the measures of a batch's elements.
+        include_padding: Whether each element counts as much as the largest one of its batch, as it does once
+            the batch is padded.
+        handler: What to do about a batch that cannot be made or an element that cannot be measured; raises by
+            default. Going on leaves out all elements of the batch, or that element.
 
     Raises:
-        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` goes without ``max_total`` or together
-            with ``max_bytes``.
-        TypeError: One is no number, or a function cannot be called.
+        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` is given without ``max_total`` or
+            together with ``max_bytes``; or, while iterating, ``by`` returns no size.
+        TypeError: An argument is not a number, or a function cannot be called.
 
     Source:
-        ``webdataset.filters.batched``, for all but the limits of size.
+        ``webdataset.filters.batched``, without the limits on the size.
 
     Example:
         >>> list(batched(2)([(1, "a"), (2, "b"), (3, "c")]))
@@ -71,26 +75,29 @@ def batched(
     return BatchedBySize(by, max_total, batchsize, collation_fn, partial, include_padding, handler)
 
 
-@dataclass(frozen=True)
-class Batched(Filter):
-    """Stage that yields each ``batchsize`` successive elements as one batch.
+def listed(batchsize: int = 20, partial: bool = True) -> Batched:
+    """Stage that gathers elements into lists: ``batched`` without collation.
 
     Args:
-        batchsize: Elements per batch.
-        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list.
-        partial: Whether what remains at the end makes a smaller batch; else it is dropped.
-        handler: What to do about a batch that cannot be made; raises by default. Going on leaves out all
-            elements of the batch.
+        batchsize: Elements per list.
+        partial: Whether what remains at the end makes a shorter list; else it is dropped.
 
     Raises:
         ValueError: ``batchsize`` is below 1.
-        TypeError: ``batchsize`` is no whole number, or ``collation_fn`` or ``handler`` cannot be called.
 
     Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Batched(2), [(1, "a"), (2, "b"), (3, "c")])
-        [(array([1, 2]), ['a', 'b']), (array([3]), ['c'])]
+        >>> list(listed(2)("abc"))
+        [['a', 'b'], ['c']]
     """
+    return Batched(batchsize, None, partial)
+
+
+batch = batched  # in webdataset 0.1's documentation
+
+
+@dataclass(frozen=True)
+class Batched(Filter):
+    """The stage that ``batched(batchsize)`` makes."""
 
     batchsize: int = 20
     collation_fn: CollationFunction | None = default_collation_fn

@@ -44,30 +44,7 @@ def size_in_bytes(element: Any) -> int:
 
 @dataclass(frozen=True)
 class BatchedBySize(Filter):
-    """Stage that yields as many successive elements as one batch as keep within a total size.
-
-    A batch is passed on when the next element does not fit any more, and that begins the next one. An element
-    that by itself is above the limit becomes a batch of its own; the first such gives a warning.
-
-    Args:
-        by: Measures an element: a number, not below 0.
-        max_total: The most that the measures of a batch's elements may come to.
-        batchsize: The most elements that a batch may have; ``None`` for as many as fit.
-        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list.
-        partial: Whether what remains at the end makes a batch; else it is dropped.
-        include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
-        handler: What to do about an element that cannot be measured, which is left out when it goes on, or a
-            batch that cannot be made; raises by default.
-
-    Raises:
-        ValueError: ``max_total`` or ``batchsize`` is not above 0; or, while iterating, ``by`` gives no size.
-        TypeError: One is no number, or a function cannot be called.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(BatchedBySize(len, 4, collation_fn=None), ["ab", "cd", "efg", "h"])
-        [['ab', 'cd'], ['efg', 'h']]
-    """
+    """The stage that ``batched(max_bytes=...)`` and ``batched(by=..., max_total=...)`` make."""
 
     by: Callable[[Any], float]
     max_total: float

@@ -11,9 +11,8 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.handled import Handled
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.notes import explain
-from mpwds.pipeline.place import Place
 from mpwds.pipeline.randomness import Call, seeded, unseeded
-from mpwds.pipeline.stream import Address, Stream, fetch_held
+from mpwds.pipeline.stream import Address, Description, Stream, fetch_held
 
 CollationFunction = Callable[[list[Any]], Any]
 
@@ -58,11 +57,11 @@ class Batches(Handled):
             explain(error, self._stage, self, address)
             raise
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         first, last = self._source.describe(address[0]), self._source.describe(address[-1])
         if len(address) == 1:
             return first.row_of("a batch")
-        return Place(f"a batch of {len(address)}, from {first} to {last}", first.url)
+        return Description(f"a batch of {len(address)}, from {first} to {last}", first.url)
 
 
 def check_collation_fn(stage: str, collation_fn: object) -> None:

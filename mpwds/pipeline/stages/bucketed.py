@@ -32,24 +32,31 @@ def bucketed(
 ) -> Bucketed:
     """Stage that gathers elements of similar size into batches, so that padding them wastes little.
 
+    Each bucket fills up by itself and is passed on when its batch is complete. So elements leave in another
+    order than they came in, and up to one batch for each bucket is held. Shuffle before this stage: batches
+    of all sizes then mix as the elements do. At the end the rest of the buckets follows, the small ones
+    first.
+
     Args:
-        by: Measures an element, its number of tokens for example.
+        by: Measures an element, its number of tokens for example: a number, 0 or above.
         edges: Sizes at which one bucket ends and the next begins, in ascending order: with ``[64, 256]`` the
             buckets are below 64, from 64 to below 256, and from 256 on.
-        batchsize: Elements per batch, or a number for each bucket (one more than there are edges): 20 by
-            default, or as many as fit where ``max_total`` is given.
+        batchsize: Elements in a batch, or a number for each bucket (one more than there are edges): 20 by
+            default, or as many as fit if ``max_total`` is given.
         collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. By default
             ``mpwds.padded()``, which pads arrays of different shapes with 0, up to the largest of the batch.
-        partial: Whether what remains in the buckets at the end makes smaller batches; else it is dropped.
-        max_total: The most that the measures of a batch's elements may come to.
-        include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
-        handler: What to do about an element that cannot be measured, or a batch that cannot be made; raises
-            by default.
+        partial: Whether the rest of the buckets makes smaller batches at the end; else it is dropped.
+        max_total: The largest sum of the measures of a batch's elements. An element above it becomes a batch
+            of its own; the first one causes a warning.
+        include_padding: Whether each element counts as much as the largest one of its batch, as it does once
+            the batch is padded.
+        handler: What to do about an element that cannot be measured or a batch that cannot be made; raises by
+            default.
 
     Raises:
-        ValueError: The edges do not ascend, or a number is not above 0, or there are not as many batch sizes
-            as buckets.
-        TypeError: One is no number, or a function cannot be called.
+        ValueError: The edges do not ascend, a number is not above 0, or there are not as many batch sizes as
+            buckets; or, while iterating, ``by`` returns no size.
+        TypeError: An argument is not a number, or a function cannot be called.
 
     Source:
         ``tf.data.Dataset.bucket_by_sequence_length``.
@@ -70,37 +77,7 @@ def bucketed(
 
 @dataclass(frozen=True)
 class Bucketed(Filter):
-    """Stage that yields batches of elements whose sizes fall between the same two of ``edges``.
-
-    Each bucket fills up by itself, and its batch is passed on when it is complete: so the elements come in
-    another order than they went in, and up to a batch for each bucket is held. Shuffle before it, and batches
-    of all sizes mix as the elements do. At the end what remains in the buckets follows, the small ones first.
-
-    Args:
-        by: Measures an element: a number, not below 0.
-        edges: Sizes at which one bucket ends and the next begins, in ascending order; an element of a size
-            that is an edge belongs to the bucket above it.
-        batchsize: Elements per batch, or a number for each bucket; ``None`` for as many as ``max_total``
-            allows.
-        collation_fn: Makes the batch from the list of elements, by default with arrays of different shapes
-            padded; ``None`` leaves it a list.
-        partial: Whether what remains in the buckets at the end makes smaller batches; else it is dropped.
-        max_total: The most that the measures of a batch's elements may come to. An element that by itself is
-            above becomes a batch of its own; the first such gives a warning.
-        include_padding: Whether each element of a batch counts like its largest one, as once it is padded.
-        handler: What to do about an element that cannot be measured, which is left out when it goes on, or a
-            batch that cannot be made; raises by default.
-
-    Raises:
-        ValueError: The edges do not ascend, a number is not above 0, there are not as many batch sizes as
-            buckets, or neither is limited; or, while iterating, ``by`` gives no size.
-        TypeError: One is no number, or a function cannot be called.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Bucketed(len, (3,), 2, collation_fn=None), ["a", "abcd", "b", "abc", "c"])
-        [['a', 'b'], ['abcd', 'abc'], ['c']]
-    """
+    """The stage that ``bucketed`` makes."""
 
     by: Callable[[Any], float]
     edges: tuple[float, ...]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded, unseeded
@@ -30,25 +30,29 @@ def decode(
     """Stage that decodes the fields of dict samples by their extensions.
 
     Args:
-        handlers: Image specs (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)`` that
-            return ``None`` for what they do not handle, and pairs ``("jpg jpeg", f)`` with a function of the
-            data.
+        handlers: Image specifications (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)``
+            that return ``None`` for fields that they do not decode, and pairs ``("jpg jpeg", f)`` with a
+            function of the data. See ``mpwds.pipeline.decoding.decoders.Decoder``.
         pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
         post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
         only: The fields to decode, as a list or separated by spaces; all by default.
-        partial: Whether to leave fields alone that are no bytes.
+        partial: Whether to leave fields as they are that do not hold bytes.
         handler: What to do about a sample that cannot be decoded; raises by default.
-        allow_pickle: Unpickle ``pyd pickle pkl pth`` and arrays of Python objects, which lets whoever wrote
-            the shards run any code here. Without it they are an error.
+        allow_pickle: Whether to unpickle ``pyd pickle pkl pth`` fields and arrays of Python objects. The
+            author of the shards can then run any code here. Without it they are an error.
         max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to: 1 GiB by default.
 
     Raises:
-        ValueError: An image spec is unknown, or ``max_decompressed_bytes`` is below 1.
+        ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
         TypeError: A handler is none of these.
+        DecodeError: While iterating, a field cannot be decoded.
+
+    Source:
+        ``webdataset.WebDataset.decode``.
 
     Example:
-        >>> list(decode()([{"__key__": "a", "cls": b"7"}]))
-        [{'__key__': 'a', 'cls': 7}]
+        >>> list(decode()([{"__key__": "a", "cls": b"7", "txt": b"seven"}]))
+        [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
     """
     lists = (as_tuple(pre), as_tuple(post), as_tuple(only))
     return Decode(handlers, *lists, partial, handler, allow_pickle, max_decompressed_bytes)
@@ -56,27 +60,7 @@ def decode(
 
 @dataclass(frozen=True)
 class Decode(Filter):
-    """Stage that decodes each field of a dict sample as ``mpwds.pipeline.decoding.decoders.Decoder`` does.
-
-    Args:
-        handlers: Image specs (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)`` that
-            return ``None`` for what they do not handle, and pairs ``("jpg jpeg", f)``.
-        pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
-        post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
-        only: The fields to decode; all by default.
-        partial: Whether to leave fields alone that are no bytes, decoded before.
-        handler: What to do about a sample that cannot be decoded; raises by default.
-        allow_pickle: Whether to load pickles, which may run any code.
-        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
-
-    Raises:
-        DecodeError: While iterating, a field cannot be decoded.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Decode(()), [{"__key__": "a", "cls": b"7", "txt": b"seven"}])
-        [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
-    """
+    """The stage that ``decode`` makes."""
 
     handlers: tuple[HandlerSpec, ...]
     pre: tuple[Callable[..., Any], ...] | None = None

@@ -15,10 +15,11 @@ from mpwds.pipeline.stream import Address, Stream
 
 
 def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
-    """Stage that yields the elements in an order that depends on the seed and the epoch alone.
+    """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
 
-    ``shuffle`` is as reproducible and gives each worker and each stage an order of its own: this one is
-    there for pipelines that have to repeat the order they had in webdataset.
+    The order depends on ``seed + epoch`` alone, not on the dataset's seed, so all workers shuffle alike. Use
+    it in pipelines that have to repeat the order they had in webdataset; otherwise ``shuffle``, which is as
+    reproducible, gives each worker and each stage an order of its own.
 
     Args:
         bufsize: Elements held; below 2, the order stays as it is.
@@ -27,7 +28,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
         epoch: Number of the epoch before the first.
 
     Raises:
-        TypeError: One is no whole number.
+        TypeError: An argument is not an integer.
 
     Source:
         ``webdataset.filters.detshuffle``.
@@ -41,25 +42,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 @dataclass(frozen=True)
 class Detshuffle(Filter):
-    """Stage that yields its source's elements in random order, the one of webdataset's ``detshuffle``.
-
-    The order is a function of ``seed + epoch`` and nothing else, the dataset's seed included; so all workers
-    shuffle alike, which is of use before shards are divided among them.
-
-    Args:
-        bufsize: Elements held; below 2, the order stays as it is.
-        initial: Elements to take in before the first is yielded; at most ``bufsize``.
-        seed: With the epoch, determines the order.
-        epoch: Number of the epoch before the first: -1 makes the first one 0.
-
-    Raises:
-        TypeError: One is no whole number.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Detshuffle(4), range(6)) == collect(Detshuffle(4, epoch=-2), range(6), Context(epoch=1))
-        True
-    """
+    """The stage that ``detshuffle`` makes."""
 
     bufsize: int = 1000
     initial: int = 100

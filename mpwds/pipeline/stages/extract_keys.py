@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.fields import alternatives, check_sample
@@ -27,15 +27,19 @@ def extract_keys(
 ) -> ExtractKeys:
     """Stage that turns dict samples into tuples of the fields that match patterns.
 
+    Patterns are those of the shell (``*``, ``?``, ``[a-z]``) and match a field's name, with or without a dot
+    before it: ``"*.png"`` matches the fields ``png`` and ``left.png``.
+
     Args:
-        patterns: One for each field of the tuple; ``"*.png;*.jpg"`` stands for a field that matches either.
-        duplicate_is_error: Whether a pattern that several fields match is an error; else the first counts.
-        ignore_missing: Whether to leave a field out of the tuple that none matches; else that is an error.
-        handler: What to do about a sample that has such an error; raises by default.
+        patterns: One for each field of the tuple; ``"*.png;*.jpg"``, or a list, matches either.
+        duplicate_is_error: Whether it is an error if several fields match a pattern; else the first one is
+            taken.
+        ignore_missing: Whether to leave a field out of the tuple if nothing matches; else that is an error.
+        handler: What to do about a sample with such an error; raises by default.
 
     Raises:
         ValueError: While iterating, a sample has such an error.
-        TypeError: A pattern is no string.
+        TypeError: A pattern is not a string; or, while iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.extract_keys``.
@@ -49,26 +53,7 @@ def extract_keys(
 
 @dataclass(frozen=True)
 class ExtractKeys(Filter):
-    """Stage that turns dict samples into tuples of the fields that match patterns.
-
-    Patterns are those of the shell (``*``, ``?``, ``[a-z]``) and match a field's name, with or without a dot
-    before it: ``"*.png"`` matches the fields ``png`` and ``left.png``.
-
-    Args:
-        patterns: One for each field of the tuple; alternatives separated by ``;`` or as a list.
-        duplicate_is_error: Whether a pattern that several fields match is an error; else the first counts.
-        ignore_missing: Whether to leave a field out of the tuple that none matches; else that is an error.
-        handler: What to do about a sample that has such an error; raises by default.
-
-    Raises:
-        ValueError: While iterating, a sample has such an error.
-        TypeError: A pattern is no string; or, while iterating, a sample is no dict.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(ExtractKeys(("*.png;*.jpg", "cls")), [{"left.jpg": b"..", "cls": 7}])
-        [(b'..', 7)]
-    """
+    """The stage that ``extract_keys`` makes."""
 
     patterns: tuple[str | Iterable[str], ...]
     duplicate_is_error: bool = True

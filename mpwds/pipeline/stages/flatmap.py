@@ -17,15 +17,23 @@ from mpwds.pipeline.stream import Address, Stream, reached_end
 
 
 def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception) -> Flatmap:
-    """Stage that yields all that ``f(element)`` gives, for each element.
+    """Stage that yields all elements that ``f(element)`` gives, for each element.
+
+    It does what a generator function could do as a stage of its own (``compose``), but its elements have an
+    address: the address of the element they come from, and their number. To make one again, the stage calls
+    the function again and passes over the elements before it. A generator is run only as far as its elements
+    are asked for, so they are never in memory together.
 
     Args:
-        f: Takes an element; returns an iterable of elements, or is a generator function of the element.
-            ``None`` stands for no elements.
-        handler: What to do about an element that ``f`` fails on; raises by default.
+        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. A dict
+            that it makes from a dict sample gets the sample's ``__key__`` if it has none. Random numbers that
+            it draws are the same each time it sees this element in this epoch.
+        handler: What to do about an element that ``f`` fails on; raises by default. The elements that it made
+            before have been yielded then.
 
     Raises:
-        TypeError: ``f`` or ``handler`` cannot be called.
+        TypeError: ``f`` or ``handler`` cannot be called; or, while iterating, ``f`` returns something other
+            than an iterable of elements (a string or a dict is one element).
 
     Example:
         >>> def get_patches(sample):
@@ -39,29 +47,7 @@ def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise
 
 @dataclass(frozen=True)
 class Flatmap(Filter):
-    """Stage that yields, for each element of its source, the elements that ``function`` makes of it.
-
-    What a generator function could do as a stage of its own (``compose``), with elements that have an
-    address: (that of the element they are made from, their index). One is made again by calling the
-    function again and passing over those before it. A generator is run only as far as its elements
-    are asked for, so they never are in memory together.
-
-    Args:
-        function: Takes an element; returns an iterable or ``None``, or is a generator function. A dict that
-            it makes from a dict sample and that has no ``__key__`` gets that of the sample. Random numbers it
-            draws are the same each time it sees this element in this epoch.
-        handler: What to do about an element that it fails on; raises by default. What it made before it
-            failed has been yielded then.
-
-    Raises:
-        TypeError: ``function`` or ``handler`` cannot be called; or, while iterating, it returns anything
-            else than an iterable of elements (a string or a dict is one element).
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Flatmap(range), [3, 0, 2])
-        [0, 1, 2, 0, 1]
-    """
+    """The stage that ``flatmap`` makes."""
 
     function: Callable[[Any], Iterable[Any] | None]
     handler: Handler = reraise_exception

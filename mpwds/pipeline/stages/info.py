@@ -23,13 +23,16 @@ def info(
     """Stage that prints some of the elements and passes all of them on.
 
     Args:
-        fmt: Format of a line, with a sample's fields as its names: ``"{__key__} {cls}"``. By default a
-            sample's fields are printed one below the other.
-        n: Elements to print at the beginning.
-        every: Print each of so many elements after that; none by default.
+        fmt: Format of a line, with the fields of a dict as names (``"{__key__} {cls}"``) and those of a tuple
+            as numbers (``"{0}"``). By default the fields are printed one below the other.
+        n: Elements to print at the beginning of each epoch.
+        every: Afterwards, prints every n-th element; none by default.
         width: Characters to print of a field.
-        stream: Where to print; ``sys.stderr`` by default.
-        name: Printed before each sample that is printed without ``fmt``.
+        stream: Where to print; by default the ``sys.stderr`` of the process that prints.
+        name: Printed before each element that is printed without ``fmt``.
+
+    Raises:
+        KeyError: While iterating, ``fmt`` names a field that a sample lacks.
 
     Source:
         ``webdataset.filters.info``.
@@ -45,29 +48,7 @@ def info(
 
 @dataclass(frozen=True)
 class Info(Filter):
-    """Stage that prints some of the elements and passes all of them on.
-
-    Args:
-        fmt: Format of a line, with the fields of a dict as its names and those of a tuple as its numbers
-            (``"{0}"``). By default the fields are printed one below the other.
-        n: Elements to print at the beginning of each epoch.
-        every: Print each of so many elements after that; -1 for none.
-        width: Characters to print of a field.
-        output: Where to print; ``None`` is the ``sys.stderr`` of the process that prints.
-        name: Printed before each element that is printed without ``fmt``.
-
-    Raises:
-        KeyError: While iterating, ``fmt`` names a field that a sample lacks.
-
-    Example:
-        >>> import sys
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Info(n=1, output=sys.stdout, name="raw"), [(1, "a"), (2, "b")])
-        --- raw
-        0 1
-        1 'a'
-        [(1, 'a'), (2, 'b')]
-    """
+    """The stage that ``info`` makes."""
 
     fmt: str | None = None
     n: int = 3

@@ -15,44 +15,35 @@ from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
-    """Stage that appends the key of each sample to a file and passes the sample on.
+    """Stage that appends a line to a file for each sample and passes the sample on.
+
+    A line is ``position <tab> worker <tab> rank <tab> key``. Positions are counted from 0 in each worker and
+    epoch; the key of an element that has none is ``None``. Workers may share the file: each line is written
+    at once, at the file's end.
 
     Args:
-        logfile: The file; ``None`` and ``""`` write nothing.
+        logfile: The file, created if missing; ``None`` and ``""`` write nothing.
+
+    Raises:
+        OSError: While iterating, the file cannot be written.
 
     Source:
         ``webdataset.filters.log_keys``.
 
     Example:
-        >>> log_keys("keys.tsv")
-        LogKeys(logfile='keys.tsv')
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logfile = pathlib.Path(folder, "keys.tsv")
+        ...     _ = list(log_keys(logfile)([{"__key__": "a"}, {"__key__": "b"}]))
+        ...     logfile.read_text()
+        '0\\t0\\t0\\ta\\n1\\t0\\t0\\tb\\n'
     """
     return LogKeys(None if logfile is None else os.fspath(logfile))
 
 
 @dataclass(frozen=True)
 class LogKeys(Filter):
-    """Stage that appends a line to ``logfile`` for each sample: which one it was, and who read it.
-
-    A line is ``position <tab> worker <tab> rank <tab> key``, positions being counted per worker and epoch
-    from 0; ``None`` stands for a key that the element does not have. Workers may share the file: a
-    line is written at once, whole, at its end.
-
-    Args:
-        logfile: The file, made where it is not there; ``None`` and ``""`` write nothing.
-
-    Raises:
-        OSError: While iterating, the file cannot be written.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from mpwds.pipeline.stream import collect
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     logfile = pathlib.Path(folder, "keys.tsv")
-        ...     _ = collect(LogKeys(str(logfile)), [{"__key__": "a"}, {"__key__": "b"}])
-        ...     logfile.read_text()
-        '0\\t0\\t0\\ta\\n1\\t0\\t0\\tb\\n'
-    """
+    """The stage that ``log_keys`` makes."""
 
     logfile: str | None = None
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
@@ -16,40 +16,30 @@ from mpwds.pipeline.stream import Stream
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
-    """Stage that yields ``f(element)`` for each element; ``None`` drops it.
+    """Stage that yields ``f(element)`` for each element.
 
     Args:
-        f: Takes an element, returns another. A dict made from a dict sample keeps its ``__key__``.
+        f: Takes an element and returns another; ``None`` drops the element. A dict that it makes from a dict
+            sample gets the sample's ``__key__`` if it has none. Random numbers that it draws are the same
+            each time it sees this element in this epoch.
         handler: What to do about an element that ``f`` fails on; raises by default.
 
     Raises:
         TypeError: ``f`` or ``handler`` cannot be called.
 
+    Source:
+        ``webdataset.filters.map``.
+
     Example:
-        >>> list(map(str.upper)("abc"))
-        ['A', 'B', 'C']
+        >>> list(map(lambda n: n * n if n else None)(range(4)))
+        [1, 4, 9]
     """
     return Map(f, handler)
 
 
 @dataclass(frozen=True)
 class Map(Filter):
-    """Stage that yields ``function(element)`` for each element of its source.
-
-    Args:
-        function: Takes an element and returns another. ``None`` drops the element. A dict that is made
-            from a dict sample and has no ``__key__`` gets that of the sample. Random numbers it draws
-            are the same each time it sees this element in this epoch.
-        handler: What to do about an element that it fails on; raises by default.
-
-    Raises:
-        TypeError: ``function`` or ``handler`` cannot be called.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Map(lambda n: n * n if n else None), range(4))
-        [1, 4, 9]
-    """
+    """The stage that ``map`` makes."""
 
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
@@ -19,41 +19,30 @@ from mpwds.pipeline.stream import Stream
 def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
     """Stage that replaces fields of dict samples by functions of them.
 
+    The sample is copied first (not its values): the source's dict stays as it is.
+
     Args:
         handler: What to do about a sample that a function fails on; raises by default.
-        functions: Field name to function of that field's value.
+        functions: For each field, a function of its value.
 
     Raises:
         ValueError: There are no functions.
-        TypeError: One cannot be called.
+        TypeError: A function cannot be called; or, while iterating, a sample is not a dict.
+        KeyError: While iterating, a sample lacks the field.
+
+    Source:
+        ``webdataset.filters.map_dict``.
 
     Example:
-        >>> list(map_dict(cls=int)([{"cls": "7"}]))
-        [{'cls': 7}]
+        >>> list(map_dict(cls=int)([{"cls": "7", "id": "a"}]))
+        [{'cls': 7, 'id': 'a'}]
     """
     return MapDict(functions, handler)
 
 
 @dataclass(frozen=True)
 class MapDict(Filter):
-    """Stage that replaces fields of dict samples by functions of them.
-
-    The sample is copied first (not its values): the source's dict stays as it is.
-
-    Args:
-        functions: Field name to function of that field's value.
-        handler: What to do about a sample that a function fails on; raises by default.
-
-    Raises:
-        ValueError: There are no functions.
-        TypeError: One cannot be called; or, while iterating, a sample is no dict.
-        KeyError: While iterating, a sample lacks the field.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(MapDict({"cls": int}), [{"cls": "7", "id": "a"}])
-        [{'cls': 7, 'id': 'a'}]
-    """
+    """The stage that ``map_dict`` makes."""
 
     functions: dict[str, Callable[[Any], Any]]
     handler: Handler = reraise_exception

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
@@ -19,37 +19,28 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
     """Stage that applies a function to each field of tuple samples.
 
     Args:
-        functions: The first for the first field, and so on; ``None`` leaves a field as it is.
+        functions: The first for the first field, and so on. ``None`` leaves a field as it is; so are fields
+            left that come after the last function.
         handler: What to do about a sample that a function fails on; raises by default.
 
     Raises:
-        TypeError: One is neither a function nor ``None``.
+        TypeError: An argument is neither a function nor ``None``; or, while iterating, a sample is not a
+            tuple.
+        ValueError: While iterating, a tuple has fewer fields than there are functions.
+
+    Source:
+        ``webdataset.filters.map_tuple``.
 
     Example:
-        >>> list(map_tuple(None, int)([("a", "7")]))
-        [('a', 7)]
+        >>> list(map_tuple(None, int)([("a", "7", "x")]))
+        [('a', 7, 'x')]
     """
     return MapTuple(functions, handler)
 
 
 @dataclass(frozen=True)
 class MapTuple(Filter):
-    """Stage that applies the first function to a tuple's first field, the second to its second, ...
-
-    Args:
-        functions: One per field; ``None`` leaves the field as it is, and so do functions that are
-            missing at the end.
-        handler: What to do about a sample that a function fails on; raises by default.
-
-    Raises:
-        TypeError: One is neither a function nor ``None``; or, while iterating, a sample is no tuple.
-        ValueError: While iterating, a tuple has fewer fields than there are functions.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(MapTuple((None, int)), [("a", "7", "x")])
-        [('a', 7, 'x')]
-    """
+    """The stage that ``map_tuple`` makes."""
 
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from mpwds.pipeline.handled import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.place import Place
-from mpwds.pipeline.stream import Address, Stream, as_address, reached_end
+from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
 
 Take = Callable[[int], Any]
 """Gives a part by its index, ``reached_end`` behind the last."""
@@ -84,7 +83,7 @@ class Parts(Handled):
         self._fetched = (whole, index, take)
         return part
 
-    def describe(self, address: Any, element: object = None) -> Place:
+    def describe(self, address: Any, element: object = None) -> Description:
         whole, index = address
         return self._source.describe(whole, element).row_of(f"{self._name} {index}")
 

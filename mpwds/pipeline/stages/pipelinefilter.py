@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from mpwds.pipeline.generator import Generator
+from mpwds.pipeline.filter import Filter, Generator
 from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.parts import as_stage
+from mpwds.pipeline.stream import Stage
 
 
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
-    """Decorator that makes of ``f(source, *args, **kw)`` a function ``f(*args, **kw)`` that returns a stage.
+    """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
-    Like all generator functions as stages, they cost the addresses: see ``mpwds.pipeline.generator``. Where
-    ``f`` makes several elements of each, ``flatmap`` keeps them.
+    The stage's elements have no addresses: see ``mpwds.pipeline.filter.Generator``. If ``f`` makes several
+    elements of each, use ``flatmap``, whose elements have.
 
     Args:
         f: Takes an iterator of elements and arguments, returns an iterator of elements.
@@ -40,7 +44,7 @@ def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
 
 
 class PipelineFilter:
-    """Function that returns a stage: what ``pipelinefilter`` makes of a function.
+    """The function that ``pipelinefilter`` makes; it makes a stage.
 
     Args:
         function: Takes an iterator of elements and arguments, returns an iterator of elements.
@@ -115,7 +119,7 @@ class CurriedStage(Generator):
 class PipelineStage:
     """Base of user's classes that are stages by a method ``run(source)``, as in webdataset.
 
-    Their elements have no address: see ``mpwds.pipeline.generator``.
+    Their elements have no addresses: see ``mpwds.pipeline.filter.Generator``.
 
     Source:
         ``webdataset.utils.PipelineStage``.
@@ -131,11 +135,53 @@ class PipelineStage:
     """
 
     def run(self, source: Any) -> Any:
-        """The iterator of what the stage makes of an iterator of elements."""
+        """The iterator of the elements that the stage makes."""
         raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
 
     def __call__(self, *source: Any) -> Any:
         return self.run(*source)
+
+
+def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
+    """The stage that ``.pipe(f, *args, **keywords)`` adds.
+
+    Args:
+        f: A stage; a function or class that makes one, as its annotations tell; or a generator function of
+            an iterator of elements.
+        args: Its further arguments.
+        keywords: Its keyword arguments.
+
+    Raises:
+        TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.
+
+    Example:
+        >>> from mpwds.pipeline.stages.shuffle import shuffle
+        >>> print(stage_of(shuffle, 100, seed=1), stage_of(zip, "abc"))
+        shuffle(100, seed=1) zip('abc')
+    """
+    if hasattr(f, "stream") and not isinstance(f, type):
+        if args or keywords:
+            raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")
+        return as_stage(f)
+    if _makes_a_stage(f):
+        return as_stage(f(*args, **keywords))
+    if not callable(f):
+        raise TypeError(f"pipe: expected a stage or a generator function of an iterator, got {f!r}")
+    return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
+
+
+def _makes_a_stage(f: Any) -> bool:
+    if isinstance(f, type):
+        return issubclass(f, (Filter, PipelineStage))
+    if isinstance(f, PipelineFilter):
+        return True
+    try:
+        only = SimpleNamespace(__annotations__={"return": f.__annotations__["return"]})
+        result = typing.get_type_hints(only, f.__globals__)["return"]
+    except Exception:  # no annotation, or one that only a type checker can resolve
+        return False
+    kinds = typing.get_args(result) or (result,)
+    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in kinds)
 
 
 def _found(module: str, name: str) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.fields import alternatives, check_sample, missing
@@ -18,14 +18,18 @@ from mpwds.pipeline.stream import Stream
 def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: str | Iterable[str]) -> Rename:
     """Stage that renames fields of dict samples.
 
+    Renamed fields come last, and replace those that have their new names.
+
     Args:
         handler: What to do about a sample that lacks a field; raises by default.
-        keep: Whether the sample's other fields stay; else it has the renamed ones only, without ``__key__``.
-        fields: New name to old one; ``image="png;jpg"`` takes the first of these that is there and
-            drops the others.
+        keep: Whether the sample keeps its other fields; else it has the renamed ones only, without
+            ``__key__``.
+        fields: Old name for each new one; ``image="png;jpg"``, or a list, takes the first of these that a
+            sample has and drops the others.
 
     Raises:
-        ValueError: An old name is no field's; or, while iterating, a sample lacks a field.
+        ValueError: An old name cannot be a field's; or, while iterating, a sample lacks a field.
+        TypeError: An old name is not a string; or, while iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename``.
@@ -39,23 +43,7 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
 
 @dataclass(frozen=True)
 class Rename(Filter):
-    """Stage that renames fields of dict samples. Those renamed come last, and go before those of their name.
-
-    Args:
-        fields: New name to the old one, or to alternatives (``"png;jpg"`` or a list), of which the first that
-            a sample has is taken; the others are dropped.
-        keep: Whether the sample's other fields stay.
-        handler: What to do about a sample that lacks a field; raises by default.
-
-    Raises:
-        ValueError: An old name is no field's; or, while iterating, a sample lacks a field.
-        TypeError: An old name is no name; or, while iterating, a sample is no dict.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Rename({"image": "png;jpg"}), [{"__key__": "a", "jpg": b"..", "cls": 7}])
-        [{'__key__': 'a', 'cls': 7, 'image': b'..'}]
-    """
+    """The stage that ``rename`` makes."""
 
     fields: dict[str, str | Iterable[str]]
     keep: bool = True

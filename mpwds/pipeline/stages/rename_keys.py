@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.fields import check_sample
@@ -26,23 +26,26 @@ def rename_keys(
 ) -> RenameKeys:
     """Stage that renames the fields of dict samples that match patterns.
 
+    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match the part of a field's name behind
+    its last slash, in lower case. If several patterns match, the last one counts.
+
     Args:
         renamings: Pairs of a new name and a pattern: ``("image", "*.jpg")``.
         keep_unselected: Whether fields that match no pattern stay, ``__key__`` among them.
         must_match: Whether a pattern that no field of a sample matches is an error.
-        duplicate_is_error: Whether two fields that get the same name are an error; else the first counts.
-        handler: What to do about a sample that has such an error; raises by default.
-        more: New name to pattern.
+        duplicate_is_error: Whether two fields that get the same name are an error; else the first one stays.
+        handler: What to do about a sample with such an error; raises by default.
+        more: Pattern for each new name.
 
     Raises:
         ValueError: While iterating, a sample has such an error.
-        TypeError: A renaming is no pair of strings.
+        TypeError: A renaming is not a pair of strings; or, while iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename_keys``.
 
     Example:
-        >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.png": b"..", "cls": 7}]))
+        >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.PNG": b"..", "cls": 7}]))
         [{'image': b'..', 'cls': 7}]
     """
     pairs = (*map(_pair, renamings), *more.items())
@@ -51,27 +54,7 @@ def rename_keys(
 
 @dataclass(frozen=True)
 class RenameKeys(Filter):
-    """Stage that gives the fields of dict samples that match a pattern a new name.
-
-    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match a field's name in lower case, from
-    its last slash on. Where several match, the last in the list counts.
-
-    Args:
-        renamings: Pairs of a new name and a pattern.
-        keep_unselected: Whether fields that match no pattern stay, ``__key__`` among them.
-        must_match: Whether a pattern that no field of a sample matches is an error.
-        duplicate_is_error: Whether two fields that get the same name are an error; else the first counts.
-        handler: What to do about a sample that has such an error; raises by default.
-
-    Raises:
-        ValueError: While iterating, a sample has such an error.
-        TypeError: A renaming is no pair of strings; or, while iterating, a sample is no dict.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(RenameKeys((("image", "*.png"),)), [{"__key__": "a", "left.PNG": b"..", "cls": 7}])
-        [{'image': b'..'}]
-    """
+    """The stage that ``rename_keys`` makes."""
 
     renamings: tuple[tuple[str, str], ...]
     keep_unselected: bool = False

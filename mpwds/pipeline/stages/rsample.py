@@ -12,10 +12,15 @@ from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 def rsample(p: float = 0.5) -> RSample:
-    """Stage that keeps each element with probability ``p``.
+    """Stage that keeps each element with probability ``p``, unchanged and in order.
+
+    The choice depends on the dataset's seed, the epoch, the stage's place in the pipeline and the element's
+    address:
+    each epoch keeps other elements, and an epoch keeps the same ones each time it runs, with any number of
+    workers.
 
     Args:
-        p: From 0 (none) to 1 (all).
+        p: From 0 (no element) to 1 (all).
 
     Raises:
         ValueError: ``p`` is outside of that range.
@@ -32,23 +37,7 @@ def rsample(p: float = 0.5) -> RSample:
 
 @dataclass(frozen=True)
 class RSample(Filter):
-    """Stage that keeps each element with probability ``p``, unchanged and in order.
-
-    Whether an element is kept depends on the dataset's seed, the epoch, the stage's place in the pipeline and
-    the element's address: each epoch keeps others, and the same ones whenever it is run, whatever the
-    workers are.
-
-    Args:
-        p: From 0 (none) to 1 (all).
-
-    Raises:
-        ValueError: ``p`` is outside of that range.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(RSample(1.0), "abc"), collect(RSample(0.0), "abc")
-        (['a', 'b', 'c'], [])
-    """
+    """The stage that ``rsample`` makes."""
 
     p: float = 0.5
 

@@ -16,14 +16,17 @@ from mpwds.pipeline.stream import Address, Stream
 
 
 def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Select:
-    """Stage that keeps the elements for which ``predicate`` is true.
+    """Stage that keeps the elements for which ``predicate`` is true, unchanged and in order.
 
     Args:
-        predicate: Takes an element.
+        predicate: Takes an element and returns whether to keep it.
         handler: What to do about an element that it fails on; raises by default.
 
     Raises:
         TypeError: ``predicate`` or ``handler`` cannot be called.
+
+    Source:
+        ``webdataset.filters.select``.
 
     Example:
         >>> list(select(lambda n: n % 2)(range(6)))
@@ -34,20 +37,7 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 
 @dataclass(frozen=True)
 class Select(Filter):
-    """Stage that yields the elements for which ``predicate`` is true, unchanged and in order.
-
-    Args:
-        predicate: Takes an element, returns whether to keep it.
-        handler: What to do about an element that it fails on; raises by default.
-
-    Raises:
-        TypeError: ``predicate`` cannot be called.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Select(lambda n: n % 2), range(6))
-        [1, 3, 5]
-    """
+    """The stage that ``select`` makes."""
 
     predicate: Callable[[Any], Any]
     handler: Handler = reraise_exception

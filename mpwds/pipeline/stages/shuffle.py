@@ -22,17 +22,25 @@ def shuffle(
 ) -> Shuffle:
     """Stage that yields the elements in random order, through a buffer.
 
+    Yields a random one of the elements held for each that it takes in, so an element is displaced by about
+    ``bufsize`` places: shuffle shards as well (``shardshuffle=True``) for more than local disorder. Put it
+    before ``decode``: the buffer then holds compressed bytes. Every epoch and every worker has its own order.
+
     Args:
         bufsize: Elements held; below 2, the order stays as it is. A whole number, ``1e4`` too.
-        initial: Elements to take in before the first is yielded; at most ``bufsize``.
+        initial: Elements to take in before the first is yielded, at most ``bufsize``; from then on two for
+            each that is yielded, until the buffer is full. Fewer start sooner and mix less.
         rng: Random generator that gives the seed.
         seed: Determines the order, with the epoch, the same on all workers; by default the dataset's seed
             does, with epoch, worker and position in the pipeline.
-        handler: Without effect, since nothing can fail; webdataset's signature has it.
+        handler: Without effect.
 
     Raises:
-        TypeError: ``bufsize`` or ``initial`` is no whole number.
+        TypeError: ``bufsize`` or ``initial`` is not a whole number.
         ValueError: Both ``rng`` and ``seed`` are given.
+
+    Source:
+        ``webdataset.filters.shuffle``.
 
     Example:
         >>> sorted(shuffle(4)(range(6)))
@@ -48,30 +56,7 @@ def shuffle(
 
 @dataclass(frozen=True)
 class Shuffle(Filter):
-    """Stage that yields its source's elements in random order.
-
-    Holds up to ``size`` elements and yields one of them at random for each it takes in, so an
-    element is displaced by about ``size`` places: shuffle shards as well (``shardshuffle=True``)
-    for more than local disorder. Put it before ``decode``: the buffer then holds compressed bytes.
-    Every epoch and every worker has its own order.
-
-    Args:
-        size: Elements held. 1 keeps the source's order.
-        initial: Elements to take in before the first is yielded (from then on two for each that is
-            yielded, up to ``size``); fewer start sooner and mix less. 100 by default, or ``size``
-            where that is less.
-        seed: With the epoch, determines the order, which is then the same on all workers; by default the
-            dataset's seed does, with epoch, worker and position in the pipeline.
-
-    Raises:
-        TypeError: ``size`` or ``initial`` is no whole number.
-        ValueError: ``size`` is below 1, or ``initial`` is not from 1 to ``size``.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> sorted(collect(Shuffle(size=4, seed=1), range(6)))
-        [0, 1, 2, 3, 4, 5]
-    """
+    """The stage that ``shuffle`` makes."""
 
     size: int
     initial: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, overload
+from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -12,20 +12,18 @@ from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Stream
 
 
-@overload
-def slice(stop: int | None, /) -> Slice: ...
-@overload
-def slice(start: int | None, stop: int | None, step: int | None = None, /) -> Slice: ...
 def slice(*args: int | None) -> Slice:
-    """Stage that yields the elements that ``itertools.islice`` would: from ``start``, before ``stop``.
+    """Stage that yields the elements that ``itertools.islice`` would: from ``start`` on, before ``stop``.
+
+    Positions are counted in each worker and epoch. Nothing is read behind the last element that is yielded.
 
     Args:
         args: ``stop``; or ``start, stop``; or ``start, stop, step``. ``None`` stands for the beginning, the
             end, and steps of 1.
 
     Raises:
-        TypeError: There are not one to three of them, or one is no whole number.
-        ValueError: One is negative, or ``step`` is 0.
+        TypeError: There are not one to three arguments, or one is not an integer.
+        ValueError: An argument is negative, or ``step`` is 0.
 
     Source:
         ``webdataset.filters.slice``.
@@ -44,24 +42,7 @@ def slice(*args: int | None) -> Slice:
 
 @dataclass(frozen=True)
 class Slice(Filter):
-    """Stage that yields the elements at ``start``, ``start + step``, ... before ``stop``.
-
-    Positions are counted per worker and epoch. Nothing is read behind the last element that is yielded.
-
-    Args:
-        start: Position of the first.
-        stop: Position before which it ends; ``None`` is the end of the source.
-        step: From one position to the next.
-
-    Raises:
-        TypeError: One is no whole number.
-        ValueError: One is negative, or ``step`` is 0.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Slice(1, 4), "abcde")
-        ['b', 'c', 'd']
-    """
+    """The stage that ``slice`` makes."""
 
     start: int = 0
     stop: int | None = None

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.fields import alternatives, check_sample, missing
@@ -24,14 +24,18 @@ def to_tuple(
     """Stage that turns dict samples into tuples of some of their fields.
 
     Args:
-        specs: Field names; ``"png;jpg"`` or ``["png", "jpg"]`` takes the first of these that is there,
-            ``"png cls"`` is two specs.
+        specs: Field names; ``"png;jpg"`` or ``["png", "jpg"]`` takes the first of these that a sample has,
+            ``"png cls"`` is the same as ``"png", "cls"``.
         handler: What to do about a sample that lacks a field; raises by default.
         missing_is_error: Whether a missing field is an error; else it becomes ``None``.
         none_is_error: Whether a field that holds ``None`` is an error; as ``missing_is_error`` by default.
 
     Raises:
-        ValueError: There are no fields.
+        ValueError: There are no fields; or, while iterating, a sample lacks one.
+        TypeError: A specification is not a string; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.to_tuple``.
 
     Example:
         >>> list(to_tuple("png;jpg cls")([{"jpg": b"..", "cls": 7}]))
@@ -42,24 +46,7 @@ def to_tuple(
 
 @dataclass(frozen=True)
 class ToTuple(Filter):
-    """Stage that turns dict samples into tuples of some of their fields.
-
-    Args:
-        specs: Field names. ``"png;jpg"`` or ``["png", "jpg"]`` takes the first of these that a sample has;
-            ``"png cls"`` is the same as ``"png", "cls"``.
-        missing_is_error: Whether a missing field is an error; else it becomes ``None``.
-        none_is_error: Whether a field that holds ``None`` is an error; as ``missing_is_error`` by default.
-        handler: What to do about a sample that lacks a field; raises by default.
-
-    Raises:
-        ValueError: There are no fields; or, while iterating, a sample lacks one.
-        TypeError: A spec is no string; or, while iterating, a sample is no dict.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(ToTuple(("png;jpg", "cls")), [{"__key__": "a", "jpg": b"..", "cls": 7}])
-        [(b'..', 7)]
-    """
+    """The stage that ``to_tuple`` makes."""
 
     specs: tuple[str | Iterable[str], ...]
     missing_is_error: bool = True

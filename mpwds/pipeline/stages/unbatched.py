@@ -16,40 +16,31 @@ from mpwds.pipeline.stream import Address, Stream, reached_end
 def unbatched(handler: Handler = reraise_exception) -> Unbatched:
     """Stage that takes batches apart into their rows.
 
+    A tuple or list of columns gives tuples, a dict of columns gives dicts, an array or tensor gives its rows.
+    Rows of arrays are views: they keep the batch's memory. For a list of rows, which ``batched`` makes of
+    bare strings or with ``collation_fn=None``, use ``unlisted``.
+
     Args:
-        handler: What to do about an element that is no batch; raises by default.
+        handler: What to do about an element that is not a batch, or whose columns differ in length; raises by
+            default.
 
     Raises:
-        TypeError: ``handler`` cannot be called.
+        ValueError: While iterating, the columns of a batch differ in length.
+        TypeError: ``handler`` cannot be called; or, while iterating, an element is not a batch.
+
+    Source:
+        ``webdataset.filters.unbatched``.
 
     Example:
-        >>> list(unbatched()([([1, 2], ["a", "b"])]))
-        [(1, 'a'), (2, 'b')]
+        >>> list(unbatched()([([1, 2], ["a", "b"]), ([3], ["c"])]))
+        [(1, 'a'), (2, 'b'), (3, 'c')]
     """
     return Unbatched(handler)
 
 
 @dataclass(frozen=True)
 class Unbatched(Filter):
-    """Stage that yields the rows of each batch, in order.
-
-    A tuple or list of columns gives tuples, a dict of columns gives dicts, an array or tensor gives its
-    rows. Rows of arrays are views: they keep the batch's memory. A list of rows, as ``batched`` makes of
-    bare strings or with ``collation_fn=None``, is no list of columns: ``unlisted`` takes it apart.
-
-    Args:
-        handler: What to do about an element that is no batch, or whose columns differ in length; raises by
-            default.
-
-    Raises:
-        ValueError: While iterating, the columns of a batch differ in length.
-        TypeError: ``handler`` cannot be called; or, while iterating, an element is no batch.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Unbatched(), [([1, 2], ["a", "b"]), ([3], ["c"])])
-        [(1, 'a'), (2, 'b'), (3, 'c')]
-    """
+    """The stage that ``unbatched`` makes."""
 
     handler: Handler = reraise_exception
 

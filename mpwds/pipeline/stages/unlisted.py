@@ -17,10 +17,13 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
     """Stage that takes lists of samples apart, as ``listed`` makes them.
 
     Args:
-        handler: What to do about an element that is no list; raises by default.
+        handler: What to do about an element that is not a list or tuple; raises by default.
 
     Raises:
-        TypeError: ``handler`` cannot be called.
+        TypeError: ``handler`` cannot be called; or, while iterating, an element is not a list or tuple.
+
+    Source:
+        ``webdataset.filters.unlisted``.
 
     Example:
         >>> list(unlisted()([["a", "b"], ["c"]]))
@@ -31,19 +34,7 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
 
 @dataclass(frozen=True)
 class Unlisted(Filter):
-    """Stage that yields the samples of each list, in order.
-
-    Args:
-        handler: What to do about an element that is no list or tuple; raises by default.
-
-    Raises:
-        TypeError: ``handler`` cannot be called; or, while iterating, an element is no list or tuple.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Unlisted(), [[(1, "a"), (2, "b")], []])
-        [(1, 'a'), (2, 'b')]
-    """
+    """The stage that ``unlisted`` makes."""
 
     handler: Handler = reraise_exception
 

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from mpwds.errors import DecodeError
-from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.randomness import seeded
@@ -81,19 +81,26 @@ def xdecode(
     handler: Handler = reraise_exception,
     **more: StreamDecoder,
 ) -> XDecode:
-    """Stage that decodes the fields of dict samples by patterns of their names.
+    """Stage that decodes each field of a dict sample by the last pattern that matches its name.
+
+    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match the part of a field's name behind
+    its last slash, in lower case, with or without a dot before it. Fields whose names begin with ``__`` stay
+    as they are.
 
     Args:
         decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False`` in
-            place of the function leaves the field as it is.
+            place of the function leaves the field as it is. The function gets the value of a field that does
+            not hold bytes.
         must_decode: Whether a field that no pattern matches is an error; else it stays as it is.
         defaults: The pairs that come before them.
         allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.
         handler: What to do about a sample that cannot be decoded; raises by default.
-        more: Extension to function: ``json=json.load``.
+        more: Function for each extension: ``json=json.load``.
 
     Raises:
-        TypeError: A pair is none, or a function cannot be called.
+        DecodeError: While iterating, a field cannot be decoded; its cause is the function's exception.
+        TypeError: An argument is not a pair, or a function cannot be called; or, while iterating, a sample is
+            not a dict.
 
     Source:
         ``webdataset.filters.xdecode``.
@@ -109,28 +116,7 @@ def xdecode(
 
 @dataclass(frozen=True)
 class XDecode(Filter):
-    """Stage that decodes each field of a dict sample by the last pattern that matches its name.
-
-    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match a field's name in lower case from
-    its last slash on, with or without a dot before it. Fields whose names begin with ``__`` stay as they are.
-
-    Args:
-        decoders: Pairs of a pattern and a function of a file object, or ``False`` to leave the field as it
-            is. A field that holds no bytes is given to the function as it is.
-        must_decode: Whether a field that no pattern matches is an error; else it stays as it is.
-        defaults: The pairs that come before them.
-        allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.
-        handler: What to do about a sample that cannot be decoded; raises by default.
-
-    Raises:
-        DecodeError: While iterating, a field cannot be decoded; what its function raised is the cause.
-        TypeError: A pair is none, or a function cannot be called; or, while iterating, a sample is no dict.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(XDecode((("*.up", lambda stream: stream.read().upper()),)), [{"up": b"abc", "bin": b"d"}])
-        [{'up': b'ABC', 'bin': b'd'}]
-    """
+    """The stage that ``xdecode`` makes."""
 
     decoders: tuple[tuple[str, StreamDecoder], ...]
     must_decode: bool = True

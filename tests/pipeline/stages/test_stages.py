@@ -14,14 +14,13 @@ from mpwds.pipeline.handlers import (
     warn_and_stop,
 )
 from mpwds.pipeline.stages.associate import associate
-from mpwds.pipeline.stages.batched import batched
+from mpwds.pipeline.stages.batched import batched, listed
 from mpwds.pipeline.stages.bucketed import bucketed
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.detshuffle import detshuffle
 from mpwds.pipeline.stages.extract_keys import extract_keys
 from mpwds.pipeline.stages.flatmap import flatmap
 from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.listed import listed
 from mpwds.pipeline.stages.log_keys import log_keys
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.map_dict import map_dict

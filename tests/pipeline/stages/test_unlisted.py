@@ -3,7 +3,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.listed import listed
+from mpwds.pipeline.stages.batched import listed
 from mpwds.pipeline.stages.unlisted import Unlisted, unlisted
 from mpwds.pipeline.stream import Source, collect
 

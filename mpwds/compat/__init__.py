@@ -1,0 +1,33 @@
+"""webdataset's modules and its earlier generations; also the module ``webdataset.compat``.
+
+Each module here has webdataset's name as well: ``mpwds.filters`` is ``mpwds.compat.filters``. They exist for
+programs that were written for webdataset; nothing else in mpwds needs them. ``webdataset_v0`` has the classes
+of webdataset 0.0 and 0.1.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpwds.loader.web_loader import WebLoader
+    from mpwds.pipeline.dataset import DataPipeline as FluidWrapper
+    from mpwds.pipeline.fluent import Fluent as FluidInterface
+    from mpwds.pipeline.webdataset import WebDataset
+
+__all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader"]
+
+_HOMES = {
+    "FluidInterface": ("mpwds.pipeline.fluent", "Fluent"),
+    "FluidWrapper": ("mpwds.pipeline.dataset", "DataPipeline"),
+    "WebDataset": ("mpwds.pipeline.webdataset", "WebDataset"),
+    "WebLoader": ("mpwds.loader.web_loader", "WebLoader"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mpwds.compat' has no attribute {name!r}")
+    home, known_as = _HOMES[name]
+    return getattr(importlib.import_module(home), known_as)

@@ -1,0 +1,210 @@
+"""Datasets of another length than their own, and one sample over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stream import Address, Description, Stream
+
+__all__ = [
+    "ChoppedDataset",
+    "MockDataset",
+    "ResizedDataset",
+    "guess_batchsize",
+    "repeatedly",
+    "with_epoch",
+    "with_length",
+]
+
+
+class ResizedDataset(DataPipeline):
+    """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.
+
+    Args:
+        dataset: What a pipeline begins at: another pipeline, a list, an iterable.
+        length: Elements in an epoch, in each worker; ``len(dataset)`` by default.
+        nominal: What ``len()`` returns; ``length`` by default.
+
+    Raises:
+        TypeError: ``length`` is not given and ``dataset`` has no length.
+        ValueError: ``length`` is below 1, or ``nominal`` negative.
+
+    Source:
+        ``webdataset.ResizedDataset`` up to 0.1, whose epochs go on where the last one ended; here each epoch
+        starts the dataset anew, as ``with_epoch`` does.
+
+    Example:
+        >>> dataset = ResizedDataset([1, 2, 3], length=5, nominal=100)
+        >>> list(dataset), len(dataset)
+        ([1, 2, 3, 1, 2], 100)
+    """
+
+    def __init__(self, dataset: Any, length: int | None = None, nominal: int | None = None) -> None:
+        super().__init__(dataset)
+        length = len(dataset) if length is None else length
+        self.with_epoch(max(length, 0))
+        self.with_length(length if nominal is None else nominal, silent=True)
+
+
+ChoppedDataset = ResizedDataset
+
+
+def with_epoch(dataset: Any, length: int) -> DataPipeline:
+    """A dataset of ``length`` elements an epoch: ``DataPipeline(dataset).with_epoch(length)``.
+
+    Args:
+        dataset: What a pipeline begins at. It is left as it is.
+        length: Elements in an epoch, in each worker.
+
+    Source:
+        ``webdataset.with_epoch``.
+
+    Example:
+        >>> list(with_epoch("abc", 5))
+        ['a', 'b', 'c', 'a', 'b']
+    """
+    return DataPipeline(dataset).with_epoch(length)
+
+
+def with_length(dataset: Any, length: int) -> DataPipeline:
+    """A dataset whose ``len()`` is ``length``: ``DataPipeline(dataset).with_length(length, silent=True)``.
+
+    Args:
+        dataset: What a pipeline begins at. It is left as it is.
+        length: The length.
+
+    Source:
+        ``webdataset.with_length``.
+
+    Example:
+        >>> len(with_length("abc", 1000))
+        1000
+    """
+    return DataPipeline(dataset).with_length(length, silent=True)
+
+
+def repeatedly(
+    source: Iterable[Any],
+    nepochs: int | None = None,
+    nbatches: int | None = None,
+    nsamples: int | None = None,
+    batchsize: Callable[[Any], int] | None = None,
+) -> Iterator[Any]:
+    """Yields what ``source`` yields, again and again.
+
+    Args:
+        source: An iterable, such as a loader.
+        nepochs: How often to iterate it; without end by default.
+        nbatches: Elements after which to end.
+        nsamples: Samples after which to end, where the elements are batches.
+        batchsize: The number of samples in a batch; by default the length of its first column.
+
+    Source:
+        ``webdataset.utils.repeatedly``, which hangs on a source that is empty.
+
+    Example:
+        >>> list(repeatedly("ab", nbatches=5))
+        ['a', 'b', 'a', 'b', 'a']
+    """
+    epoch = batches = samples = 0
+    while True:
+        before = batches
+        for batch in source:
+            yield batch
+            batches += 1
+            if nbatches is not None and batches >= nbatches:
+                return
+            if nsamples is not None:
+                samples += guess_batchsize(batch) if batchsize is None else batchsize(batch)
+                if samples >= nsamples:
+                    return
+        epoch += 1
+        if batches == before or (nepochs is not None and epoch >= nepochs):
+            return
+
+
+def guess_batchsize(batch: Any) -> int:
+    """The number of samples in a batch: the length of its first column.
+
+    Example:
+        >>> guess_batchsize(([1, 2, 3], ["a", "b", "c"]))
+        3
+    """
+    columns = list(batch.values()) if isinstance(batch, dict) else batch
+    column: Sized = columns[0]
+    return len(column)
+
+
+class MockDataset(DataPipeline):
+    """A dataset that yields the same object again and again: what a pipeline costs without reading.
+
+    Every worker yields all of it, as in webdataset.
+
+    Args:
+        sample: The sample.
+        length: How often an epoch yields it, in each worker.
+
+    Raises:
+        ValueError: ``length`` is negative.
+
+    Example:
+        >>> list(MockDataset("x", 3).map(str.upper))
+        ['X', 'X', 'X']
+    """
+
+    def __init__(self, sample: Any, length: int) -> None:
+        mock = _Mock(sample, length)
+        super().__init__(mock)
+        self._call = str(mock)
+        self.sample = sample
+        self.length = length
+
+
+class _Mock:
+    def __init__(self, sample: Any, length: int) -> None:
+        if length < 0:
+            raise ValueError(f"MockDataset: length must not be negative, got {length}")
+        self._sample = sample
+        self._length = length
+
+    def __str__(self) -> str:
+        return f"MockDataset({type(self._sample).__name__}, {self._length})"
+
+    def count_in(self, context: Context) -> int:
+        return self._length
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return _Mocked(self._sample, self._length, context)
+
+
+class _Mocked:
+    def __init__(self, sample: Any, length: int, context: Context) -> None:
+        self._sample = sample
+        self._length = length
+        self._place = context.rank, context.worker
+        self._cursor = 0
+
+    def __iter__(self) -> _Mocked:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        cursor = self._cursor
+        if cursor >= self._length:
+            raise StopIteration
+        self._cursor = cursor + 1
+        return (*self._place, cursor), self._sample
+
+    def fetch(self, address: Any) -> Any:
+        return self._sample
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description.of_sample(element, Description(f"element {address[-1]} of a MockDataset"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor = state["cursor"]

@@ -1,0 +1,215 @@
+"""webdataset's first loader, ``MultiDataset``, and the helpers that its module had.
+
+``timeout`` and :func:`omp_warning` have no effect: see "Without effect" in docs/coming-from-webdataset.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.pinned_elements import pinned
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.iterator_streams import IteratorStream
+
+__all__ = [
+    "D",
+    "MultiDataset",
+    "MultiDatasetIterator",
+    "MultiLoader",
+    "copy_and_delete_tensors",
+    "maybe_copy",
+    "omp_warning",
+    "timeout",
+    "verbose",
+]
+
+verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
+timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))
+
+_MOST_AHEAD = 4
+
+
+class MultiDataset(DataPipeline):
+    """Iterates a dataset in worker processes; the stages added to it run in this process.
+
+    Webdataset's first loader, on top of :class:`~mpwds.loader.multi_loader.MultiLoader`: what a dataset may
+    be, how its elements are divided among workers and how they come here is written there. Use it to mix what
+    different workers deliver. Batches that need no more work here are better iterated from a ``MultiLoader``.
+    What a shuffle holds here keeps the batches it came in; more than a few of a worker's are copied out of
+    shared memory, and one warning says so.
+
+    Each ``iter()`` is an epoch, and ends an unfinished one of the same object; a copy with more stages has
+    workers of its own. They stay between epochs until ``close()``, the end of a ``with`` block or the
+    object's collection, or until an iterator's ``terminate()``.
+
+    Args:
+        dataset: Any dataset.
+        workers: Worker processes.
+        output_size: Batches in flight at the most, over all workers; at least one for each. A worker
+            prepares no more than 4 ahead, whatever is allowed: batches can be large.
+        nominal: What ``len()`` returns. Elements are delivered as they come, however many.
+        pin_memory: Deliver tensors in pinned memory. Without CUDA, or without tensors, this does nothing.
+        options: Further options of ``MultiLoader``: ``in_order``, ``prefetch`` (in place of
+            ``output_size``), ``start_method``, ``timeout``, ``output`` and ``seed``.
+
+    Attributes:
+        loader: The ``MultiLoader`` behind it.
+
+    Raises:
+        ValueError: An option is out of range.
+        TypeError: ``dataset`` is not iterable; or, for ``len()``, there is no ``nominal``.
+
+    Example:
+        >>> import numpy as np
+        >>> numbers = DataPipeline(range(8)).batched(2)
+        >>> with MultiDataset(numbers, workers=2, output="numpy").unbatched().batched(4) as dataset:
+        ...     [batch.tolist() for batch in dataset]
+        [[0, 2, 1, 3], [4, 6, 5, 7]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        workers: int = 4,
+        output_size: int = 10000,
+        nominal: int | None = None,
+        pin_memory: bool = True,
+        **options: Any,
+    ) -> None:
+        if output_size < 1:
+            raise ValueError(f"MultiDataset: output_size must be at least 1, got {output_size}")
+        ahead = max(1, min(output_size // max(workers, 1), _MOST_AHEAD))
+        loader = MultiLoader(dataset, workers, **{"prefetch": ahead, **options})
+        super().__init__(_Delivered(loader), seed=loader.seed)
+        self.loader = loader
+        self._length = nominal
+        self._pin_memory = pin_memory and loader.output == "torch"
+
+    def __iter__(self) -> MultiDatasetIterator:
+        return MultiDatasetIterator(self)
+
+    def compose(self, *stages: Any) -> MultiDataset:
+        extended = super().compose(*stages)
+        extended.loader = copy.copy(self.loader)
+        extended.pipeline[0] = _Delivered(extended.loader)
+        return extended
+
+
+class MultiDatasetIterator(Iterator[Any]):
+    """One epoch of a :class:`MultiDataset`, or of another dataset as ``MultiDataset`` runs it.
+
+    Args:
+        dataset: The dataset; the other arguments count where it is no ``MultiDataset``.
+        workers: Worker processes.
+        output_size: Batches in flight at most, over all workers.
+        pin_memory: Whether to deliver tensors in pinned memory, where there is CUDA.
+
+    Example:
+        >>> elements = MultiDatasetIterator(DataPipeline([1, 2, 3]), workers=1)
+        >>> [int(element) for element in elements]
+        [1, 2, 3]
+        >>> elements.terminate()
+    """
+
+    def __init__(
+        self, dataset: Any, workers: int = 4, output_size: int = 100, pin_memory: bool = True
+    ) -> None:
+        if not isinstance(dataset, MultiDataset):
+            dataset = MultiDataset(dataset, workers, output_size, pin_memory=pin_memory)
+        self._elements = DataPipeline.__iter__(dataset)
+        self._loader: MultiLoader = dataset.loader
+        self._pin_memory: bool = dataset._pin_memory
+        self._pins: bool | None = None
+
+    def __next__(self) -> Any:
+        element = next(self._elements)
+        if self._pins is None:  # now that the workers run: a process that has used CUDA cannot be forked
+            self._pins = self._pin_memory and _cuda_is_available()
+        return pinned(element) if self._pins else element
+
+    def terminate(self) -> None:
+        """Ends the epoch, and the workers with all that is theirs; what was not delivered yet is dropped.
+
+        Example:
+            >>> elements = iter(MultiDataset(range(100), workers=1))
+            >>> int(next(elements))
+            0
+            >>> elements.terminate()
+            >>> next(elements, "nothing more")
+            'nothing more'
+        """
+        self._elements = iter(())
+        self._loader.close()
+
+
+def copy_and_delete_tensors(sample: Any, pin_memory: bool = True) -> Any:
+    """A copy of a sample: its tensors through :func:`maybe_copy`, its other fields as they are.
+
+    Args:
+        sample: A tuple or list, of which a tuple is made, or a dict.
+        pin_memory: As for :func:`maybe_copy`.
+
+    Example:
+        >>> copy_and_delete_tensors([1, "a"])
+        (1, 'a')
+    """
+    if isinstance(sample, (list, tuple)):
+        return tuple([maybe_copy(field, pin_memory) for field in sample])
+    return {name: maybe_copy(field, pin_memory) for name, field in sample.items()}
+
+
+def maybe_copy(a: Any, pin_memory: bool) -> Any:
+    """A copy of a tensor; anything else as it is.
+
+    Args:
+        a: The field of a sample.
+        pin_memory: Whether to copy into pinned memory, where there is CUDA.
+
+    Example:
+        >>> maybe_copy("a", pin_memory=True)
+        'a'
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(a, torch.Tensor):
+        return a
+    return a.pin_memory() if pin_memory and _cuda_is_available() else a.clone()
+
+
+def D(*args: object) -> None:
+    """Prints to standard error where ``verbose`` is set; the library itself prints nothing by it."""
+    if verbose:
+        print(*args, file=sys.stderr)
+
+
+def omp_warning() -> None:
+    """Has no effect: workers compute with one thread each."""
+
+
+def _cuda_is_available() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
+
+
+@dataclass(frozen=True)
+class _Delivered:
+    """Source of a pipeline: what a loader delivers. Its elements cannot be made again."""
+
+    loader: MultiLoader
+    addressable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return str(self.loader)
+
+    def close(self) -> None:
+        self.loader.close()
+
+    def stream(self, context: Context = ALONE) -> IteratorStream:
+        self.loader.set_epoch(context.epoch)
+        return IteratorStream(iter(self.loader), "that the workers delivered")

@@ -1,0 +1,133 @@
+"""What webdataset's first releases did with samples by options, before there were methods for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from mpwds.compat.autodecode import added_handlers
+from mpwds.compat.webdataset_v0.containers import Unpacked
+from mpwds.pipeline.decoding.decoders import handle_extension
+from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
+from mpwds.pipeline.stages.associate import associate
+from mpwds.pipeline.stages.decode import decode
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.shuffle import shuffle
+from mpwds.pipeline.stages.to_tuple import to_tuple
+
+_BY_EXTENSIONS = "where there are extensions"
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of a dataset that say what to do with its samples, in this order.
+
+    Args:
+        container: Extension of members that are whole samples: ``"mp"``, ``"json"``, ``"ten"`` or ``"pyd"``.
+        decoder: An image specification such as ``"rgb8"``, or ``True`` for ``"rgb"``: decodes every field of
+            a known extension. A dict of functions by extension decodes those; a function makes a sample from
+            a sample; ``None`` and ``False`` decode nothing. ``"rgb"`` by default where there are
+            ``extensions``, else nothing.
+        associate: A function from a key to fields to add to the sample, or a dict of them by key.
+        extensions: Fields to make tuples of: ``"png;jpg cls"``, or ``[["png", "jpg"], ["cls"]]``.
+        shuffle: Above 1, samples are shuffled, through a buffer of that size.
+        transforms: A function, or several, for the fields of a tuple in turn.
+        pipeline: A generator function of an iterator of samples.
+        errors: ``True``, ``"warn"`` or ``False``: raise, warn and go on, or go on.
+        verbose: Without effect.
+        allow_pickle: Whether pickles may be decoded, which runs any code that a shard holds.
+
+    Raises:
+        ValueError: ``errors`` is none of these.
+
+    Example:
+        >>> options = SampleOptions(extensions="png;jpg cls", decoder="rgb8")
+        >>> print(*options.stages(reraise_exception))
+        decode('rgb8') to_tuple('png;jpg', 'cls')
+    """
+
+    container: str | None = None
+    decoder: Any = _BY_EXTENSIONS
+    associate: Any = None
+    extensions: str | Sequence[str | Sequence[str]] | None = None
+    shuffle: int = 0
+    transforms: Any = None
+    pipeline: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+    errors: bool | str | None = None
+    verbose: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.errors not in (None, True, False, "warn"):
+            raise ValueError(f"Dataset: errors is True, False or 'warn', got {self.errors!r}")
+
+    def handler(self, given: Handler) -> Handler:
+        """The error handler that ``errors`` names, or ``given``."""
+        if self.errors is None:
+            return given
+        if self.errors == "warn":
+            return warn_and_continue
+        return reraise_exception if self.errors else ignore_and_continue
+
+    def specs(self) -> list[str]:
+        """The fields that ``extensions`` names, one spec for each."""
+        if self.extensions is None:
+            return []
+        fields = self.extensions.split() if isinstance(self.extensions, str) else self.extensions
+        return [field if isinstance(field, str) else ";".join(field) for field in fields]
+
+    def suffixes(self) -> set[str] | None:
+        """The fields that need be read, where ``extensions`` says so."""
+        if self.extensions is None or self.container is not None:
+            return None
+        return {name for spec in self.specs() for name in spec.split(";")}
+
+    def stages(self, handler: Handler) -> list[Any]:
+        """The stages that do what the options say."""
+        stages: list[Any] = []
+        if self.container is not None:
+            stages.append(map(Unpacked(self.container, self.allow_pickle), handler))
+        decoding = self._decoding(handler) if self.container != "ten" else None
+        if decoding is not None:
+            stages.append(decoding)
+        if self.associate is not None:
+            stages.append(associate(self.associate, handler))
+        if self.extensions is not None:
+            stages.append(to_tuple(*self.specs(), handler=handler))
+        if self.shuffle > 1:
+            stages.append(shuffle(int(self.shuffle)))
+        if self.transforms is not None:
+            stages.append(map(_Transformed(self.transforms), handler))
+        if self.pipeline is not None:
+            stages.append(self.pipeline)
+        return stages
+
+    def _decoding(self, handler: Handler) -> Any:
+        spec = self.decoder
+        if spec is _BY_EXTENSIONS:
+            spec = self.extensions is not None
+        if spec is None or spec is False:
+            return None
+        if callable(spec):
+            return map(spec, handler)
+        if isinstance(spec, dict):
+            handlers = [handle_extension(extension, function) for extension, function in spec.items()]
+            return decode(*handlers, pre=[], post=[], handler=handler)
+        image = "rgb" if spec is True else spec
+        partial = self.container is not None
+        return decode(
+            *added_handlers(image), image, partial=partial, handler=handler, allow_pickle=self.allow_pickle
+        )
+
+
+@dataclass(frozen=True)
+class _Transformed:
+    functions: Any
+
+    def __call__(self, sample: Any) -> Any:
+        functions = self.functions if isinstance(self.functions, (list, tuple)) else [self.functions]
+        return tuple(
+            value if f is None else f(value) for value, f in zip(sample, cycle(functions), strict=False)
+        )

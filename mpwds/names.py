@@ -1,0 +1,187 @@
+"""Where the public names are defined: they are imported when they are first asked for.
+
+``__init__.pyi`` tells type checkers the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # importlib.abc imports tempfile and more
+
+MODULES = ("nest", "tenbin")
+
+# These do the job: they are what `dir(mpwds)` shows.
+NAMES = {
+    "mpwds.errors": "DecodeError MpwdsError ShardError WorkerDied WorkerTimeout",
+    "mpwds.loader.accelerated": "use_in_accelerate",
+    "mpwds.loader.data_loader": "DataLoader",
+    "mpwds.loader.multi_loader": "MultiLoader",
+    "mpwds.loader.stats": "LoaderStats",
+    "mpwds.loader.web_loader": "WebLoader",
+    "mpwds.pipeline.collation.padded": "padded",
+    "mpwds.pipeline.dataset": "DataPipeline",
+    "mpwds.pipeline.decoding.decoders": "handle_extension",
+    "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
+    "mpwds.pipeline.mixing.mix": "RandomMix RoundRobin",
+    "mpwds.pipeline.quarantine": "quarantine",
+    "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
+    "mpwds.pipeline.sources.resampled": "ResampledShards",
+    "mpwds.pipeline.sources.shards": "ShardList",
+    "mpwds.pipeline.sources.specs": "load_spec",
+    "mpwds.pipeline.sources.splitting": "split_by_node split_by_worker",
+    "mpwds.pipeline.webdataset": "WebDataset",
+    "mpwds.sharedmem.share": "share",
+    "mpwds.storage.caches.shard_cache": "ShardCache",
+    "mpwds.storage.streams.gopen": "gopen",
+    "mpwds.storage.writing.tar_writer": "TarWriter",
+    "mpwds.storage.writing.writers": "ShardWriter",
+}
+
+# webdataset's further names, stages as functions, and classes that programs seldom name:
+# docs/coming-from-webdataset.md lists most of them.
+FURTHER_NAMES = {
+    "mpwds.compat": "FluidInterface FluidWrapper",
+    "mpwds.compat.autodecode": "Decoder",
+    "mpwds.compat.extradatasets": (
+        "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"
+    ),
+    "mpwds.compat.multi": "MultiDataset MultiDatasetIterator",
+    "mpwds.compat.tariterators": (
+        "base_plus_ext group_by_keys tar_file_expander tar_file_iterator url_opener valid_sample"
+    ),
+    "mpwds.compat.webdataset_v0.dataset": "Dataset",
+    "mpwds.compat.webdataset_v0.processor": "Processor",
+    "mpwds.compat.webdataset_v0.shard_hooks": "all_urls worker_urls",
+    "mpwds.errors": (
+        "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
+        "StreamNotFound TenbinError WorkerTraceback"
+    ),
+    "mpwds.loader.pool": "WorkerPool",
+    "mpwds.loader.stats": "StageStats WorkerStats",
+    "mpwds.pipeline.caching.db_cache": "DBCache",
+    "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",
+    "mpwds.pipeline.caching.mcached": "Cached mcached",
+    "mpwds.pipeline.collation.collate": "default_collation_fn",
+    "mpwds.pipeline.decoding.audio": "AUDIO_EXTENSIONS AudioDecoder torch_audio",
+    "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
+    "mpwds.pipeline.decoding.images": "IMAGE_EXTENSIONS ImageHandler imagehandler",
+    "mpwds.pipeline.decoding.pickles": "pytorch_weights_only torch_loads",
+    "mpwds.pipeline.decoding.video": "VIDEO_EXTENSIONS VideoDecoder torch_video",
+    "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
+    "mpwds.pipeline.notes": "Incident",
+    "mpwds.pipeline.sources.multi_shard_sample": "MultiShardSample shardspec",
+    "mpwds.pipeline.sources.opening": "FileCache StreamingOpen",
+    "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
+    "mpwds.pipeline.sources.resampled": "ResampledShardList resampled",
+    "mpwds.pipeline.sources.samples": "tarfile_samples tarfile_to_samples",
+    "mpwds.pipeline.sources.shards": "SimpleShardList",
+    "mpwds.pipeline.sources.splitting": "non_empty single_node_only",
+    "mpwds.pipeline.stages.associate": "associate",
+    "mpwds.pipeline.stages.batched": "batch batched listed",
+    "mpwds.pipeline.stages.bucketed": "bucketed",
+    "mpwds.pipeline.stages.decode": "decode",
+    "mpwds.pipeline.stages.detshuffle": "detshuffle",
+    "mpwds.pipeline.stages.extract_keys": "extract_keys",
+    "mpwds.pipeline.stages.fields": "getfirst parse_field_spec",
+    "mpwds.pipeline.stages.flatmap": "flatmap",
+    "mpwds.pipeline.stages.info": "info",
+    "mpwds.pipeline.stages.log_keys": "log_keys",
+    "mpwds.pipeline.stages.map": "map",
+    "mpwds.pipeline.stages.map_dict": "map_dict",
+    "mpwds.pipeline.stages.map_tuple": "map_tuple transform_with",
+    "mpwds.pipeline.stages.pipelinefilter": "PipelineStage pipelinefilter",
+    "mpwds.pipeline.stages.rename": "rename",
+    "mpwds.pipeline.stages.rename_keys": "rename_keys",
+    "mpwds.pipeline.stages.rsample": "rsample",
+    "mpwds.pipeline.stages.select": "select",
+    "mpwds.pipeline.stages.shuffle": "shuffle",
+    "mpwds.pipeline.stages.slice": "slice",
+    "mpwds.pipeline.stages.to_tuple": "to_tuple",
+    "mpwds.pipeline.stages.unbatched": "unbatched",
+    "mpwds.pipeline.stages.unlisted": "unlisted",
+    "mpwds.pipeline.stages.xdecode": "xdecode",
+    "mpwds.pipeline.webdataset": "construct_dataset",
+    "mpwds.sharedmem.share": "SharedList",
+    "mpwds.storage.caches.eviction": "LRUCleanup",
+    "mpwds.storage.caches.names": "pipe_cleaner",
+    "mpwds.storage.streams.gopen": "gopen_schemes",
+    "mpwds.storage.streams.secure": "enforce_security",
+    "mpwds.storage.streams.urls": "expand_urls",
+    "mpwds.storage.writing.writers": "numpy_dumps torch_dumps",
+}
+
+# webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
+# function's name until the module of that name has been imported.
+WEBDATASET_MODULES = frozenset(
+    (
+        "autodecode",
+        "cache",
+        "checks",
+        "dataset",
+        "extradatasets",
+        "filters",
+        "gopen",
+        "handlers",
+        "mix",
+        "multi",
+        "shardlists",
+        "tariterators",
+        "utils",
+        "writer",
+    )
+)
+
+HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for name in names[home].split()}
+
+
+def find(name: str) -> Any:
+    """What ``mpwds.<name>`` is.
+
+    Raises:
+        AttributeError: There is no such name.
+
+    Example:
+        >>> find("TarWriter").__name__
+        'TarWriter'
+    """
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
+    if name in MODULES or name in WEBDATASET_MODULES or name == "compat":
+        return importlib.import_module(f"mpwds.{name}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mpwds")
+    raise AttributeError(f"module 'mpwds' has no attribute {name!r}")
+
+
+class WebdatasetModules(Loader):
+    """Makes ``import mpwds.filters`` import ``mpwds.compat.filters``, for each of ``WEBDATASET_MODULES``.
+
+    Both names are the same module. The files ``mpwds/filters.pyi`` and so on are for type checkers.
+
+    Example:
+        >>> import mpwds.filters
+        >>> mpwds.filters is importlib.import_module("mpwds.compat.filters")
+        True
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == "mpwds" and name in WEBDATASET_MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"mpwds.compat.{spec.name.partition('.')[2]}")
+        spec.loader_state = module.__spec__  # the import system puts `spec` in its place
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state

@@ -1,0 +1,179 @@
+"""Names and calls that webdataset documented in its first generations, 0.0 and 0.1."""
+
+import io
+import socket
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+import mpwds as wds
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A shard of three samples: ``png``, ``cls`` and ``sig``."""
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(stream, "png")
+    with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
+        for n in range(3):
+            shard.write({"__key__": f"{n}", "png": stream.getvalue(), "cls": b"%d" % n, "sig": b"s"})
+    return str(tmp_path / "x.tar")
+
+
+def test_the_module_of_multidataset_has_its_names():
+    from mpwds.multi import (
+        D,
+        MultiDataset,
+        MultiDatasetIterator,
+        copy_and_delete_tensors,
+        maybe_copy,
+        omp_warning,
+        timeout,
+        verbose,
+    )
+
+    assert (MultiDataset, MultiDatasetIterator) == (wds.MultiDataset, wds.MultiDatasetIterator)
+    assert (timeout, verbose, D("nothing is printed"), omp_warning()) == (0.1, 0, None, None)
+    tensor = torch.ones(3)
+    label, copy = copy_and_delete_tensors(["label", tensor])
+    assert label == "label"
+    assert torch.equal(copy, tensor)
+    assert copy.data_ptr() != tensor.data_ptr() != maybe_copy(tensor, False).data_ptr()
+    assert copy_and_delete_tensors({"cls": 7}, pin_memory=False) == {"cls": 7}
+
+
+def test_the_iterator_of_multidataset_takes_a_dataset(images):
+    from mpwds.multi import MultiDatasetIterator
+
+    elements = MultiDatasetIterator(
+        wds.Dataset(images).decode().to_tuple("cls"), workers=1, output_size=10, pin_memory=False
+    )
+    assert [int(n) for (n,) in iter(elements)] == [0, 1, 2]
+    elements.terminate()
+
+
+def test_the_module_of_dataset_has_the_handlers():
+    from mpwds.dataset import (
+        Dataset,
+        group_by_keys,
+        ignore_and_continue,
+        ignore_and_stop,
+        reraise_exception,
+        warn_and_continue,
+        warn_and_stop,
+    )
+
+    assert Dataset is wds.Dataset
+    assert group_by_keys is wds.group_by_keys
+    assert (ignore_and_continue(ValueError()), ignore_and_stop(ValueError())) == (True, False)
+    with pytest.warns(UserWarning, match="bad"):
+        assert (warn_and_continue(ValueError("bad")), warn_and_stop(ValueError("bad"))) == (True, False)
+    with pytest.raises(ValueError, match="bad"):
+        reraise_exception(ValueError("bad"))
+
+
+def test_checks_pass_what_they_describe_and_raise_valueerror_with_the_message():
+    from mpwds import checks
+
+    calls = {
+        checks.check: [(1,), (0,)],
+        checks.checkcallable: [(len,), ("len",)],
+        checks.checkmember: [("a", "abc"), ("d", "abc")],
+        checks.checknotnone: [(0,), (None,)],
+        checks.checkrange: [(3, 0, 3), (4, 0, 3)],
+        checks.checktype: [("a", (int, str)), (1.5, (int, str))],
+    }
+    for check, (good, bad) in calls.items():
+        check(*good, "number of shards")
+        with pytest.raises(ValueError, match="^number of shards: expected .*, got "):
+            check(*bad, "number of shards")
+
+
+def test_default_handlers_decode_by_image_specification_and_extension(images):
+    from mpwds.autodecode import default_handlers
+
+    sample = next(iter(wds.Dataset(images)))
+    assert default_handlers["rgb"]["png"](sample["png"]).shape == (4, 6, 3)
+    assert default_handlers["torchrgb8"]["png"](sample["png"]).dtype == torch.uint8
+    assert default_handlers["l"]["cls"](b"7") == 7
+    table = wds.Dataset(images, extensions="png cls", decoder=default_handlers["rgb8"])
+    assert [(image.dtype, label) for image, label in table] == [(np.uint8, n) for n in range(3)]
+
+
+def test_a_handler_that_a_program_adds_to_default_handlers_is_used(images, monkeypatch):
+    from mpwds.autodecode import default_handlers
+
+    monkeypatch.setitem(default_handlers["rgb8"], "sig", len)
+    assert list(wds.Dataset(images, extensions="sig cls", decoder="rgb8")) == [(1, n) for n in range(3)]
+    assert list(wds.Dataset(images, extensions="sig", decoder="rgb")) == [(b"s",)] * 3
+
+
+class SctpSocket:
+    """What pysctp's ``sctpsocket_tcp`` does, over a socket that keeps messages apart as SCTP does."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def sctp_send(self, message, to):
+        self._connection.send(message)
+
+    def accept(self):
+        return self, None
+
+    def sctp_recv(self, maxsize):
+        return None, 0, self._connection.recv(maxsize), None
+
+
+def test_arrays_travel_over_sctp():
+    from mpwds.tenbin import sctp_recv, sctp_send
+
+    here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with here, there:
+        sctp_send(SctpSocket(here), ("localhost", 5000), [np.arange(3), np.ones((2, 2))], infos=["a", "b"])
+        (first, second), names = sctp_recv(SctpSocket(there), infos=True, maxsize=10000)
+    assert (first.tolist(), second.tolist(), names) == ([0, 1, 2], [[1, 1], [1, 1]], ["a", "b"])
+
+
+def test_a_socket_that_is_not_sctps_is_an_error_that_says_what_is_needed():
+    from mpwds.tenbin import sctp_recv, sctp_send
+
+    with socket.socket() as tcp:
+        for call in (lambda: sctp_send(tcp, ("localhost", 5000), []), lambda: sctp_recv(tcp)):
+            with pytest.raises(TypeError, match="SCTP socket of the package pysctp .* Linux .* got socket"):
+                call()
+
+
+def test_webdataset_takes_a_length(images):
+    dataset = wds.WebDataset(images, length=1000)
+    assert len(dataset) == len(dataset.decode().to_tuple("cls")) == 1000
+    assert len(list(dataset)) == 3
+
+
+def test_processors_are_curried_or_take_the_dataset_first():
+    assert wds.batch is wds.batched
+    dataset = wds.DataPipeline(range(40))
+    assert [len(batch) for batch in wds.Processor(wds.batch, 16)(dataset)] == [16, 16, 8]
+    assert sorted(wds.Processor(dataset, wds.shuffle, 10)) == list(range(40))
+
+
+def test_a_decoder_is_called_with_a_dataset_or_with_a_sample(images):
+    def my_decoder(key, data):
+        return len(data) if key == ".sig" else None
+
+    dataset = wds.WebDataset(images)
+    decoded = wds.Decoder(my_decoder, wds.torch_video, wds.torch_audio, "rgb8")(dataset)
+    assert [(sample["sig"], sample["cls"], sample["png"].shape) for sample in decoded] == [
+        (1, n, (4, 6, 3)) for n in range(3)
+    ]
+    decoder = wds.Decoder(wds.handle_extension(".png", len))
+    assert [type(sample["png"]) for sample in decoder(dataset)] == [int] * 3
+    assert decoder({"__key__": "a", "png": b"abc"}) == {"__key__": "a", "png": 3}
+
+
+def test_a_decoded_dataset_has_addresses_and_methods(images, continues):
+    decoded = wds.Decoder(wds.handle_extension(".png", len))(wds.WebDataset(images))
+    continues(decoded.to_tuple("cls").stream, 1)
+    with pytest.raises(TypeError, match="must be a dict, got tuple"):
+        wds.Decoder()((1, 2))
