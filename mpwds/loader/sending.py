@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from mpwds import nest, tenbin
@@ -14,13 +13,12 @@ from mpwds.loader.channel import Channel
 from mpwds.loader.commands import Commands
 from mpwds.loader.meter import Meter
 from mpwds.loader.objects_apart import take_apart
-from mpwds.loader.room import GAP, BlockRoom, columns_nbytes, stack_of
-from mpwds.pipeline.collation.rows_in_place import Form
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
-_BESIDE_NBYTES = 64 << 10
-"""What a batch that has columns in a room may have beside them, until one has more."""
+_GAP = 32
+"""Bytes before each tenbin array of a batch. Encoded arrays are 32 bytes more than a multiple of 64 long and
+their data starts 32 bytes past one, so with this gap all data is aligned to 64 bytes."""
 
 
 class EpochStopped(Exception):
@@ -63,8 +61,6 @@ class BatchSender:
         self._meter = meter
         channel.waiting = meter.waiting
         self._arena = Arena(blocks, self._announce)
-        self._room: BlockRoom | None = None
-        self._beside_nbytes = _BESIDE_NBYTES
         self.arrays_as_they_are = False
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
@@ -102,19 +98,21 @@ class BatchSender:
             fields["kinds"] = kinds(arrays)
         else:
             fields["structure"], arrays = nest.flatten(batch, allow_pickle=True)
-        block, offsets, end = self._begun(arrays)
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end + _GAP)
+            end += _GAP + tenbin.array_nbytes(array)
         fields["offsets"] = offsets
         fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
         fields["nbytes"] = end
-        if block is None and end <= protocol.INLINE_NBYTES:
+        if end <= protocol.INLINE_NBYTES:
             payload = bytearray(end)
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(payload, offset, array)
             self._meter.sending(fields["samples"], end)
             self._channel.send(fields, payload)
             return
-        if block is None:
-            block = self._wait_for_block(end, generation)
+        block = self._wait_for_block(end, generation)
         try:
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(block.memory, offset, array)
@@ -124,45 +122,6 @@ class BatchSender:
         except BaseException:
             self._arena.release(block)
             raise
-
-    def find_room(self, forms: Sequence[Form]) -> BlockRoom | None:
-        """Room for columns of a batch that is being gathered, if there is some: ``Context.find_room``."""
-        if self._room is None:
-            least = columns_nbytes(forms)
-            block = self._arena.acquire_early(least, least + self._beside_nbytes)
-            if block is not None:
-                self._room = BlockRoom(block, forms, self._take_back)
-                return self._room
-        return None
-
-    def end_epoch(self) -> None:
-        """No batch comes any more of those that were begun."""
-        if self._room is not None:
-            self._room.give_up()
-
-    def _take_back(self, room: BlockRoom) -> None:
-        self._room = None
-        self._arena.release(room.block)
-
-    def _begun(self, arrays: Sequence[tenbin.Array]) -> tuple[Block | None, list[int], int]:
-        """The block that holds rows of the batch already, if there is one; where its arrays go and end."""
-        room = self._room
-        if room is not None:
-            offsets, end = room.offsets(arrays)
-            if offsets and end <= room.block.memory.nbytes:
-                self._room, room.given_up = None, True
-                return room.block, offsets, end
-            self._beside_nbytes = max(self._beside_nbytes, end - room.columns_nbytes)
-            for array in arrays:
-                stack = stack_of(array)
-                if stack is not None:
-                    stack.make()  # the block may be the next to be written into
-            room.give_up()
-        offsets, end = [], 0
-        for array in arrays:
-            offsets.append(end + GAP)
-            end += GAP + tenbin.array_nbytes(array)
-        return None, offsets, end
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:

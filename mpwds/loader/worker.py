@@ -145,7 +145,6 @@ class Worker:
             workers=self._setup.workers,
             owns_process=True,
             deferred=True,
-            find_room=self._sender.find_room,
             on_shard=self._status.write_shard,
             watch=self._meter.watch,
         )
@@ -194,7 +193,6 @@ class Worker:
             pass
         finally:
             course.close()
-            self._sender.end_epoch()
         return sent
 
     def _sends(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> bool:
