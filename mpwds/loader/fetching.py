@@ -96,9 +96,7 @@ def _fetcher(samples: Iterator[Any], collate: CollateFunction) -> Callable[[Any]
     return fetch
 
 
-def _batch_fetcher(
-    samples: Iterator[Any], collate: CollateFunction, drop_last: bool
-) -> Callable[[Any], Any]:
+def _batch_fetcher(samples: Iterator[Any], collate: CollateFunction, drop_last: bool) -> Callable[[Any], Any]:
     ended = False
 
     def fetch(indices: Any) -> Any:

@@ -85,7 +85,7 @@ class LocalIterator(Iterator[Any]):
         progress = self.progress
         self._times.asked()
         try:
-            with self._meter.epoch():
+            with self._meter.active():
                 element, samples, nbytes = self._next_new()
         except StopIteration:
             if progress.running:

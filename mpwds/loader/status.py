@@ -19,33 +19,7 @@ _ANSWERS = _TEXT_NBYTES - 1
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
-_PIPELINE_FRAME = re.compile(r'File "[^"]*/mpwds/pipeline/(?:\w+/)?(\w+)\.py", line \d+ in')
-_NO_STAGES = {
-    "applied",
-    "beginnings",
-    "dataset",
-    "epochs",
-    "filter",
-    "handled",
-    "handlers",
-    "notes",
-    "parts",
-    "randomness",
-    "repetitions",
-    "replay",
-    "stream",
-    "unaddressed",
-}
-_STAGE_OF_FILE = {
-    "decoders": "decode",
-    "collate": "batched",
-    "batches": "batched",
-    "bins": "batched",
-    "grouping": "tar reading",
-    "samples": "tar reading",
-    "shard_stream": "tar reading",
-    "elements": "the source",
-}
+_STAGE = re.compile(r" in stage (.+)")
 
 
 class StatusPage:
@@ -117,13 +91,11 @@ class StatusPage:
 
 
 def stage_in(stack: str) -> str:
-    """The innermost pipeline stage in a stack, or an empty string.
+    """The innermost pipeline stage in a stack, as it prints (see ``loader.meter``), or an empty string.
 
     Example:
-        >>> stage_in('  File "/x/mpwds/pipeline/stages/map.py", line 50 in __next__')
-        'map'
+        >>> stage_in('  File "/x/mpwds/loader/meter.py", line 240 in stage map(crop)')
+        'map(crop)'
     """
-    for file in _PIPELINE_FRAME.findall(stack):
-        if file not in _NO_STAGES:
-            return _STAGE_OF_FILE.get(file, str(file))
-    return ""
+    found = _STAGE.search(stack)
+    return found[1] if found else ""
