@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from mpwds import tenbin
-from mpwds.tenbin_kinds import torch_dtypes
+from mpwds.tenbin.kinds import torch_dtypes
 
 
 def view(memory: Any, offset: int, output: tenbin.Output) -> Any:

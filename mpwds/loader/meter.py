@@ -1,9 +1,9 @@
 """What a worker counts and times of its own work.
 
-Elements are counted in full: what comes out of a stage passes through a :class:`_Watched` stream, for some 50 ns
-each. Timing them takes two more looks at the clock, which is longer than small elements take. So only some
-batches are timed, each as a whole: the first of an epoch, which fills buffers, then as many as 1 % of the time
-pays for, at random distances. A batch that is timed stands for those since the one before.
+Elements are counted in full: what comes out of a stage passes through a :class:`_Watched` stream, for some
+50 ns each. Timing them takes two more looks at the clock, which is longer than small elements take. So only
+some batches are timed, each as a whole: the first of an epoch, which fills buffers, then as many as 1 % of
+the time pays for, at random distances. A batch that is timed stands for those since the one before.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class Meter:
 class _Watched:
     """A stage's stream, counted and, while a batch is timed, timed.
 
-    Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages: those of
-    errors, and that of a stuck worker (``loader.status.stage_in``).
+    Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages:
+    those of errors, and that of a stuck worker (``loader.status.stage_in``).
     """
 
     def __init__(self, stream: Stream[Any], stage: _Stage, meter: Meter) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpwds.loader.dataset_pickler import reduced_tensor
-from mpwds.nest_classes import fields_of
-from mpwds.nest_nodes import PLAIN_OR_INT
+from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import PLAIN_OR_INT
 from mpwds.pickling import _Pickler as _OwnClassPickler
 
 

@@ -16,8 +16,8 @@ _EVERY_NS = 100_000
 def clocked(elements: Iterator[Any], times: Callable[[], TrainerTimes]) -> Generator[Any, None, None]:
     """The same elements; the clock of the loader's epoch hears how long they take.
 
-    One element is timed about every tenth of a millisecond, at random distances, and stands for those since the
-    one before: timing takes about a microsecond, which is more than small elements take.
+    One element is timed about every tenth of a millisecond, at random distances, and stands for those since
+    the one before: timing takes about a microsecond, which is more than small elements take.
 
     Args:
         elements: What the last stage yields.

@@ -26,8 +26,7 @@ class Mixed:
 
     def __init__(self, mix: Mix, context: Context) -> None:
         self._runs = [
-            Repetitions(part.stream, within(context, number))
-            for number, part in enumerate(mix.parts)
+            Repetitions(part.stream, within(context, number)) for number, part in enumerate(mix.parts)
         ]
         self._rule = mix.stop
         self._left = mix.stop if isinstance(mix.stop, int) else None

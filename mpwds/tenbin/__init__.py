@@ -14,7 +14,7 @@ yields arrays or raises ``TenbinError``, and allocates no more than the input ho
 
 from __future__ import annotations
 
-from mpwds.tenbin_array import (
+from mpwds.tenbin.array import (
     ArrayHeader,
     Buffer,
     Output,
@@ -24,8 +24,8 @@ from mpwds.tenbin_array import (
     view_array,
     write_array,
 )
-from mpwds.tenbin_kinds import Array, Deferred, holds
-from mpwds.tenbin_lists import (
+from mpwds.tenbin.kinds import Array, Deferred, holds
+from mpwds.tenbin.lists import (
     Infos,
     check_acceptable_input_type,
     decode_buffer,
@@ -35,8 +35,16 @@ from mpwds.tenbin_lists import (
     encode_list,
     encoded_nbytes,
 )
-from mpwds.tenbin_stream import load, read, save, write
-from mpwds.tenbin_zmq import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
+from mpwds.tenbin.stream import (
+    load,
+    read,
+    save,
+    write,
+    zrecv_multipart,
+    zrecv_single,
+    zsend_multipart,
+    zsend_single,
+)
 
 __all__ = [
     "Array",

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.tenbin_kinds import (
+from mpwds.tenbin.kinds import (
     BY_CODE,
     BY_CODE8,
     BY_DTYPE,

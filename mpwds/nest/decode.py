@@ -1,24 +1,24 @@
-"""From the nodes of a structure to a batch: what ``mpwds.nest.unflatten`` does at each place.
+"""Put a batch together again, from the nodes of its structure.
 
-The nodes may come from anywhere: nothing about them is taken for granted.
+The nodes may come from anywhere: every one is checked.
 """
 
 from __future__ import annotations
 
 import collections
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import EnvelopeError
-from mpwds.nest_classes import (
+from mpwds.nest.classes import (
     fields_of,
     has_own_equality,
     stand_in,
     unpicklable,
     unpickle_class,
 )
-from mpwds.nest_nodes import (
+from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
     BYTEARRAY,
@@ -40,11 +40,47 @@ from mpwds.nest_nodes import (
     SCALAR,
     STR,
     TUPLE,
+    Structure,
 )
+from mpwds.nest.paths import path, subscript
 from mpwds.pickling import find_class
 
 
-class CannotReceive(Exception):
+def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool = False) -> Any:
+    """Put a batch together again from its structure and its arrays.
+
+    Classes are looked up among the modules that are imported already, and instances are made without
+    running code of the class. A namedtuple whose class is not found comes back as an equivalent one.
+
+    Args:
+        structure: What ``flatten`` returned, possibly by way of an envelope.
+        arrays: As many arrays as it returned, in the same order: the same ones, or what was decoded from
+            them. NumPy scalars come back as such if they are NumPy's, else as 0-d tensors.
+        allow_pickle: Unpickle, and take keys whose classes have their own ``__hash__`` or ``__eq__``. That
+            runs whatever code the sender wants: only for senders you trust.
+
+    Raises:
+        EnvelopeError: The structure is malformed or does not fit the arrays.
+        TypeError: It holds a pickle or such a key and that is not allowed, or a dataclass that is not
+            imported.
+
+    Example:
+        >>> import numpy as np
+        >>> from mpwds.nest import flatten
+        >>> unflatten(*flatten({"x": np.zeros(2), "y": (1, None)}))
+        {'x': array([0., 0.]), 'y': (1, None)}
+    """
+    remaining = iter(arrays)
+    try:
+        batch = _from_node(structure, remaining, allow_pickle, 0)
+    except _CannotReceive as error:
+        raise TypeError(f"{path(structure, error.node, _children)} {error.reason}") from error.__cause__
+    if next(remaining, END) is not END:
+        raise EnvelopeError(f"the structure has fewer arrays than the {len(arrays)} that came with it")
+    return batch
+
+
+class _CannotReceive(Exception):
     """A node must not be read here; ``unflatten`` makes a ``TypeError`` of it that says where it is."""
 
     def __init__(self, node: Any, reason: str) -> None:
@@ -55,7 +91,7 @@ class CannotReceive(Exception):
 _Decoder: TypeAlias = Callable[[Any, "Iterator[Any]", bool, int], Any]
 
 
-def from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
+def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``."""
     kind = type(node)
     if kind is list:
@@ -111,7 +147,7 @@ def _check_key(node: Any, key: Any) -> None:
     if type(node) is not list or node[0] not in (TUPLE, NAMEDTUPLE, DATACLASS):
         return
     if node[0] != TUPLE and has_own_equality(type(key)):
-        raise CannotReceive(
+        raise _CannotReceive(
             node,
             f"is a {type(key).__qualname__} in a dict's key, whose own __hash__ and __eq__ would run: "
             "pass allow_pickle=True to let them, if you trust the sender",
@@ -161,7 +197,7 @@ def _read_bytearray(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth:
 def _read_pickle(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     data = _bytes_of(node)
     if not allow_pickle:
-        raise CannotReceive(node, _NO_UNPICKLING)
+        raise _CannotReceive(node, _NO_UNPICKLING)
     try:
         return pickle.loads(data)
     except Exception as error:
@@ -181,7 +217,7 @@ def _read_dataclass(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth:
     fields, kind = _class_of(node, allow_pickle)
     if kind is None or issubclass(kind, tuple):
         module, _, qualname = node[2].partition(":")
-        raise CannotReceive(
+        raise _CannotReceive(
             node,
             f"is a {qualname} of module {module}, and no dataclass of that name with the fields "
             f"{fields} is imported: import it before receiving",
@@ -221,7 +257,7 @@ def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: in
     if depth >= MAX_DEPTH:
         raise EnvelopeError(f"the structure is malformed: it is nested more than {MAX_DEPTH} levels deep")
     depth += 1
-    return [node if type(node) in PLAIN else from_node(node, arrays, allow_pickle, depth) for node in nodes]
+    return [node if type(node) in PLAIN else _from_node(node, arrays, allow_pickle, depth) for node in nodes]
 
 
 def _bytes_of(node: Any) -> bytes:
@@ -250,9 +286,22 @@ def _class_of(node: Any, allow_pickle: bool) -> tuple[list[str], type | None]:
     if type(pickled) is not bytes:
         raise EnvelopeError("the structure is malformed: it has a class without its bytes")
     if not allow_pickle:
-        raise CannotReceive(node, _NO_UNPICKLING)
+        raise _CannotReceive(node, _NO_UNPICKLING)
     if found is None:
         found = unpickle_class(pickled)
         if fields_of(found) != fields:
             raise EnvelopeError(f"the structure is malformed: the class {name} has not the fields {fields}")
     return fields, found
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    if type(node) is not list or len(node) < 2 or type(node[1]) is not list:
+        return
+    tag, items = node[0], node[1]
+    if tag in (DICT, ORDERED_DICT, DEFAULT_DICT):
+        yield from ((f"'s key {index}", key) for index, key in enumerate(items))
+        yield from ((subscript(key), value) for key, value in zip(items, node[2], strict=False))
+    elif tag in (NAMEDTUPLE, DATACLASS):
+        yield from ((f".{name}", value) for name, value in zip(node[3], items, strict=False))
+    elif tag in (LIST, TUPLE):
+        yield from ((f"[{index}]", value) for index, value in enumerate(items))

@@ -11,7 +11,7 @@ import types
 import weakref
 
 from mpwds.errors import EnvelopeError
-from mpwds.nest_nodes import STR
+from mpwds.nest.nodes import STR
 from mpwds.pickling import dumps, find_class
 
 

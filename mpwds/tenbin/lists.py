@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.tenbin_array import (
+from mpwds.tenbin.array import (
     ArrayHeader,
     Buffer,
     Output,
@@ -24,7 +24,7 @@ from mpwds.tenbin_array import (
     view_array,
     write_array,
 )
-from mpwds.tenbin_kinds import Array, Kind, describe, source_of, write_deferred
+from mpwds.tenbin.kinds import Array, Kind, describe, source_of, write_deferred
 
 Infos: TypeAlias = bool | Sequence[str] | None
 

@@ -1,4 +1,4 @@
-"""Arrays in tenbin encoding in streams and files.
+"""Arrays in tenbin encoding in streams, files and ZMQ messages.
 
 The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
 """
@@ -7,11 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from mpwds.tenbin_array import CHUNK, MAGIC, Output, pack_fields, padded, parse_head, truncated, view_array
-from mpwds.tenbin_kinds import MAX_NDIM, Array, describe
-from mpwds.tenbin_lists import Infos, check_bools, check_infos, checked_names, flat_bytes, result_of
+from mpwds.errors import TenbinError
+from mpwds.tenbin.array import CHUNK, MAGIC, Output, pack_fields, padded, parse_head, truncated, view_array
+from mpwds.tenbin.kinds import MAX_NDIM, Array, describe
+from mpwds.tenbin.lists import (
+    Infos,
+    check_bools,
+    check_infos,
+    checked_names,
+    decode_buffer,
+    decode_list,
+    encode_buffer,
+    encode_list,
+    flat_bytes,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    import zmq
 
 
 def write(stream: IO[bytes], arrays: Sequence[Array], infos: Sequence[str] | None = None) -> None:
@@ -132,6 +147,38 @@ def load(
     _check_path(path, nocheck)
     with open(path, "rb") as stream:
         return read(stream, infos=infos, output=output)
+
+
+def zsend_single(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send arrays as one ZMQ frame. Arguments and errors are those of ``encode_into``."""
+    socket.send(encode_buffer(arrays, infos))
+
+
+def zrecv_single(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_single`` sent, as views of the message. As ``decode_buffer`` otherwise."""
+    return decode_buffer(socket.recv(copy=False).buffer, infos, output=output)
+
+
+def zsend_multipart(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send arrays as frames of one ZMQ message, as tensorcom does by default.
+
+    Raises:
+        TenbinError: As in ``encode_into``, or there is no array: a message has at least one frame.
+    """
+    frames = encode_list(arrays, infos)
+    if not frames:
+        raise TenbinError("a multipart message needs at least one array")
+    socket.send_multipart(frames)
+
+
+def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
+    frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
+    return decode_list(frames, infos, output=output)
 
 
 def _write_all(stream: IO[bytes], data: memoryview) -> None:
