@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from mpwds import nest
 from mpwds.errors import MpwdsError
-from mpwds.loader import array_views
-from mpwds.loader.arrays_as_sent import view
+from mpwds.loader.arrays import view, view_as_sent
 from mpwds.loader.channel import Message
-from mpwds.loader.objects_apart import put_together
+from mpwds.loader.out_of_band import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
@@ -67,11 +66,11 @@ class BatchReceiver:
         kinds = fields.get("kinds")
         if kinds is not None:
             places = zip(fields["offsets"], kinds, strict=True)
-            arrays = [view(buffer, offset, kind) for offset, kind in places]
+            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in places]
             batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
             return put_together(batch) if fields["apart"] else batch
         output = self._output
-        arrays = [array_views.view(buffer, offset, output) for offset in fields["offsets"]]
+        arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
 
     def reclaim(self) -> None:

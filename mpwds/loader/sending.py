@@ -8,11 +8,11 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader import handover, protocol
-from mpwds.loader.arrays_as_sent import kinds
+from mpwds.loader.arrays import kinds
 from mpwds.loader.channel import Channel
 from mpwds.loader.commands import Commands
 from mpwds.loader.meter import Meter
-from mpwds.loader.objects_apart import take_apart
+from mpwds.loader.out_of_band import take_apart
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
