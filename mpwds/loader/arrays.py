@@ -1,4 +1,4 @@
-"""Arrays of batches: views of the memory they arrive in, and what each was in the worker, array or tensor."""
+"""The arrays of a batch: views of the memory they arrive in, as NumPy arrays or tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TENSOR_WITH_GRADIENT = ord("g")
 
 
 class AsTensor:
-    """An array, ready or not made yet, that arrives as a tensor (implements ``mpwds.tenbin.Deferred``).
+    """An array that arrives as a tensor, from a worker that need not import torch.
 
-    A worker that makes one need not import torch.
+    Implements ``mpwds.tenbin.Deferred``.
 
     Args:
         source: A NumPy array or a ``Deferred`` one.
@@ -56,7 +56,7 @@ class AsTensor:
 
 
 def kinds(arrays: list[Any]) -> bytes:
-    """What each array shall arrive as, one character each.
+    """What each array arrives as, one character each.
 
     Raises:
         RuntimeError: A tensor is the result of a computation that is to be differentiated.
@@ -65,7 +65,7 @@ def kinds(arrays: list[Any]) -> bytes:
 
 
 def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
-    """The array that is encoded at ``offset``, as what it was.
+    """The array that is encoded at ``offset``, as the kind that :func:`kinds` gave it.
 
     Example:
         >>> buffer = bytearray(160)
@@ -82,8 +82,8 @@ def view(memory: Any, offset: int, output: tenbin.Output) -> Any:
     """The array that is encoded at an offset.
 
     Args:
-        memory: A buffer, or a tensor of bytes. Tensors that are made of that are views of it to torch too,
-            whose allocator of pinned memory so learns where they are used.
+        memory: A buffer, or a tensor of bytes. Tensors made of a tensor are torch's views of it, so torch's
+            allocator of pinned memory learns on which streams they are used.
         offset: In bytes.
         output: ``"numpy"`` or ``"torch"``.
 

@@ -51,7 +51,7 @@ _NUMBERS = 3
 NBYTES_OF_ALL = (_FIRST_KIND + _MOST_KINDS * _ENTRY_CELLS) * 8
 
 _FURTHER = "further ones"
-"""Name of the last entry, which stands for all that have none."""
+"""Name of the last entry, which stands for all that found no room."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class Counters:
         self._cells[cell] = value
 
     def begin(self, cell: int, now_ns: int) -> None:
-        """Says that a time runs which this cell counts, from ``now_ns`` on."""
+        """Begins a time that this cell counts."""
         self._cells[cell] -= now_ns
 
     def end(self, cell: int, now_ns: int) -> None:
-        """Says that it has ended."""
+        """Ends that time."""
         self._cells[cell] += now_ns
 
     def describe_stage(self, stage: int, name: str, storage: bool) -> int:
@@ -150,7 +150,7 @@ class Counters:
         self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS + 1] = elements
 
     def count_skipped(self, kind: str) -> None:
-        """Counts an element that was left out, by the name of what was wrong."""
+        """Counts an element that an error handler left out, by the kind of error."""
         number = self._kinds.get(kind)
         if number is None:
             number = min(len(self._kinds), _MOST_KINDS - 1)
@@ -161,7 +161,7 @@ class Counters:
         self._cells[_FIRST_KIND + number * _ENTRY_CELLS] += 1
 
     def read(self) -> Reading:
-        """What is counted until now."""
+        """Everything counted so far."""
         cells, now_ns = self._cells, time.monotonic_ns()
         count = max(int(cells[_STAGES]), WRITING + 1)
         stages = [self._stage(number) for number in range(count)]
@@ -184,7 +184,7 @@ class Counters:
         )
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self._cells.release()
         self._bytes.release()
 
@@ -204,12 +204,12 @@ class Counters:
 
 
 def _until(value: int, now_ns: int) -> int:
-    """A time that a cell says, which may still run."""
+    """The time in a cell, which may still run."""
     return value if value >= 0 else value + now_ns
 
 
 def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReading]:
-    """The stages by their names; the second of two that have the same is called ``map(crop) #2``."""
+    """The stages by name; the second of two that print alike is called ``map(crop) #2``."""
     named: dict[str, StageReading] = {}
     for name, reading in stages:
         unique, number = name, 2

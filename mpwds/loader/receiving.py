@@ -1,4 +1,4 @@
-"""Receiving batches in the trainer: views of blocks, or private copies when too many are kept."""
+"""The trainer's end: turns messages into batches, as views of blocks or as private copies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class BatchReceiver:
     """Turns one worker's messages into batches.
 
     Args:
-        bell: Rung for the worker when a block is free again.
+        bell: Rung for the worker when a block is released.
         output: What arrays become.
         keep: Blocks that the consumer may hold at once; further batches are copied, so that the worker
             always has a block to write to.
-        copies: Where those copies go.
-        warn: Warn of the first of them.
-        pinning: Pins the memory that batches lie in; ``None`` leaves it as it is.
+        copies: Memory for those copies.
+        warn: Warn about the first copy.
+        pinning: Pins the memory of batches; ``None`` does not.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class BatchReceiver:
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
 
     def reclaim(self) -> None:
-        """Hands back blocks that nobody holds, and that were not handed back when they were let go of."""
+        """Releases blocks that nobody holds and whose finalizers could not release them."""
         if self._arena is not None:
             self._arena.reclaim()
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are such blocks, because devices may still read them."""
+        """Whether there are such blocks that a device may still read."""
         return self._arena is not None and self._arena.unsettled
 
     def settle(self) -> None:
-        """Waits until one of them has been read."""
+        """Waits until a device has read one of them."""
         if self._arena is not None:
             self._arena.settle()
 
     def discard(self, message: Message) -> None:
-        """Hands back the block of a batch that nobody wants."""
+        """Releases the block of a batch that is not wanted."""
         block = message.fields.get("block")
         if block is not None and self._arena is not None:
             self._arena.discard(block)
 
     def close(self) -> None:
-        """Lets go of the segment, and of the bell if no batch can ring it any more."""
+        """Closes the segment, and the bell unless a batch may still ring it."""
         arena, self._arena = self._arena, None
         if arena is None or arena.leased == 0:
             self._bell.close()

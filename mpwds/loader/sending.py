@@ -1,4 +1,4 @@
-"""Sending batches from a worker: into a block of its arena, or whole in the message if they are small."""
+"""The worker's end: writes batches into blocks of its arena, or into the message if they are small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ their data starts 32 bytes past one, so with this gap all data is aligned to 64 
 
 
 class EpochStopped(Exception):
-    """The trainer wants no more of this epoch."""
+    """The trainer has stopped this epoch."""
 
 
 class NoRoom(Exception):
@@ -30,19 +30,21 @@ class NoRoom(Exception):
 
 
 class BatchSender:
-    """Writes each batch once: from the dataset's arrays, or from rows not collated yet, into its place.
+    """Sends batches to the trainer.
+
+    It copies each array once, into its place in the block; rows that are not stacked yet too.
 
     Args:
-        channel: To the trainer.
-        handover_socket: To the trainer, for descriptors.
-        commands: From the trainer.
-        bell: Rung by the trainer when a block is free again.
+        channel: Carries messages to the trainer.
+        handover_socket: Carries descriptors to the trainer.
+        commands: The trainer's commands.
+        bell: Rung by the trainer when it releases a block.
         blocks: Number of blocks of the arena.
-        meter: Counts what is sent, and how long that waits.
+        meter: Counts batches, and the time spent waiting for blocks.
 
     Attributes:
-        arrays_as_they_are: Tell the trainer which arrays are tensors, and send objects of any class with
-            their arrays apart. Otherwise the trainer makes of all arrays what its ``output`` says.
+        arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
+            out of band. Otherwise the trainer turns all arrays into its ``output``.
     """
 
     def __init__(
@@ -78,13 +80,13 @@ class BatchSender:
 
         Args:
             batch: The batch.
-            generation: Its epoch's.
-            sequence: Its number.
+            generation: Generation of its epoch.
+            sequence: Its number in the epoch.
             more: Further fields of the message.
-            samples: Samples in it, if that is known; its form tells otherwise.
+            samples: Number of samples in it; by default the meter counts them.
 
         Raises:
-            EpochStopped: The trainer wants no more of this epoch.
+            EpochStopped: The trainer has stopped this epoch.
             ChannelClosed: The trainer is gone.
             SharedMemoryError: There is no memory for the batch.
         """

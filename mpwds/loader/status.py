@@ -1,4 +1,4 @@
-"""A worker's status page: which shard it reads, what it has done, and where it stands when asked."""
+"""A worker's status page: the shard it reads, its counters, and its stack on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpwds.sharedmem import segment
 _TEXT_NBYTES = segment.PAGE_NBYTES
 _NBYTES = _TEXT_NBYTES + -(-counters.NBYTES_OF_ALL // segment.PAGE_NBYTES) * segment.PAGE_NBYTES
 _ANSWERS = _TEXT_NBYTES - 1
-"""Offset of the byte that says that the worker answers requests; the signal would kill one that does not."""
+"""Offset of the byte that is set once the worker handles the signal, which would kill it before."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
@@ -51,23 +51,23 @@ class StatusPage:
             raise
 
     def write_shard(self, url: str) -> None:
-        """Says which shard is read now."""
+        """Records the shard that is read now."""
         text = url.encode("utf-8", "replace")[: _ANSWERS - 1] + b"\0"
         self._memory[: len(text)] = text
 
     def shard(self) -> str:
-        """The shard last read; empty if none was."""
+        """The shard that was read last; empty if there was none."""
         text: bytes = self._memory[: self._memory.find(b"\0")]
         return text.decode("utf-8", "replace")
 
     def answer_stack_requests(self) -> None:
-        """Worker: lets :meth:`stack` ask for this process' stacks, even while it is stuck in C code."""
+        """Worker: dumps its stacks whenever :meth:`stack` asks, even while it is stuck in C code."""
         os.lseek(self.descriptor, _NBYTES, os.SEEK_SET)
         faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
         self._memory[_ANSWERS] = 1
 
     def stack(self, pid: int) -> str:
-        """Trainer: the stack of the worker's main thread, innermost call first; empty if it gives none."""
+        """Trainer: the stack of the worker's main thread, innermost call first; empty if none comes."""
         if not self._memory[_ANSWERS]:
             return ""
         before = os.fstat(self.descriptor).st_size
@@ -84,7 +84,7 @@ class StatusPage:
         return threads[-1].strip()
 
     def close(self) -> None:
-        """Lets go of the page."""
+        """Closes the page."""
         self.counters.close()
         self._memory.close()
         os.close(self.descriptor)

@@ -1,6 +1,6 @@
-"""Put a batch together again, from the nodes of its structure.
+"""Put a batch together again from the nodes of its structure.
 
-The nodes may come from anywhere: every one is checked.
+The nodes may come from anywhere, so each is checked.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from mpwds.pickling import find_class
 def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool = False) -> Any:
     """Put a batch together again from its structure and its arrays.
 
-    Classes are looked up among the modules that are imported already, and instances are made without
-    running code of the class. A namedtuple whose class is not found comes back as an equivalent one.
+    Classes are looked up in modules that are already imported, and instances are made without running code of
+    the class. A namedtuple of an unknown class comes back as one with the same name and fields.
 
     Args:
         structure: What ``flatten`` returned, possibly by way of an envelope.
-        arrays: As many arrays as it returned, in the same order: the same ones, or what was decoded from
-            them. NumPy scalars come back as such if they are NumPy's, else as 0-d tensors.
-        allow_pickle: Unpickle, and take keys whose classes have their own ``__hash__`` or ``__eq__``. That
-            runs whatever code the sender wants: only for senders you trust.
+        arrays: The arrays that ``flatten`` returned, or decoded copies, in the same order. A scalar's array
+            comes back as a NumPy scalar, or a 0-d tensor.
+        allow_pickle: Unpickle, and accept keys whose classes have their own ``__hash__`` or ``__eq__``. That
+            runs any code the sender wants: only for senders you trust.
 
     Raises:
         EnvelopeError: The structure is malformed or does not fit the arrays.
@@ -81,7 +81,7 @@ def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool
 
 
 class _CannotReceive(Exception):
-    """A node must not be read here; ``unflatten`` makes a ``TypeError`` of it that says where it is."""
+    """A node must not be decoded; ``unflatten`` raises a ``TypeError`` that says where it is."""
 
     def __init__(self, node: Any, reason: str) -> None:
         self.node = node
@@ -143,7 +143,7 @@ def _read_dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
 
 
 def _check_key(node: Any, key: Any) -> None:
-    """Refuse a key with which a dict would run code of a class that the sender chose."""
+    """Refuse a key if a dict would run code of its class, which the sender chose."""
     if type(node) is not list or node[0] not in (TUPLE, NAMEDTUPLE, DATACLASS):
         return
     if node[0] != TUPLE and has_own_equality(type(key)):
@@ -272,7 +272,7 @@ def _check_count(values: list[Any], fields: list[str]) -> None:
 
 
 def _class_of(node: Any, allow_pickle: bool) -> tuple[list[str], type | None]:
-    """A node's field names, and the class of which it is an instance if that can be had."""
+    """A node's field names and its class, ``None`` if that is not found."""
     _, _, name, fields, pickled = node
     if type(name) is not str or type(fields) is not list or not set(map(type, fields)) <= STR:
         raise EnvelopeError("the structure is malformed: it has an instance without a class")

@@ -1,4 +1,4 @@
-"""Take a batch apart: from its items to the nodes of a structure."""
+"""Take a batch apart into the nodes of a structure and its arrays."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
         allow_pickle: Pickle other objects, and classes that the receiver cannot find by name.
 
     Returns:
-        ``(structure, arrays)`` for ``unflatten``, the arrays depth first. Requirement of a gradient and
-        object identity (the same array twice) are not kept.
+        ``(structure, arrays)`` for ``unflatten``, the arrays depth first. ``requires_grad`` and object
+        identity (the same array twice) are lost.
 
     Raises:
-        TypeError: An object is none of the above, or is a key whose class has its own ``__hash__`` or
-            ``__eq__`` (a dataclass, say), and pickling is not allowed, or fails. The message tells where in
+        TypeError: An object is of another class, or is a key whose class has its own ``__hash__`` or
+            ``__eq__`` (a dataclass, say), and pickling is not allowed or fails. The message tells where in
             the batch it is.
         ValueError: The batch is nested more than 128 deep, or contains itself.
 
@@ -84,7 +84,7 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
 
 
 class _CannotSend(Exception):
-    """An item of the batch has no node; ``flatten`` makes a ``TypeError`` of it that says where it is."""
+    """An item of the batch cannot be sent; ``flatten`` raises a ``TypeError`` that says where it is."""
 
     def __init__(self, item: Any, reason: str) -> None:
         self.item = item
@@ -209,7 +209,7 @@ def _to_pairs(
 
 
 def _check_key(key: Any) -> None:
-    """Refuse a key that a receiver who does not unpickle would refuse."""
+    """Refuse a key that the receiver would refuse unless it may unpickle."""
     if fields_of(type(key)) is not None and has_own_equality(type(key)):
         raise _CannotSend(
             key,
@@ -238,7 +238,7 @@ _learned: weakref.WeakKeyDictionary[type, _Encoder] = weakref.WeakKeyDictionary(
 
 
 def _encoder_for(kind: type) -> _Encoder:
-    """How to encode instances of a type that is not in ``_ENCODERS``."""
+    """The encoder of a type that is not in ``_ENCODERS``."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
         return _array
@@ -259,7 +259,7 @@ def _instance(item: Any, arrays: list[Any], allow_pickle: bool, depth: int, *, s
     values = item if issubclass(kind, tuple) else [getattr(item, name, END) for name in fields]
     held = getattr(item, "__dict__", None)
     if len(values) != len(fields) or any(value is END for value in values) or (held and held.keys() - fields):
-        return _other(item, arrays, allow_pickle, depth)  # not just its fields, or not all of them
+        return _other(item, arrays, allow_pickle, depth)  # has other attributes, or lacks fields
     pickled = None
     if allow_pickle:
         try:

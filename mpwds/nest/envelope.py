@@ -1,4 +1,4 @@
-"""The envelope: a msgpack map with a version, which carries a structure and what else there is to say."""
+"""The envelope: a msgpack map with a version, which carries a structure and further fields."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def pack(fields: dict[str, Any]) -> bytes:
     """Make an envelope.
 
     Args:
-        fields: What to send: values of msgpack's types (None, bool, int of 64 bits, float, str, bytes,
-            list, dict), structures among them. ``"mpwds"`` is taken, by the version. Tuples arrive as lists.
+        fields: Values of msgpack's types: None, bool, int of 64 bits, float, str, bytes, list, dict. The
+            name ``"mpwds"`` is taken by the version. Tuples arrive as lists.
 
     Raises:
         TypeError: A value is of another type.
@@ -50,7 +50,7 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
             or a network are first checked, so that a false length in them costs no memory.
 
     Raises:
-        EnvelopeError: The bytes are no envelope, or one of another version.
+        EnvelopeError: The bytes are not an envelope, or of another version.
 
     Example:
         >>> unpack(b"no envelope")
@@ -60,8 +60,8 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
     """
     try:
         if not trusted:
-            # Nested arrays may each claim as many elements as there are bytes, and msgpack makes room for
-            # them as it goes. Skipping makes room for nothing, and stops where a claim is not true.
+            # Each of many nested arrays may claim as many elements as there are bytes, and msgpack allocates
+            # all of them. Skipping allocates nothing, and fails at the first false claim.
             scout = msgpack.Unpacker(max_buffer_size=memoryview(data).nbytes)
             scout.feed(data)
             scout.skip()

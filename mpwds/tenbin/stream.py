@@ -1,6 +1,6 @@
 """Arrays in tenbin encoding in streams, files and ZMQ messages.
 
-The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
+``mpwds.tenbin`` describes the format and exports the public names.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, outpu
         if not head:
             break
         if len(head) == CHUNK.size:
-            # What is no header fails in the parser; the bound keeps its length from being believed here.
+            # The parser refuses other bytes; the bound keeps a false length from being read here.
             length = min(max(CHUNK.unpack(head)[1], 0), 24 + 8 * MAX_NDIM)
             head += _read_piecewise(stream, padded(length) + CHUNK.size)
         header = parse_head(head, 0, len(head), position)
@@ -186,11 +186,11 @@ def _write_all(stream: IO[bytes], data: memoryview) -> None:
         written = stream.write(data)
         if written is None or written >= data.nbytes:
             return
-        data = data[written:]  # raw streams may take less than they are given
+        data = data[written:]  # raw streams may write less than they get
 
 
 def _read_piecewise(stream: IO[bytes], nbytes: int) -> bytearray:
-    """Read ``nbytes``, or what there is: a length that is not true costs no memory."""
+    """Read ``nbytes`` or up to the end, in pieces: a false length costs no memory."""
     data = bytearray()
     while len(data) < nbytes:
         piece = stream.read(min(nbytes - len(data), 1 << 20))
