@@ -19,9 +19,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds import nest, nest_classes, tenbin
+from mpwds import nest, tenbin
 from mpwds.errors import EnvelopeError
-from mpwds.nest_nodes import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
+from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -288,7 +289,7 @@ class ByIdentity:
 
 def node_of(kind, values):
     tag = NAMEDTUPLE if issubclass(kind, tuple) else DATACLASS
-    return [tag, values, f"{home.__name__}:{kind.__qualname__}", list(nest_classes.fields_of(kind)), None]
+    return [tag, values, f"{home.__name__}:{kind.__qualname__}", list(fields_of(kind)), None]
 
 
 @pytest.mark.parametrize(
@@ -653,6 +654,13 @@ def test_fields_come_back_from_an_envelope(fields):
 def test_another_version_is_refused_with_both_versions_named():
     with pytest.raises(EnvelopeError, match="version 7, this mpwds speaks version 1"):
         nest.unpack(msgpack.packb({"mpwds": 7, "x": 1}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"sequence": 7}, {"structure": [4, ["x"], [[7, ["text"] * 5000]]]}])
+def test_an_envelope_of_a_trusted_process_holds_the_same(fields):
+    assert nest.unpack(nest.pack(fields), trusted=True) == fields
+    with pytest.raises(EnvelopeError, match="version"):
+        nest.unpack(b"\x80", trusted=True)
 
 
 @pytest.mark.parametrize(

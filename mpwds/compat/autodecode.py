@@ -16,6 +16,7 @@ from mpwds.pipeline.decoding.decoders import (
     decoders,
     gzfilter,
     handle_extension,
+    msgpack_loads,
 )
 from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
 from mpwds.pipeline.decoding.images import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.course import replays_because
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.state import (
     VERSION,
@@ -16,6 +15,7 @@ from mpwds.loader.state import (
     progress_from_state,
     replayed_because,
 )
+from mpwds.loader.worker_iterator import replays_because
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.warn import warn
 

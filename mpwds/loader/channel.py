@@ -143,7 +143,7 @@ class Channel:
         start = self._start + _LENGTHS.size
         middle = start + envelope_nbytes
         self._start = middle + payload_nbytes
-        return Message(nest.unpack(view[start:middle]), view[middle : self._start])
+        return Message(nest.unpack(view[start:middle], trusted=True), view[middle : self._start])
 
     def _fill(self, needed: int) -> bool:
         if self._start == self._end:

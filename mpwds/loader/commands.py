@@ -1,4 +1,4 @@
-"""What the trainer tells a worker: to start an epoch, to leave it, what to fetch, and, by closing, to end."""
+"""The trainer's commands, as a worker reads them: start an epoch, stop it, do a task."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mpwds.loader.channel import Channel
 
 
 class Commands:
-    """A worker's ear for its trainer.
+    """Reads the trainer's commands.
 
-    Of ``start`` and ``stop`` only the newest counts: a trainer may have changed its mind. Tasks are taken in
-    order, and only those of the epoch that runs.
+    Of ``start`` and ``stop`` only the newest counts. Tasks are taken in order; those of other epochs are
+    dropped. A closed channel ends the worker.
 
     Args:
-        channel: From the trainer.
+        channel: The worker's end of the channel.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -33,30 +33,30 @@ class Commands:
         return self._channel.fileno()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """The fields of the next ``start``.
+        """Waits for the next ``start`` and returns its fields.
 
         Raises:
-            ChannelClosed: The worker shall end.
+            ChannelClosed: The worker must end.
         """
         while (start := self.next_start()) is None:
             self._arrival.poll()
         return start
 
     def next_start(self) -> dict[str, Any] | None:
-        """The fields of the next ``start``, if it has come; never waits.
+        """The fields of the next ``start``; ``None`` if none has arrived. Never waits.
 
         Raises:
-            ChannelClosed: The worker shall end.
+            ChannelClosed: The worker must end.
         """
         self._read_all()
         start, self._start = self._start, None
         return start
 
     def wait_for_task(self, generation: int) -> bytes | None:
-        """The next task of a running epoch, pickled; ``None`` when the epoch shall be left.
+        """Waits for the next task of the running epoch; ``None`` if that is stopped. Tasks are pickled.
 
         Raises:
-            ChannelClosed: The worker shall end.
+            ChannelClosed: The worker must end.
         """
         while not self.stopped(generation):
             while self._tasks:
@@ -69,10 +69,10 @@ class Commands:
         return None
 
     def stopped(self, generation: int) -> bool:
-        """Whether a running epoch shall be left; never waits.
+        """Whether the running epoch was stopped. Never waits.
 
         Raises:
-            ChannelClosed: The worker shall end.
+            ChannelClosed: The worker must end.
         """
         self._read_all()
         return self._start is not None or self._stopped >= generation

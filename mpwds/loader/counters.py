@@ -20,9 +20,9 @@ which these are used:
 Cells 0 and 1 are negative while such a time runs: adding the time that it is now, by ``time.monotonic_ns``,
 which is one clock for all processes, gives what it has come to.
 
-Then come 48 stages of 128 bytes: nanoseconds, the elements that came out in these, all elements that came
-out, 1 for what reads storage, and in the last 96 bytes the name in UTF-8, filled up with zeros. The first two
-come from samples (``loader.meter``), so they say how the time is shared and not how long it was. Stage 0
+Then come 48 stages of 128 bytes: nanoseconds, elements that came out, 1 for what reads storage, and in the
+last 104 bytes the name in UTF-8, filled up with zeros. Nanoseconds are an estimate from some batches
+(``loader.meter``): they say how the time is shared, not how long it was. Stage 0
 stands for what belongs to no other, stage 1 for making a batch in shared memory; what comes out of these are
 the batches. Behind these 24 kinds of error, 128 bytes each: how many elements were
 left out, and the name. An entry is written before it is counted.
@@ -46,20 +46,19 @@ _FIRST_STAGE = 16
 _MOST_STAGES = 48
 _FIRST_KIND = _FIRST_STAGE + _MOST_STAGES * _ENTRY_CELLS
 _MOST_KINDS = 24
-_NUMBERS = 4
+_NUMBERS = 3
 
 NBYTES_OF_ALL = (_FIRST_KIND + _MOST_KINDS * _ENTRY_CELLS) * 8
 
 _FURTHER = "further ones"
-"""Name of the last entry, which stands for all that have none."""
+"""Name of the last entry, which stands for all that found no room."""
 
 
 @dataclass(frozen=True)
 class StageReading:
-    """A stage's sampled time, what came out of it in that time and in all, and whether it reads storage."""
+    """A stage's estimated time, the elements that came out of it, and whether it reads storage."""
 
     time_ns: int = 0
-    timed: int = 0
     elements: int = 0
     storage: bool = False
 
@@ -115,11 +114,11 @@ class Counters:
         self._cells[cell] = value
 
     def begin(self, cell: int, now_ns: int) -> None:
-        """Says that a time runs which this cell counts, from ``now_ns`` on."""
+        """Begins a time that this cell counts."""
         self._cells[cell] -= now_ns
 
     def end(self, cell: int, now_ns: int) -> None:
-        """Says that it has ended."""
+        """Ends that time."""
         self._cells[cell] += now_ns
 
     def describe_stage(self, stage: int, name: str, storage: bool) -> int:
@@ -137,23 +136,21 @@ class Counters:
             return _MOST_STAGES - 1
         name = _FURTHER if stage == _MOST_STAGES - 1 else name
         first = _FIRST_STAGE + stage * _ENTRY_CELLS
-        self._cells[first + 3] = storage
+        self._cells[first + 2] = storage
         self._write_name(first + _NUMBERS, name)
         self._cells[_STAGES] = max(stage + 1, self._cells[_STAGES])
         return stage
 
-    def add_to_stage(self, stage: int, time_ns: int, timed: int) -> None:
-        """Adds to what a stage took, and to what came out of it in that time."""
-        first = _FIRST_STAGE + stage * _ENTRY_CELLS
-        self._cells[first] += time_ns
-        self._cells[first + 1] += timed
+    def add_time(self, stage: int, time_ns: int) -> None:
+        """Adds to what a stage took."""
+        self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS] += time_ns
 
     def set_elements(self, stage: int, elements: int) -> None:
         """Writes how many elements came out of a stage."""
-        self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS + 2] = elements
+        self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS + 1] = elements
 
     def count_skipped(self, kind: str) -> None:
-        """Counts an element that was left out, by the name of what was wrong."""
+        """Counts an element that an error handler left out, by the kind of error."""
         number = self._kinds.get(kind)
         if number is None:
             number = min(len(self._kinds), _MOST_KINDS - 1)
@@ -164,7 +161,7 @@ class Counters:
         self._cells[_FIRST_KIND + number * _ENTRY_CELLS] += 1
 
     def read(self) -> Reading:
-        """What is counted until now."""
+        """Everything counted so far."""
         cells, now_ns = self._cells, time.monotonic_ns()
         count = max(int(cells[_STAGES]), WRITING + 1)
         stages = [self._stage(number) for number in range(count)]
@@ -187,14 +184,14 @@ class Counters:
         )
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self._cells.release()
         self._bytes.release()
 
     def _stage(self, number: int) -> tuple[str, StageReading]:
         first = _FIRST_STAGE + number * _ENTRY_CELLS
-        time_ns, timed, elements, storage = self._cells[first : first + _NUMBERS]
-        return self._name(first + _NUMBERS), StageReading(time_ns, timed, elements, bool(storage))
+        time_ns, elements, storage = self._cells[first : first + _NUMBERS]
+        return self._name(first + _NUMBERS), StageReading(time_ns, elements, bool(storage))
 
     def _write_name(self, cell: int, name: str) -> None:
         room = -(cell - _FIRST_STAGE) % _ENTRY_CELLS * 8
@@ -207,12 +204,12 @@ class Counters:
 
 
 def _until(value: int, now_ns: int) -> int:
-    """A time that a cell says, which may still run."""
+    """The time in a cell, which may still run."""
     return value if value >= 0 else value + now_ns
 
 
 def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReading]:
-    """The stages by their names; the second of two that have the same is called ``map(crop) #2``."""
+    """The stages by name; the second of two that print alike is called ``map(crop) #2``."""
     named: dict[str, StageReading] = {}
     for name, reading in stages:
         unique, number = name, 2
@@ -226,7 +223,6 @@ def _combined(one: Reading, other: Reading, sign: int) -> Reading:
     def stage(a: StageReading, b: StageReading) -> StageReading:
         return StageReading(
             a.time_ns + sign * b.time_ns,
-            a.timed + sign * b.timed,
             a.elements + sign * b.elements,
             a.storage or b.storage,
         )

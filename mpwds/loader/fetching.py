@@ -8,7 +8,6 @@ from typing import Any
 
 from mpwds.loader import torch_collate
 from mpwds.loader.setup import WorkerSetup
-from mpwds.pipeline.collation.rows_in_place import RowsInPlace
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.parts import IterableSource, iterates_itself
@@ -53,15 +52,12 @@ class FetchingSetup(WorkerSetup):
             Exhausted: By the function, when an iterable dataset has no more samples.
         """
         collate = self.collate_fn or (torch_collate.collate if self.batches else torch_collate.convert)
-        in_place = None
-        if collate is torch_collate.collate and context.find_room and not self.collate_functions:
-            in_place = RowsInPlace(context.find_room)
         if self.iterable:
             samples = self._samples(context)
             if self.batches:
-                return _batch_fetcher(samples, collate, self.drop_last, in_place)
+                return _batch_fetcher(samples, collate, self.drop_last)
             return _fetcher(samples, collate)
-        return _by_index(self.dataset, collate, self.batches, in_place)
+        return _by_index(self.dataset, collate, self.batches)
 
     def _samples(self, context: Context) -> Iterator[Any]:
         dataset = self.dataset
@@ -74,25 +70,12 @@ class FetchingSetup(WorkerSetup):
         return (element for _, element in dataset.stream(replace(context, deferred=deferred)))
 
 
-def _by_index(
-    dataset: Any, collate: CollateFunction, batches: bool, in_place: RowsInPlace | None
-) -> Callable[[Any], Any]:
+def _by_index(dataset: Any, collate: CollateFunction, batches: bool) -> Callable[[Any], Any]:
     def fetch(index: Any) -> Any:
         return collate(dataset[index])
 
     def fetch_batch(indices: Any) -> Any:
-        if in_place is None or not hasattr(indices, "__len__"):
-            return collate([dataset[index] for index in indices])
-        indices = list(indices)
-        batch = [dataset[index] for index in indices[:1]]
-        put = in_place.begin(batch[0], len(indices)) if batch else None
-        if put is None:
-            batch += [dataset[index] for index in indices[1:]]
-        else:
-            batch[0] = put(0, batch[0])
-            for number, index in enumerate(indices[1:], 1):
-                batch.append(put(number, dataset[index]))
-        return collate(batch)
+        return collate([dataset[index] for index in indices])
 
     def fetch_batch_at_once(indices: Any) -> Any:
         return collate(dataset.__getitems__(indices))
@@ -113,25 +96,19 @@ def _fetcher(samples: Iterator[Any], collate: CollateFunction) -> Callable[[Any]
     return fetch
 
 
-def _batch_fetcher(
-    samples: Iterator[Any], collate: CollateFunction, drop_last: bool, in_place: RowsInPlace | None
-) -> Callable[[Any], Any]:
+def _batch_fetcher(samples: Iterator[Any], collate: CollateFunction, drop_last: bool) -> Callable[[Any], Any]:
     ended = False
 
     def fetch(indices: Any) -> Any:
         nonlocal ended
         batch: list[Any] = []
-        put = None
         if not ended:
             for _ in indices:
                 try:
-                    sample = next(samples)
+                    batch.append(next(samples))
                 except StopIteration:
                     ended = True
                     break
-                if in_place is not None and not batch:
-                    put = in_place.begin(sample, len(indices))
-                batch.append(sample if put is None else put(len(batch), sample))
         if not batch or (drop_last and len(batch) < len(indices)):
             raise Exhausted
         return collate(batch)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpwds.loader import limits, processes, protocol, warming
+from mpwds.loader import processes, protocol, warming
 from mpwds.loader.counters import Reading
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.ledger import WorkerReading
@@ -204,7 +205,7 @@ class WorkerGroup:
                     import torch  # noqa: F401
         except OSError as error:
             self.close()
-            if (explained := limits.explained(error, setup.workers)) is None:
+            if (explained := _explained(error, setup.workers)) is None:
                 raise
             raise explained from error
         except BaseException:
@@ -217,3 +218,19 @@ class WorkerGroup:
                 f"this loader belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
                 "make a loader of its own here"
             )
+
+
+_LIMITS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the whole machine has no file descriptor left",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container)",
+    errno.ENOMEM: "there is no memory left",
+}
+
+
+def _explained(error: OSError, workers: int) -> OSError | None:
+    """The error with what to do about it, if it tells of a limit of the system."""
+    if error.errno not in _LIMITS:
+        return None
+    text = f"{error.strerror}: {workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"
+    return OSError(error.errno, text)

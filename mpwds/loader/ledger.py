@@ -162,27 +162,19 @@ def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
 
 
 def _stages(reading: Reading) -> tuple[StageStats, ...]:
-    """The stages, with the time in which the worker worked divided as the sampled time is."""
+    """The stages, with the time in which the worker worked divided as the estimated times are."""
     # In a pipeline, what is in none of its stages goes before them, in the machinery.
     rest = "between stages" if reading.stages else THE_DATASET
-    sampled = {
-        rest: replace(reading.other, timed=reading.writing.timed, elements=reading.batches),
+    stages = {
+        rest: replace(reading.other, elements=reading.batches),
         **reading.stages,
         WRITING_BATCHES: replace(reading.writing, elements=reading.batches),
     }
-    times_ns = {name: _whole_time_ns(stage) for name, stage in sampled.items()}
-    total_ns = sum(times_ns.values())
+    total_ns = sum(stage.time_ns for stage in stages.values())
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
 
     def stats(name: str, stage: StageReading) -> StageStats:
-        share = times_ns[name] / total_ns if total_ns else 0.0
+        share = stage.time_ns / total_ns if total_ns else 0.0
         return StageStats(name, share * working_s, share, stage.elements, stage.storage)
 
-    return tuple(stats(name, stage) for name, stage in sampled.items())
-
-
-def _whole_time_ns(stage: StageReading) -> float:
-    """What a stage took for all its elements, by what those took that were timed."""
-    if not stage.timed:
-        return stage.time_ns
-    return stage.time_ns * stage.elements / stage.timed
+    return tuple(stats(name, stage) for name, stage in stages.items())

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader import array_views
-from mpwds.loader.course import Course
+from mpwds.loader.arrays import view
 from mpwds.loader.elements import elements, process_seed
 from mpwds.loader.epoch import made_fewer
 from mpwds.loader.meter import Meter
@@ -19,6 +18,7 @@ from mpwds.loader.one_thread import TAKE_TURNS
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.receiving import Output
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.loader.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
@@ -64,8 +64,8 @@ class LocalIterator(Iterator[Any]):
         self.progress = progress
         position = progress.positions()[0]
         iterate = elements if isinstance(dataset, DataPipeline) else _with_own_generators
-        self._course = Course(dataset, context, position, iterate)
-        self._batches = _delivered(self._course, position.first, output, pinning, meter)
+        self._iterator = WorkerIterator(dataset, context, position, iterate)
+        self._batches = _delivered(self._iterator, position.first, output, pinning, meter)
         self._ended_because = ""
         self._entrance = threading.Lock()
         self.place = (0, -1)
@@ -85,7 +85,7 @@ class LocalIterator(Iterator[Any]):
         progress = self.progress
         self._times.asked()
         try:
-            with self._meter.epoch():
+            with self._meter.active():
                 element, samples, nbytes = self._next_new()
         except StopIteration:
             if progress.running:
@@ -101,7 +101,7 @@ class LocalIterator(Iterator[Any]):
         self._meter.sending(samples, nbytes)
         self._times.delivered(samples, nbytes)
         self.place = (0, progress.workers[0].received - 1)
-        state = self._course.state(time.monotonic())
+        state = self._iterator.state(time.monotonic())
         progress.count(0, 0, None if state is None else state["state"])
         return element
 
@@ -139,7 +139,7 @@ class LocalIterator(Iterator[Any]):
         # It may be the dataset itself, or another thread, that closes its loader.
         if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
             self._batches.close()
-            self._course.close()
+            self._iterator.close()
             self._times.end()
 
     def __del__(self) -> None:
@@ -171,11 +171,11 @@ def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
 
 
 def _delivered(
-    course: Course, first: int, output: Output, pinning: Pinning | None, meter: Meter
+    iterator: WorkerIterator, first: int, output: Output, pinning: Pinning | None, meter: Meter
 ) -> Generator[tuple[Any, int, int], None, None]:
     """The elements, the number of samples in each, and the bytes of its arrays."""
-    for element in meter.elements(course):
-        if course.number >= first:
+    for element in meter.elements(iterator):
+        if iterator.number >= first:
             structure, arrays = nest.flatten(element, allow_pickle=True)
             copies = [_copied(array, output, pinning) for array in arrays]
             batch = nest.unflatten(structure, copies, allow_pickle=True)
@@ -187,4 +187,4 @@ def _copied(array: Any, output: Output, pinning: Pinning | None) -> Any:
     pinned = None if pinning is None else pinning.memory(nbytes)
     memory = bytearray(nbytes) if pinned is None else pinned
     tenbin.write_array(memory if pinned is None else pinned.numpy(), 0, array)
-    return array_views.view(memory, 0, output)
+    return view(memory, 0, output)

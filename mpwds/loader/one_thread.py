@@ -1,18 +1,17 @@
-"""Iterations that threads share: the one that comes into the middle of ``next()`` is told."""
+"""Iterations whose ``next()`` is for one thread at a time."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
-"""What it is told."""
+"""The message for the second thread."""
 
 
 class OneThread(Iterator[Any]):
-    """The elements of a generator, whose ``next()`` is for one thread at a time.
-
-    Python sees to that; its ``ValueError: generator already executing`` says neither of what nor what to do.
+    """The elements of a generator, for one thread at a time.
 
     Args:
         elements: The generator.
@@ -32,21 +31,16 @@ class OneThread(Iterator[Any]):
 
     def __init__(self, elements: Generator[Any, None, None]) -> None:
         self._elements = elements
-        self._advance = elements.__next__
+        self._entrance = threading.Lock()
 
     def __next__(self) -> Any:
+        if not self._entrance.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
         try:
-            return self._advance()
-        except ValueError as error:
-            if _comes_from_no_code_of_the_generator(error):
-                raise RuntimeError(TAKE_TURNS) from None
-            raise
+            return next(self._elements)
+        finally:
+            self._entrance.release()
 
     def close(self) -> None:
         """Ends the iteration."""
         self._elements.close()
-
-
-def _comes_from_no_code_of_the_generator(error: ValueError) -> bool:
-    here = error.__traceback__
-    return here is not None and here.tb_next is None

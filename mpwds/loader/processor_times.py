@@ -10,9 +10,6 @@ _SCHEDULER = "/proc/thread-self/schedstat"
 class ProcessorTimes:
     """Adds up processor time over periods: from each :meth:`resume` to the last :meth:`read` before the next.
 
-    Attributes:
-        queued_share: Share of the time between the last two calls in which the calling thread was queued.
-
     Example:
         >>> times = ProcessorTimes()
         >>> times.resume()
@@ -23,22 +20,19 @@ class ProcessorTimes:
 
     def __init__(self) -> None:
         self._cpu_ns = self._queued_ns = 0
-        self.queued_share = 0.0
         self.resume()
 
     def resume(self) -> None:
         """Begins a period: what was between this and the last read is not counted."""
         self._cpu_before_ns = time.process_time_ns()
         self._queued_before_ns = _queued_ns()
-        self._before_ns = time.monotonic_ns()
 
     def read(self) -> tuple[int, int]:
         """Nanoseconds of all threads on a processor, and of the calling thread in the queue for one."""
-        cpu_ns, queued_ns, now_ns = time.process_time_ns(), _queued_ns(), time.monotonic_ns()
-        self.queued_share = min(1.0, (queued_ns - self._queued_before_ns) / max(now_ns - self._before_ns, 1))
+        cpu_ns, queued_ns = time.process_time_ns(), _queued_ns()
         self._cpu_ns += cpu_ns - self._cpu_before_ns
         self._queued_ns += queued_ns - self._queued_before_ns
-        self._cpu_before_ns, self._queued_before_ns, self._before_ns = cpu_ns, queued_ns, now_ns
+        self._cpu_before_ns, self._queued_before_ns = cpu_ns, queued_ns
         return self._cpu_ns, self._queued_ns
 
 

@@ -25,7 +25,7 @@ the number of a block that holds them. Before the first block of a memory segmen
 
 *State.* A worker whose dataset is a pipeline with addresses sends its stream's state with a batch, in the
 field ``state`` (bytes, ``loader.progress.pack_state``): the one behind that batch. It does so about once a
-second, and less often where making it takes more than a hundredth of its time (``loader.course``).
+second, and less often where making it takes more than a hundredth of its time (``loader.worker_iterator``).
 A string in that field says, once, why there is none. The trainer keeps for each worker the last state whose
 batch was delivered, and the number delivered (``loader.progress``): its ``state_dict`` is made of that.
 

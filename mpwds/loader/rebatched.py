@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.batch_form import Form, columns_of, leaves
-from mpwds.loader.infer_form import form_of
+from mpwds.loader.batch_schema import Schema, columns_of, infer_schema, leaves
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
 from mpwds.loader.row_mixer import RowMixer
 from mpwds.loader.row_places import TakenBatches, gather, places_of, rows_like
@@ -36,7 +35,7 @@ class Rebatched(Filter):
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
     too. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. A list inside a
     batch has an item for each row, or holds columns, as the number of rows tells. All rows of an epoch must
-    be alike: :func:`~mpwds.loader.infer_form.form_of` says more.
+    be alike: :func:`~mpwds.loader.batch_schema.infer_schema` says more.
 
     Args:
         batchsize: Rows of a new batch.
@@ -152,27 +151,27 @@ class RebatchedStream:
             self._ended = True
             return
         try:
-            form = form_of(batch) if self._mixer is None else self._mixer.form
-            columns = columns_of(form, batch)
+            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
+            columns = columns_of(schema, batch)
         except Exception as error:
             explain(error, self._stage, self._source, address, batch)
             raise
         if len(columns[0]):
-            given = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
+            given = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
             given.append(self._taken.take(address, len(columns[0])))
             if self._mixer is None:
-                self._mixer = self._made_mixer(form, given)
+                self._mixer = self._made_mixer(schema, given)
             elif self._taken.many:
                 self._taken.keep_only([self._given_places(), *self._mixer.places()])
             self._given = given
 
-    def _made_mixer(self, form: Form, given: list[Rows]) -> RowMixer:
+    def _made_mixer(self, schema: Schema, given: list[Rows]) -> RowMixer:
         stage = self._stage
-        buffers = RowBuffers(leaves(form), int(stage.batchsize), stage.pin_memory)
+        buffers = RowBuffers(leaves(schema), int(stage.batchsize), stage.pin_memory)
         if stage.shuffle < 2:
-            return RowMixer(form, buffers)
+            return RowMixer(schema, buffers)
         pool = RowPool(int(stage.shuffle), given, self._rng)
-        return RowMixer(form, buffers, pool, min(int(stage.initial), pool.size))
+        return RowMixer(schema, buffers, pool, min(int(stage.initial), pool.size))
 
     def fetch(self, address: Any) -> Any:
         raise LookupError(
@@ -209,12 +208,12 @@ class RebatchedStream:
         held: list[list[Rows]] = []
         for number, address in self._taken.in_order():
             batch = self._source.fetch(address)
-            form = form_of(batch) if self._mixer is None else self._mixer.form
-            columns = columns_of(form, batch)
-            made = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
+            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
+            columns = columns_of(schema, batch)
+            made = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
             made.append(places_of(number, len(columns[0])))
             if self._mixer is None:
-                self._mixer = self._made_mixer(form, made)
+                self._mixer = self._made_mixer(schema, made)
                 held = [rows_like(made, len(places)) for places in wanted]
             for places, out in zip(wanted, held, strict=True):
                 gather(number, places, made, out)

@@ -1,4 +1,4 @@
-"""Receiving batches in the trainer: views of blocks, or private copies when too many are kept."""
+"""The trainer's end: turns messages into batches, as views of blocks or as private copies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from mpwds import nest
 from mpwds.errors import MpwdsError
-from mpwds.loader import array_views
-from mpwds.loader.arrays_as_sent import view
+from mpwds.loader.arrays import view, view_as_sent
 from mpwds.loader.channel import Message
-from mpwds.loader.objects_apart import put_together
+from mpwds.loader.out_of_band import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
@@ -25,13 +24,13 @@ class BatchReceiver:
     """Turns one worker's messages into batches.
 
     Args:
-        bell: Rung for the worker when a block is free again.
+        bell: Rung for the worker when a block is released.
         output: What arrays become.
         keep: Blocks that the consumer may hold at once; further batches are copied, so that the worker
             always has a block to write to.
-        copies: Where those copies go.
-        warn: Warn of the first of them.
-        pinning: Pins the memory that batches lie in; ``None`` leaves it as it is.
+        copies: Memory for those copies.
+        warn: Warn about the first copy.
+        pinning: Pins the memory of batches; ``None`` does not.
     """
 
     def __init__(
@@ -67,36 +66,36 @@ class BatchReceiver:
         kinds = fields.get("kinds")
         if kinds is not None:
             places = zip(fields["offsets"], kinds, strict=True)
-            arrays = [view(buffer, offset, kind) for offset, kind in places]
+            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in places]
             batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
             return put_together(batch) if fields["apart"] else batch
         output = self._output
-        arrays = [array_views.view(buffer, offset, output) for offset in fields["offsets"]]
+        arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
 
     def reclaim(self) -> None:
-        """Hands back blocks that nobody holds, and that were not handed back when they were let go of."""
+        """Releases blocks that nobody holds and whose finalizers could not release them."""
         if self._arena is not None:
             self._arena.reclaim()
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are such blocks, because devices may still read them."""
+        """Whether there are such blocks that a device may still read."""
         return self._arena is not None and self._arena.unsettled
 
     def settle(self) -> None:
-        """Waits until one of them has been read."""
+        """Waits until a device has read one of them."""
         if self._arena is not None:
             self._arena.settle()
 
     def discard(self, message: Message) -> None:
-        """Hands back the block of a batch that nobody wants."""
+        """Releases the block of a batch that is not wanted."""
         block = message.fields.get("block")
         if block is not None and self._arena is not None:
             self._arena.discard(block)
 
     def close(self) -> None:
-        """Lets go of the segment, and of the bell if no batch can ring it any more."""
+        """Closes the segment, and the bell unless a batch may still ring it."""
         arena, self._arena = self._arena, None
         if arena is None or arena.leased == 0:
             self._bell.close()

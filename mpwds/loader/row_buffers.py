@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.batch_form import ArrayForm, ListForm
+from mpwds.loader.batch_schema import ArrayColumn, Column, ListColumn
 from mpwds.sharedmem.private import PrivateCopies
 
 Rows: TypeAlias = npt.NDArray[Any]
@@ -18,31 +18,31 @@ _ALIGNMENT = 64
 _SMALL_NBYTES = 1 << 20
 
 
-def rows_of(form: ArrayForm | ListForm, column: Any) -> Rows:
+def rows_of(spec: Column, column: Any) -> Rows:
     """The rows of a column, without a copy of an array that is contiguous.
 
     Args:
-        form: The column's form.
+        spec: The column's dtype and shape of a row.
         column: Array, tensor or list.
 
     Example:
-        >>> rows_of(ArrayForm(np.dtype("uint16"), (2,)), np.array([[1, 2], [3, 4]], "uint16"))
+        >>> rows_of(ArrayColumn(np.dtype("uint16"), (2,)), np.array([[1, 2], [3, 4]], "uint16"))
         array([[1, 0, 2, 0],
                [3, 0, 4, 0]], dtype=uint8)
     """
-    if isinstance(form, ListForm):
+    if isinstance(spec, ListColumn):
         return np.fromiter(map(_without_its_batch, column), object, len(column))
-    if form.holds_objects:
+    if spec.holds_objects:
         return np.fromiter(column, object, len(column))
-    if form.row_nbytes == 0 or len(column) == 0:
-        return np.empty((len(column), form.row_nbytes), np.uint8)
-    if form.is_tensor:
+    if spec.row_nbytes == 0 or len(column) == 0:
+        return np.empty((len(column), spec.row_nbytes), np.uint8)
+    if spec.is_tensor:
         torch = sys.modules["torch"]
         flat = column.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy()
     else:
         data = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
-    rows: Rows = data.reshape(len(column), form.row_nbytes)
+    rows: Rows = data.reshape(len(column), spec.row_nbytes)
     return rows
 
 
@@ -58,7 +58,7 @@ class RowBuffers:
     """Makes room for batches, in memory that is used again when nothing refers to a batch any more.
 
     Args:
-        forms: The forms of a batch's columns.
+        specs: The specs of a batch's columns.
         rows: Rows of a batch, at the most.
         pin_memory: Whether tensors lie in pinned memory; ``None``: if this process has used CUDA.
 
@@ -66,18 +66,18 @@ class RowBuffers:
         rows: Rows of a batch, at the most.
     """
 
-    def __init__(self, forms: list[ArrayForm | ListForm], rows: int, pin_memory: bool | None = None) -> None:
+    def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
         self.rows = rows
-        self._forms = forms
+        self._specs = specs
         self._pin_memory = pin_memory
         self._offsets: list[int] = []
         end = 0
-        for form in forms:
+        for spec in specs:
             self._offsets.append(end)
-            if isinstance(form, ArrayForm) and not form.holds_objects:
-                end += -(-rows * form.row_nbytes // _ALIGNMENT) * _ALIGNMENT
+            if isinstance(spec, ArrayColumn) and not spec.holds_objects:
+                end += -(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT
         self._nbytes = end
-        self._has_tensors = any(isinstance(form, ArrayForm) and form.is_tensor for form in forms)
+        self._has_tensors = any(isinstance(spec, ArrayColumn) and spec.is_tensor for spec in specs)
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
@@ -86,7 +86,7 @@ class RowBuffers:
         Raises:
             SharedMemoryError: There is no memory left.
         """
-        return RowBuffer(self._forms, self.rows, self._offsets, self._memory())
+        return RowBuffer(self._specs, self.rows, self._offsets, self._memory())
 
     def _memory(self) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
@@ -111,39 +111,39 @@ class RowBuffer:
         rows: The rows of each column, to be written.
     """
 
-    def __init__(self, forms: list[ArrayForm | ListForm], rows: int, offsets: list[int], memory: Any) -> None:
-        self._forms = forms
+    def __init__(self, specs: list[Column], rows: int, offsets: list[int], memory: Any) -> None:
+        self._specs = specs
         self._offsets = offsets
         self._memory = memory
         written = memory if isinstance(memory, np.ndarray) else memory.numpy()
         self.rows: list[Rows] = []
-        for form, offset in zip(forms, offsets, strict=True):
-            if isinstance(form, ListForm) or form.holds_objects:
+        for spec, offset in zip(specs, offsets, strict=True):
+            if isinstance(spec, ListColumn) or spec.holds_objects:
                 self.rows.append(np.empty(rows, object))
             else:
-                nbytes = form.row_nbytes
+                nbytes = spec.row_nbytes
                 self.rows.append(written[offset : offset + rows * nbytes].reshape(rows, nbytes))
 
     def columns(self, count: int) -> list[Any]:
         """The first ``count`` rows as columns: views of the memory, and lists."""
         return [
-            self._column(form, offset, rows, count)
-            for form, offset, rows in zip(self._forms, self._offsets, self.rows, strict=True)
+            self._column(spec, offset, rows, count)
+            for spec, offset, rows in zip(self._specs, self._offsets, self.rows, strict=True)
         ]
 
-    def _column(self, form: ArrayForm | ListForm, offset: int, rows: Rows, count: int) -> Any:
-        if isinstance(form, ListForm):
-            return form.kind(rows[:count].tolist())
-        shape = (count, *form.row_shape)
-        if form.holds_objects:
-            column = np.empty(shape, form.dtype)
+    def _column(self, spec: Column, offset: int, rows: Rows, count: int) -> Any:
+        if isinstance(spec, ListColumn):
+            return spec.kind(rows[:count].tolist())
+        shape = (count, *spec.row_shape)
+        if spec.holds_objects:
+            column = np.empty(shape, spec.dtype)
             for number, row in enumerate(rows[:count]):
                 column[number] = row
             return column
-        data = self._memory[offset : offset + count * form.row_nbytes]
+        data = self._memory[offset : offset + count * spec.row_nbytes]
         if not len(data):  # nor could a view of no bytes have another dtype
-            empty = sys.modules["torch"].empty if form.is_tensor else np.empty
-            return empty(shape, dtype=form.dtype)
-        if form.is_tensor:
-            return data.view(form.dtype).view(shape)
-        return np.asarray(data).view(form.dtype).reshape(shape)
+            empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
+            return empty(shape, dtype=spec.dtype)
+        if spec.is_tensor:
+            return data.view(spec.dtype).view(shape)
+        return np.asarray(data).view(spec.dtype).reshape(shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.loader.batch_form import Form, build
+from mpwds.loader.batch_schema import Schema, build
 from mpwds.loader.row_buffers import RowBuffer, RowBuffers, Rows
 from mpwds.loader.row_places import Places
 from mpwds.loader.row_pool import RowPool
@@ -18,20 +18,20 @@ class RowMixer:
     The last column of what is given is that of the rows' places (``loader.row_places``); a batch has none.
 
     Args:
-        form: The batches' form.
+        schema: The batches' schema.
         buffers: Where they are made.
         pool: What gives random rows; without it, rows go straight into the batch, in order.
         initial: Rows that the pool holds before the first is drawn.
 
     Attributes:
-        form: The batches' form.
+        schema: The batches' schema.
         filled: Rows that the batch has.
     """
 
     def __init__(
-        self, form: Form, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
+        self, schema: Schema, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
     ) -> None:
-        self.form = form
+        self.schema = schema
         self.filled = 0
         self._buffers = buffers
         self._pool = pool
@@ -87,7 +87,7 @@ class RowMixer:
         buffer, self._buffer = self._buffer, None
         filled, self.filled = self.filled, 0
         columns = [] if buffer is None else buffer.columns(filled)
-        return build(self.form, iter(columns))
+        return build(self.schema, iter(columns))
 
     def _copied(self, given: list[Rows]) -> list[Rows]:
         count = min(len(given[0]), self.missing)

@@ -1,30 +1,28 @@
-"""Sending batches from a worker: into a block of its arena, or whole in the message if they are small."""
+"""The worker's end: writes batches into blocks of its arena, or into the message if they are small."""
 
 from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader import handover, protocol
-from mpwds.loader.arrays_as_sent import kinds
+from mpwds.loader.arrays import kinds
 from mpwds.loader.channel import Channel
 from mpwds.loader.commands import Commands
 from mpwds.loader.meter import Meter
-from mpwds.loader.objects_apart import take_apart
-from mpwds.loader.room import GAP, BlockRoom, columns_nbytes, stack_of
-from mpwds.pipeline.collation.rows_in_place import Form
+from mpwds.loader.out_of_band import take_apart
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
-_BESIDE_NBYTES = 64 << 10
-"""What a batch that has columns in a room may have beside them, until one has more."""
+_GAP = 32
+"""Bytes before each tenbin array of a batch. Encoded arrays are 32 bytes more than a multiple of 64 long and
+their data starts 32 bytes past one, so with this gap all data is aligned to 64 bytes."""
 
 
 class EpochStopped(Exception):
-    """The trainer wants no more of this epoch."""
+    """The trainer has stopped this epoch."""
 
 
 class NoRoom(Exception):
@@ -32,19 +30,21 @@ class NoRoom(Exception):
 
 
 class BatchSender:
-    """Writes each batch once: from the dataset's arrays, or from rows not collated yet, into its place.
+    """Sends batches to the trainer.
+
+    It copies each array once, into its place in the block; rows that are not stacked yet too.
 
     Args:
-        channel: To the trainer.
-        handover_socket: To the trainer, for descriptors.
-        commands: From the trainer.
-        bell: Rung by the trainer when a block is free again.
+        channel: Carries messages to the trainer.
+        handover_socket: Carries descriptors to the trainer.
+        commands: The trainer's commands.
+        bell: Rung by the trainer when it releases a block.
         blocks: Number of blocks of the arena.
-        meter: Counts what is sent, and how long that waits.
+        meter: Counts batches, and the time spent waiting for blocks.
 
     Attributes:
-        arrays_as_they_are: Tell the trainer which arrays are tensors, and send objects of any class with
-            their arrays apart. Otherwise the trainer makes of all arrays what its ``output`` says.
+        arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
+            out of band. Otherwise the trainer turns all arrays into its ``output``.
     """
 
     def __init__(
@@ -63,8 +63,6 @@ class BatchSender:
         self._meter = meter
         channel.waiting = meter.waiting
         self._arena = Arena(blocks, self._announce)
-        self._room: BlockRoom | None = None
-        self._beside_nbytes = _BESIDE_NBYTES
         self.arrays_as_they_are = False
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
@@ -82,13 +80,13 @@ class BatchSender:
 
         Args:
             batch: The batch.
-            generation: Its epoch's.
-            sequence: Its number.
+            generation: Generation of its epoch.
+            sequence: Its number in the epoch.
             more: Further fields of the message.
-            samples: Samples in it, if that is known; its form tells otherwise.
+            samples: Number of samples in it; by default the meter counts them.
 
         Raises:
-            EpochStopped: The trainer wants no more of this epoch.
+            EpochStopped: The trainer has stopped this epoch.
             ChannelClosed: The trainer is gone.
             SharedMemoryError: There is no memory for the batch.
         """
@@ -102,19 +100,21 @@ class BatchSender:
             fields["kinds"] = kinds(arrays)
         else:
             fields["structure"], arrays = nest.flatten(batch, allow_pickle=True)
-        block, offsets, end = self._begun(arrays)
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end + _GAP)
+            end += _GAP + tenbin.array_nbytes(array)
         fields["offsets"] = offsets
         fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
         fields["nbytes"] = end
-        if block is None and end <= protocol.INLINE_NBYTES:
+        if end <= protocol.INLINE_NBYTES:
             payload = bytearray(end)
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(payload, offset, array)
             self._meter.sending(fields["samples"], end)
             self._channel.send(fields, payload)
             return
-        if block is None:
-            block = self._wait_for_block(end, generation)
+        block = self._wait_for_block(end, generation)
         try:
             for offset, array in zip(offsets, arrays, strict=True):
                 tenbin.write_array(block.memory, offset, array)
@@ -124,45 +124,6 @@ class BatchSender:
         except BaseException:
             self._arena.release(block)
             raise
-
-    def find_room(self, forms: Sequence[Form]) -> BlockRoom | None:
-        """Room for columns of a batch that is being gathered, if there is some: ``Context.find_room``."""
-        if self._room is None:
-            least = columns_nbytes(forms)
-            block = self._arena.acquire_early(least, least + self._beside_nbytes)
-            if block is not None:
-                self._room = BlockRoom(block, forms, self._take_back)
-                return self._room
-        return None
-
-    def end_epoch(self) -> None:
-        """No batch comes any more of those that were begun."""
-        if self._room is not None:
-            self._room.give_up()
-
-    def _take_back(self, room: BlockRoom) -> None:
-        self._room = None
-        self._arena.release(room.block)
-
-    def _begun(self, arrays: Sequence[tenbin.Array]) -> tuple[Block | None, list[int], int]:
-        """The block that holds rows of the batch already, if there is one; where its arrays go and end."""
-        room = self._room
-        if room is not None:
-            offsets, end = room.offsets(arrays)
-            if offsets and end <= room.block.memory.nbytes:
-                self._room, room.given_up = None, True
-                return room.block, offsets, end
-            self._beside_nbytes = max(self._beside_nbytes, end - room.columns_nbytes)
-            for array in arrays:
-                stack = stack_of(array)
-                if stack is not None:
-                    stack.make()  # the block may be the next to be written into
-            room.give_up()
-        offsets, end = [], 0
-        for array in arrays:
-            offsets.append(end + GAP)
-            end += GAP + tenbin.array_nbytes(array)
-        return None, offsets, end
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:

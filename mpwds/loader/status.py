@@ -1,4 +1,4 @@
-"""A worker's status page: which shard it reads, what it has done, and where it stands when asked."""
+"""A worker's status page: the shard it reads, its counters, and its stack on request."""
 
 from __future__ import annotations
 
@@ -15,37 +15,11 @@ from mpwds.sharedmem import segment
 _TEXT_NBYTES = segment.PAGE_NBYTES
 _NBYTES = _TEXT_NBYTES + -(-counters.NBYTES_OF_ALL // segment.PAGE_NBYTES) * segment.PAGE_NBYTES
 _ANSWERS = _TEXT_NBYTES - 1
-"""Offset of the byte that says that the worker answers requests; the signal would kill one that does not."""
+"""Offset of the byte that is set once the worker handles the signal, which would kill it before."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
-_PIPELINE_FRAME = re.compile(r'File "[^"]*/mpwds/pipeline/(?:\w+/)?(\w+)\.py", line \d+ in')
-_NO_STAGES = {
-    "applied",
-    "beginnings",
-    "dataset",
-    "epochs",
-    "filter",
-    "handled",
-    "handlers",
-    "notes",
-    "parts",
-    "randomness",
-    "repetitions",
-    "replay",
-    "stream",
-    "unaddressed",
-}
-_STAGE_OF_FILE = {
-    "decoders": "decode",
-    "collate": "batched",
-    "batches": "batched",
-    "bins": "batched",
-    "grouping": "tar reading",
-    "samples": "tar reading",
-    "shard_stream": "tar reading",
-    "elements": "the source",
-}
+_STAGE = re.compile(r" in stage (.+)")
 
 
 class StatusPage:
@@ -77,23 +51,23 @@ class StatusPage:
             raise
 
     def write_shard(self, url: str) -> None:
-        """Says which shard is read now."""
+        """Records the shard that is read now."""
         text = url.encode("utf-8", "replace")[: _ANSWERS - 1] + b"\0"
         self._memory[: len(text)] = text
 
     def shard(self) -> str:
-        """The shard last read; empty if none was."""
+        """The shard that was read last; empty if there was none."""
         text: bytes = self._memory[: self._memory.find(b"\0")]
         return text.decode("utf-8", "replace")
 
     def answer_stack_requests(self) -> None:
-        """Worker: lets :meth:`stack` ask for this process' stacks, even while it is stuck in C code."""
+        """Worker: dumps its stacks whenever :meth:`stack` asks, even while it is stuck in C code."""
         os.lseek(self.descriptor, _NBYTES, os.SEEK_SET)
         faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
         self._memory[_ANSWERS] = 1
 
     def stack(self, pid: int) -> str:
-        """Trainer: the stack of the worker's main thread, innermost call first; empty if it gives none."""
+        """Trainer: the stack of the worker's main thread, innermost call first; empty if none comes."""
         if not self._memory[_ANSWERS]:
             return ""
         before = os.fstat(self.descriptor).st_size
@@ -110,20 +84,18 @@ class StatusPage:
         return threads[-1].strip()
 
     def close(self) -> None:
-        """Lets go of the page."""
+        """Closes the page."""
         self.counters.close()
         self._memory.close()
         os.close(self.descriptor)
 
 
 def stage_in(stack: str) -> str:
-    """The innermost pipeline stage in a stack, or an empty string.
+    """The innermost pipeline stage in a stack, as it prints (see ``loader.meter``), or an empty string.
 
     Example:
-        >>> stage_in('  File "/x/mpwds/pipeline/stages/map.py", line 50 in __next__')
-        'map'
+        >>> stage_in('  File "/x/mpwds/loader/meter.py", line 240 in stage map(crop)')
+        'map(crop)'
     """
-    for file in _PIPELINE_FRAME.findall(stack):
-        if file not in _NO_STAGES:
-            return _STAGE_OF_FILE.get(file, str(file))
-    return ""
+    found = _STAGE.search(stack)
+    return found[1] if found else ""

@@ -99,7 +99,6 @@ class TaskWorker:
             except Exception as error:
                 self._send_failure(error, generation, sent)
             sent += 1
-        self._sender.end_epoch()
         return sent
 
     def _send(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
@@ -126,7 +125,6 @@ class TaskWorker:
                         worker=self._index,
                         workers=setup.workers,
                         owns_process=True,
-                        find_room=self._sender.find_room,
                         on_shard=self._status.write_shard,
                         watch=self._meter.watch,
                     )

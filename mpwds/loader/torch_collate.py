@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.imports import after_import
-from mpwds.loader.arrays_as_sent import AsTensor
-from mpwds.nest_classes import fields_of
+from mpwds.loader.arrays import AsTensor
+from mpwds.nest.classes import fields_of
 from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack, can_be_stacked_into
 
 CollateMap = Mapping[Any, Callable[..., Any]]

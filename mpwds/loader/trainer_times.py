@@ -1,4 +1,4 @@
-"""What the training process spends an epoch on: waiting, receiving, its own stages, and all else."""
+"""The trainer's clock: how long it waits, receives, runs stages behind the loader, and does all else."""
 
 from __future__ import annotations
 

@@ -181,8 +181,6 @@ def _make_cheaper(stage: StageStats) -> str:
         return "send less: uint8 in place of float32, converted on the device"
     if stage.storage:
         return "keep shards on a local disk (cache_dir=)"
-    if stage.name.startswith(("decode", "xdecode")):
-        return "decode smaller"
     return "make it faster"
 
 

@@ -1,4 +1,4 @@
-"""Waiting for the next message of some workers: on their channels and on their processes, at once."""
+"""Wait for the next message of some workers, on their channels and their processes at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpwds.loader.channel import Message
 from mpwds.loader.remote import RemoteWorker
 
 LONGEST_POLL_S = 1.0
-"""A signal that comes just before the system call is not heard, as Ctrl-C, before that returns."""
+"""A signal that arrives just before the system call, as of Ctrl-C, is handled only when that returns."""
 
 _DEVICE_POLL_S = 0.001
 _DEVICE_POLLS = 50
@@ -24,14 +24,14 @@ def next_message(
 ) -> tuple[RemoteWorker, Message]:
     """The next message of a generation, and the worker that sent it.
 
-    A worker may lack a block that a device still reads. Nothing but a look tells when that is done, so there
-    is a look every millisecond; and if it is not seen to be done, the device is waited for instead.
+    A worker may lack a block that a device still reads. Nothing tells when the device is done, so this looks
+    every millisecond, and after 50 looks waits for the device.
 
     Args:
-        candidates: The workers whose messages are wanted, the most wanted first.
-        generation: The epoch's.
+        candidates: Workers whose messages are wanted, the most wanted first.
+        generation: Generation of the epoch.
         timeout: Seconds to wait; ``None`` waits for ever.
-        others: Workers that are meanwhile told what they have not heard yet.
+        others: Workers that get commands meanwhile, if their channels were full.
 
     Raises:
         WorkerDied: A candidate is gone, and everything it had sent has been received.

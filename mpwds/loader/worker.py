@@ -15,7 +15,6 @@ from mpwds.loader import allocation, failures, lifeline, process_state, protocol
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
-from mpwds.loader.course import Course
 from mpwds.loader.elements import process_seed
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.meter import Meter
@@ -27,6 +26,7 @@ from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
 from mpwds.loader.task_worker import TaskWorker
 from mpwds.loader.verdict import WRITING_BATCHES
+from mpwds.loader.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
@@ -145,7 +145,6 @@ class Worker:
             workers=self._setup.workers,
             owns_process=True,
             deferred=True,
-            find_room=self._sender.find_room,
             on_shard=self._status.write_shard,
             watch=self._meter.watch,
         )
@@ -174,18 +173,18 @@ class Worker:
         Returns:
             Elements up to the end, those before the position included; or up to ``stop``.
         """
-        course = Course(self._setup.dataset, context, position)
+        iterator = WorkerIterator(self._setup.dataset, context, position)
         sent = position.first
         checked = time.monotonic()
         try:
-            for element in self._meter.elements(course):
+            for element in self._meter.elements(iterator):
                 now = time.monotonic()
                 if now - checked > _STOP_CHECK_S:
                     if self._commands.stopped(generation):
                         break
                     checked = now
-                if course.number >= sent:
-                    state = course.state(now)
+                if iterator.number >= sent:
+                    state = iterator.state(now)
                     while not self._sends(element, generation, sent, state):
                         yield False
                     sent += 1
@@ -193,8 +192,7 @@ class Worker:
         except EpochStopped:
             pass
         finally:
-            course.close()
-            self._sender.end_epoch()
+            iterator.close()
         return sent
 
     def _sends(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from mpwds.pipeline.collation.rows_in_place import FindRoom
     from mpwds.pipeline.stream import Stream
 
 Watch: TypeAlias = "Callable[[Any, Stream[Any], Context], Stream[Any]]"
@@ -30,8 +29,6 @@ class Context:
             random generators without putting their state back.
         deferred: The last stage may yield arrays that are not made yet (``mpwds.tenbin.Deferred``),
             for the transport to write straight into their place.
-        find_room: Finds memory for rows of the batch that is being gathered, where ``deferred``: see
-            ``mpwds.pipeline.collation.rows_in_place``. Only one stream may have it.
         on_shard: Called with a shard's URL when its reading begins.
         watch: Called with each part of a pipeline, its stream and its context when that is made; returns the
             stream to go on with, which may be another around it.
@@ -48,7 +45,6 @@ class Context:
     workers: int = 1
     owns_process: bool = False
     deferred: bool = False
-    find_room: FindRoom | None = None
     on_shard: Callable[[str], None] | None = None
     watch: Watch | None = None
     stage: int = 0

@@ -96,20 +96,6 @@ class Arena:
             current = self._grow(nbytes)
         return current.take(nbytes)
 
-    def acquire_early(self, least: int, most: int) -> Block | None:
-        """A free block for a batch that is not complete, taken; ``None`` if no present block is free or fits.
-
-        Args:
-            least: Bytes that it must have.
-            most: Bytes of it to hand out, if it has as many.
-        """
-        current = self._segment
-        if current is None or least > current.layout.block_nbytes:
-            return None
-        nbytes = min(most, current.layout.block_nbytes)
-        block = current.take(nbytes)
-        return None if block is None else block._replace(memory=block.memory[:nbytes])
-
     def release(self, block: Block) -> None:
         """Takes back a block that was not sent, of the segment that is used now."""
         if self._segment is not None:

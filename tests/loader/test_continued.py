@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader import course
+from mpwds.loader import worker_iterator
 
 ROWS = DataPipeline(range(120)).shuffle(20).map(lambda number: number + np.random.random())
 
@@ -37,8 +37,8 @@ PIPELINES = {
 @pytest.fixture(scope="module", params=[0, 1, 3])
 def loader(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(course, "STATE_EVERY_S", 0)
-        patch.setattr(course, "STATE_SHARE", float("inf"))
+        patch.setattr(worker_iterator, "STATE_EVERY_S", 0)
+        patch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
         dataset = ROWS.batched(5)
         with MultiLoader(dataset, request.param, output="numpy", start_method="fork") as loader:
             list(loader)

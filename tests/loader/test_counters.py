@@ -40,19 +40,19 @@ def test_stages_have_names_times_and_elements(both):
     worker, trainer = both
     for number, name in enumerate(["", "", "decode('rgb8')", "x" * 300, "map(über)"]):
         worker.describe_stage(number, name, storage=number == 3)
-    worker.add_to_stage(2, 1000, 7)
-    worker.add_to_stage(2, 500, 1)
+    worker.add_time(2, 1000)
+    worker.add_time(2, 500)
     worker.set_elements(2, 90)
     stages = trainer.read().stages
-    assert list(stages) == ["decode('rgb8')", "x" * 96, "map(über)"]
-    assert stages["decode('rgb8')"] == StageReading(time_ns=1500, timed=8, elements=90)
+    assert list(stages) == ["decode('rgb8')", "x" * 104, "map(über)"]
+    assert stages["decode('rgb8')"] == StageReading(time_ns=1500, elements=90)
     assert [stage.storage for stage in stages.values()] == [False, True, False]
 
 
 def test_there_is_room_for_many_stages_and_kinds_of_error(both):
     worker, trainer = both
     for number in range(100):
-        worker.add_to_stage(worker.describe_stage(number, f"map({number})", False), 1, 0)
+        worker.add_time(worker.describe_stage(number, f"map({number})", False), 1)
         worker.count_skipped(f"kind {number}")
     reading = trainer.read()
     assert len(reading.stages) == 46
@@ -71,10 +71,10 @@ def test_errors_are_counted_by_kind(both):
 def test_what_was_before_is_subtracted(both):
     worker, trainer = both
     worker.describe_stage(2, "map(f)", False)
-    worker.add_to_stage(2, 10, 1)
+    worker.add_time(2, 10)
     worker.count_skipped("a")
     before = trainer.read()
-    worker.add_to_stage(2, 5, 1)
+    worker.add_time(2, 5)
     worker.count_skipped("b")
     since = trainer.read() - before
     assert (since.stages["map(f)"].time_ns, since.skipped) == (5, {"b": 1})

@@ -180,7 +180,7 @@ def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
     loader = mpwds.MultiLoader(dataset, workers=1, timeout=2)
     loader.warm_up()  # starting may take longer than that
     with pytest.raises(
-        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 2 s, in stage map"
+        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 2 s, in stage map\(sleep_long\)"
     ) as caught:
         run(loader)
     assert "in sleep_long" in str(caught.value)

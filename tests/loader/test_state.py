@@ -12,7 +12,7 @@ import pytest
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
-from mpwds.loader import course
+from mpwds.loader import worker_iterator
 from mpwds.loader.state import described
 
 ROUND_TRIPS = {
@@ -54,8 +54,8 @@ def own_numbers():
 @pytest.fixture
 def states_everywhere(monkeypatch):
     """Workers that are forks from now on send their state with every batch."""
-    monkeypatch.setattr(course, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(course, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(worker_iterator, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
 
 
 @pytest.fixture(params=[0, 2])

@@ -14,9 +14,7 @@ import pytest
 import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
-from mpwds.loader.counters import NBYTES_OF_ALL, Reading, StageReading
-from mpwds.loader.ledger import Ledger, WorkerReading
-from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.loader.counters import NBYTES_OF_ALL
 from mpwds.pipeline.stages.map import Map
 
 WAIT_S = 0.004
@@ -122,24 +120,6 @@ def test_what_comes_out_of_each_stage_is_counted_exactly(workers):
             list(loader)
             elements = [stage.elements for stage in loader.stats().stages]
             assert elements == [125, 4_000, 2_000, 2_000, 125, 125]
-
-
-def test_the_shares_of_stages_do_not_depend_on_which_elements_are_timed():
-    """Twice the elements are timed of one stage, by chance, as came out in all."""
-    timed = {"first": StageReading(time_ns=800, timed=200, elements=100)}
-    timed["second"] = StageReading(time_ns=400, timed=50, elements=50)
-    writing = StageReading(time_ns=30, timed=10)
-    reading = Reading(active_ns=10**9, batches=20, stages=timed, writing=writing)
-    ledger = Ledger(lambda: [WorkerReading(0, 1, reading)], int, in_order=True, in_process=False)
-    ledger.begin(0, TrainerTimes())
-    stages = ledger.stats("start").stages
-    assert [(stage.name, stage.elements) for stage in stages] == [
-        ("between stages", 20),
-        ("first", 100),
-        ("second", 50),
-        ("writing batches", 20),
-    ]
-    assert [stage.share for stage in stages] == pytest.approx([0, 400 / 860, 400 / 860, 60 / 860])
 
 
 def test_stages_that_print_alike_are_told_apart():

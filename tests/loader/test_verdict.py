@@ -79,7 +79,7 @@ def test_a_trainer_that_waits_for_a_stage():
     [
         (
             {"decode('rgb8')": 0.8, "map(f)": 0.2},
-            "stage decode('rgb8') takes 80% of worker time: add workers or decode smaller",
+            "stage decode('rgb8') takes 80% of worker time: add workers or make it faster",
         ),
         (
             {"tarfile_to_samples()": 0.9, "map(f)": 0.1},

@@ -131,36 +131,11 @@ class Stack:
         """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
         if isinstance(self._rows[0], np.ndarray):
             for index, row in enumerate(self._rows):
-                out[index] = row  # NumPy does nothing where the row lies there already
+                out[index] = row
         else:
             import torch
 
-            place = torch.from_numpy(out)
-            if not self.begins_in(out):
-                torch.stack(list(self._rows), out=place)
-                return
-            for index, row in enumerate(self._rows):
-                if row.data_ptr() != place[index].data_ptr():
-                    place[index] = row
-
-    def begins_in(self, column: npt.NDArray[Any]) -> bool:
-        """Whether the first row lies where it belongs if ``column`` is what the rows are written into.
-
-        Args:
-            column: It may have more rows.
-        """
-        if self._dtype != column.dtype or self.shape[1:] != column.shape[1:] or len(self._rows) > len(column):
-            return False
-        return _address(self._rows[0]) == _address(column)
-
-    def make(self) -> None:
-        """Copies the rows, for when what they lie in is about to be used for something else."""
-        self._rows = list(stack(self._rows))
-
-
-def _address(array: Any) -> int:
-    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
-    return address
+            torch.stack(list(self._rows), out=torch.from_numpy(out))
 
 
 def stack(rows: Sequence[Any]) -> Any:

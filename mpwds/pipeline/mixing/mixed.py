@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,8 +25,7 @@ class Mixed:
 
     def __init__(self, mix: Mix, context: Context) -> None:
         self._runs = [
-            Repetitions(part.stream, replace(within(context, number), find_room=None))  # all gather at once
-            for number, part in enumerate(mix.parts)
+            Repetitions(part.stream, within(context, number)) for number, part in enumerate(mix.parts)
         ]
         self._rule = mix.stop
         self._left = mix.stop if isinstance(mix.stop, int) else None

@@ -8,7 +8,6 @@ from numbers import Integral
 from typing import Any
 
 from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.collation.rows_in_place import RowsInPlace
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -130,40 +129,21 @@ class _Counted(Batches):
         self._size = stage.batchsize
         self._partial = stage.partial
         self._held: list[tuple[Address, Any]] = []
-        self._in_place: RowsInPlace | None = None
-        if context.deferred and context.find_room and stage.collation_fn is default_collation_fn:
-            self._in_place = RowsInPlace(context.find_room)
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
+            held = self._held  # filled one by one: what an error interrupts is kept
             try:
-                self._gather()
+                for _ in range(self._size - len(held)):
+                    held.append(self._next())
             except StopIteration:
-                if not self._held or not self._partial:
+                if not held or not self._partial:
                     self._held = []
-                    if self._in_place is not None:
-                        self._in_place.end()
                     raise
-            held, self._held = self._held, []
+            self._held = []
             batch = self._batch(held)
             if batch is not None:
                 return batch
-
-    def _gather(self) -> None:
-        """Fills up what is held, one by one: what an error interrupts is kept."""
-        held = self._held
-        put = None
-        if self._in_place is not None and not held:
-            address, element = self._next()
-            put = self._in_place.begin(element, self._size)
-            held.append((address, element if put is None else put(0, element)))
-        if put is None:
-            for _ in range(self._size - len(held)):
-                held.append(self._next())
-        else:
-            for number in range(1, self._size):
-                address, element = self._next()
-                held.append((address, put(number, element)))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "held": [address for address, _ in self._held]}

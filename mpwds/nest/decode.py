@@ -1,24 +1,24 @@
-"""From the nodes of a structure to a batch: what ``mpwds.nest.unflatten`` does at each place.
+"""Put a batch together again from the nodes of its structure.
 
-The nodes may come from anywhere: nothing about them is taken for granted.
+The nodes may come from anywhere, so each is checked.
 """
 
 from __future__ import annotations
 
 import collections
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import EnvelopeError
-from mpwds.nest_classes import (
+from mpwds.nest.classes import (
     fields_of,
     has_own_equality,
     stand_in,
     unpicklable,
     unpickle_class,
 )
-from mpwds.nest_nodes import (
+from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
     BYTEARRAY,
@@ -40,12 +40,48 @@ from mpwds.nest_nodes import (
     SCALAR,
     STR,
     TUPLE,
+    Structure,
 )
+from mpwds.nest.paths import path, subscript
 from mpwds.pickling import find_class
 
 
-class CannotReceive(Exception):
-    """A node must not be read here; ``unflatten`` makes a ``TypeError`` of it that says where it is."""
+def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool = False) -> Any:
+    """Put a batch together again from its structure and its arrays.
+
+    Classes are looked up in modules that are already imported, and instances are made without running code of
+    the class. A namedtuple of an unknown class comes back as one with the same name and fields.
+
+    Args:
+        structure: What ``flatten`` returned, possibly by way of an envelope.
+        arrays: The arrays that ``flatten`` returned, or decoded copies, in the same order. A scalar's array
+            comes back as a NumPy scalar, or a 0-d tensor.
+        allow_pickle: Unpickle, and accept keys whose classes have their own ``__hash__`` or ``__eq__``. That
+            runs any code the sender wants: only for senders you trust.
+
+    Raises:
+        EnvelopeError: The structure is malformed or does not fit the arrays.
+        TypeError: It holds a pickle or such a key and that is not allowed, or a dataclass that is not
+            imported.
+
+    Example:
+        >>> import numpy as np
+        >>> from mpwds.nest import flatten
+        >>> unflatten(*flatten({"x": np.zeros(2), "y": (1, None)}))
+        {'x': array([0., 0.]), 'y': (1, None)}
+    """
+    remaining = iter(arrays)
+    try:
+        batch = _from_node(structure, remaining, allow_pickle, 0)
+    except _CannotReceive as error:
+        raise TypeError(f"{path(structure, error.node, _children)} {error.reason}") from error.__cause__
+    if next(remaining, END) is not END:
+        raise EnvelopeError(f"the structure has fewer arrays than the {len(arrays)} that came with it")
+    return batch
+
+
+class _CannotReceive(Exception):
+    """A node must not be decoded; ``unflatten`` raises a ``TypeError`` that says where it is."""
 
     def __init__(self, node: Any, reason: str) -> None:
         self.node = node
@@ -55,7 +91,7 @@ class CannotReceive(Exception):
 _Decoder: TypeAlias = Callable[[Any, "Iterator[Any]", bool, int], Any]
 
 
-def from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
+def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``."""
     kind = type(node)
     if kind is list:
@@ -107,11 +143,11 @@ def _read_dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
 
 
 def _check_key(node: Any, key: Any) -> None:
-    """Refuse a key with which a dict would run code of a class that the sender chose."""
+    """Refuse a key if a dict would run code of its class, which the sender chose."""
     if type(node) is not list or node[0] not in (TUPLE, NAMEDTUPLE, DATACLASS):
         return
     if node[0] != TUPLE and has_own_equality(type(key)):
-        raise CannotReceive(
+        raise _CannotReceive(
             node,
             f"is a {type(key).__qualname__} in a dict's key, whose own __hash__ and __eq__ would run: "
             "pass allow_pickle=True to let them, if you trust the sender",
@@ -161,7 +197,7 @@ def _read_bytearray(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth:
 def _read_pickle(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     data = _bytes_of(node)
     if not allow_pickle:
-        raise CannotReceive(node, _NO_UNPICKLING)
+        raise _CannotReceive(node, _NO_UNPICKLING)
     try:
         return pickle.loads(data)
     except Exception as error:
@@ -181,7 +217,7 @@ def _read_dataclass(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth:
     fields, kind = _class_of(node, allow_pickle)
     if kind is None or issubclass(kind, tuple):
         module, _, qualname = node[2].partition(":")
-        raise CannotReceive(
+        raise _CannotReceive(
             node,
             f"is a {qualname} of module {module}, and no dataclass of that name with the fields "
             f"{fields} is imported: import it before receiving",
@@ -221,7 +257,7 @@ def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: in
     if depth >= MAX_DEPTH:
         raise EnvelopeError(f"the structure is malformed: it is nested more than {MAX_DEPTH} levels deep")
     depth += 1
-    return [node if type(node) in PLAIN else from_node(node, arrays, allow_pickle, depth) for node in nodes]
+    return [node if type(node) in PLAIN else _from_node(node, arrays, allow_pickle, depth) for node in nodes]
 
 
 def _bytes_of(node: Any) -> bytes:
@@ -236,7 +272,7 @@ def _check_count(values: list[Any], fields: list[str]) -> None:
 
 
 def _class_of(node: Any, allow_pickle: bool) -> tuple[list[str], type | None]:
-    """A node's field names, and the class of which it is an instance if that can be had."""
+    """A node's field names and its class, ``None`` if that is not found."""
     _, _, name, fields, pickled = node
     if type(name) is not str or type(fields) is not list or not set(map(type, fields)) <= STR:
         raise EnvelopeError("the structure is malformed: it has an instance without a class")
@@ -250,9 +286,22 @@ def _class_of(node: Any, allow_pickle: bool) -> tuple[list[str], type | None]:
     if type(pickled) is not bytes:
         raise EnvelopeError("the structure is malformed: it has a class without its bytes")
     if not allow_pickle:
-        raise CannotReceive(node, _NO_UNPICKLING)
+        raise _CannotReceive(node, _NO_UNPICKLING)
     if found is None:
         found = unpickle_class(pickled)
         if fields_of(found) != fields:
             raise EnvelopeError(f"the structure is malformed: the class {name} has not the fields {fields}")
     return fields, found
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    if type(node) is not list or len(node) < 2 or type(node[1]) is not list:
+        return
+    tag, items = node[0], node[1]
+    if tag in (DICT, ORDERED_DICT, DEFAULT_DICT):
+        yield from ((f"'s key {index}", key) for index, key in enumerate(items))
+        yield from ((subscript(key), value) for key, value in zip(items, node[2], strict=False))
+    elif tag in (NAMEDTUPLE, DATACLASS):
+        yield from ((f".{name}", value) for name, value in zip(node[3], items, strict=False))
+    elif tag in (LIST, TUPLE):
+        yield from ((f"[{index}]", value) for index, value in enumerate(items))

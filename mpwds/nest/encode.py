@@ -1,4 +1,4 @@
-"""From a batch to the nodes of its structure: what ``mpwds.nest.flatten`` does at each place."""
+"""Take a batch apart into the nodes of a structure and its arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import collections
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpwds import tenbin
-from mpwds.nest_classes import ClassAsSent, fields_of, has_own_equality
-from mpwds.nest_nodes import (
+from mpwds.nest.classes import ClassAsSent, fields_of, has_own_equality
+from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
     BYTEARRAY,
@@ -37,12 +37,54 @@ from mpwds.nest_nodes import (
     PLAIN_TUPLE,
     SCALAR,
     TUPLE,
+    Structure,
 )
+from mpwds.nest.paths import path, subscript
 from mpwds.pickling import dumps
 
 
-class CannotSend(Exception):
-    """An item of the batch has no node; ``flatten`` makes a ``TypeError`` of it that says where it is."""
+def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[tenbin.Array]]:
+    """Take a batch apart into its structure and its arrays.
+
+    Containers are dict, list, tuple, namedtuple, dataclass, OrderedDict and defaultdict (of a builtin
+    type), in any nesting. Leaves are arrays, tensors, ``Deferred`` arrays, NumPy scalars, None, bool, int,
+    float, complex, str, bytes and bytearray. Everything else is pickled with cloudpickle where that is
+    allowed: other subclasses of the containers, arrays that tenbin cannot hold, and namedtuples and
+    dataclasses that have their own way to be pickled or hold more than their fields.
+
+    Args:
+        batch: What to take apart. It is not changed; arrays are neither copied nor converted.
+        allow_pickle: Pickle other objects, and classes that the receiver cannot find by name.
+
+    Returns:
+        ``(structure, arrays)`` for ``unflatten``, the arrays depth first. ``requires_grad`` and object
+        identity (the same array twice) are lost.
+
+    Raises:
+        TypeError: An object is of another class, or is a key whose class has its own ``__hash__`` or
+            ``__eq__`` (a dataclass, say), and pickling is not allowed or fails. The message tells where in
+            the batch it is.
+        ValueError: The batch is nested more than 128 deep, or contains itself.
+
+    Example:
+        >>> import numpy as np
+        >>> flatten({"x": np.zeros(2), "y": [1, 2]})
+        ([4, ['x', 'y'], [[0], [7, [1, 2]]]], [array([0., 0.])])
+        >>> flatten({"meta": [1, {2}]})
+        Traceback (most recent call last):
+        ...
+        TypeError: batch["meta"][1] is a set, which can only be sent pickled: ...
+    """
+    arrays: list[Any] = []
+    try:
+        return _to_node(batch, arrays, allow_pickle, 0), arrays
+    except _CannotSend as error:
+        where = path(batch, error.item, _children)
+        raise TypeError(f"{where} is a {type(error.item).__qualname__}, {error.reason}") from error.__cause__
+
+
+class _CannotSend(Exception):
+    """An item of the batch cannot be sent; ``flatten`` raises a ``TypeError`` that says where it is."""
 
     def __init__(self, item: Any, reason: str) -> None:
         self.item = item
@@ -52,7 +94,7 @@ class CannotSend(Exception):
 _Encoder: TypeAlias = Callable[[Any, "list[Any]", bool, int], Any]
 
 
-def to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
+def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
     """The node of an item that lies ``depth`` containers deep. Its arrays are appended to ``arrays``."""
     encoder = _ENCODERS.get(type(item))
     if encoder is None:
@@ -126,7 +168,7 @@ def _default_dict(
 
 def _other(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
     if not allow_pickle:
-        raise CannotSend(
+        raise _CannotSend(
             item,
             "which can only be sent pickled: pass allow_pickle=True if the receiver may unpickle it, or "
             "convert it to arrays, numbers, text or containers of these",
@@ -134,7 +176,7 @@ def _other(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
     try:
         return [PICKLE, dumps(item)]
     except Exception as error:
-        raise CannotSend(item, f"which cannot be pickled: {error}") from error
+        raise _CannotSend(item, f"which cannot be pickled: {error}") from error
 
 
 def _all_plain(items: list[Any] | tuple[Any, ...]) -> bool:
@@ -150,7 +192,7 @@ def _to_nodes(items: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> 
     if depth >= MAX_DEPTH:
         raise ValueError(f"the batch is nested more than {MAX_DEPTH} levels deep, or contains itself")
     depth += 1
-    return [item if type(item) in PLAIN else to_node(item, arrays, allow_pickle, depth) for item in items]
+    return [item if type(item) in PLAIN else _to_node(item, arrays, allow_pickle, depth) for item in items]
 
 
 def _to_pairs(
@@ -167,9 +209,9 @@ def _to_pairs(
 
 
 def _check_key(key: Any) -> None:
-    """Refuse a key that a receiver who does not unpickle would refuse."""
+    """Refuse a key that the receiver would refuse unless it may unpickle."""
     if fields_of(type(key)) is not None and has_own_equality(type(key)):
-        raise CannotSend(
+        raise _CannotSend(
             key,
             "whose own __hash__ and __eq__ the receiver would have to run: pass allow_pickle=True if it may "
             "run and unpickle what you send, or use keys of text, numbers and tuples",
@@ -196,7 +238,7 @@ _learned: weakref.WeakKeyDictionary[type, _Encoder] = weakref.WeakKeyDictionary(
 
 
 def _encoder_for(kind: type) -> _Encoder:
-    """How to encode instances of a type that is not in ``_ENCODERS``."""
+    """The encoder of a type that is not in ``_ENCODERS``."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
         return _array
@@ -217,18 +259,29 @@ def _instance(item: Any, arrays: list[Any], allow_pickle: bool, depth: int, *, s
     values = item if issubclass(kind, tuple) else [getattr(item, name, END) for name in fields]
     held = getattr(item, "__dict__", None)
     if len(values) != len(fields) or any(value is END for value in values) or (held and held.keys() - fields):
-        return _other(item, arrays, allow_pickle, depth)  # not just its fields, or not all of them
+        return _other(item, arrays, allow_pickle, depth)  # has other attributes, or lacks fields
     pickled = None
     if allow_pickle:
         try:
             pickled = sent.pickled(kind)
         except Exception as error:
-            raise CannotSend(item, f"whose class cannot be pickled: {error}") from error
+            raise _CannotSend(item, f"whose class cannot be pickled: {error}") from error
     elif values is not item and "<locals>" in sent.name:
-        raise CannotSend(
+        raise _CannotSend(
             item,
             "a dataclass that is local to a function, which can only be sent pickled: pass "
             "allow_pickle=True if the receiver may unpickle it, or define it in a module",
         )
     tag = NAMEDTUPLE if values is item else DATACLASS
     return [tag, _to_nodes(values, arrays, allow_pickle, depth), sent.name, fields, pickled]
+
+
+def _children(item: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(item)  # subclasses are leaves: they are sent pickled
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        yield from ((f"'s key {key!r}", key) for key in item)
+        yield from ((subscript(key), value) for key, value in item.items())
+    elif kind in (list, tuple):
+        yield from ((f"[{index}]", value) for index, value in enumerate(item))
+    else:
+        yield from ((f".{name}", getattr(item, name, None)) for name in fields_of(kind) or [])

@@ -1,7 +1,7 @@
-"""One array in tenbin encoding: where it lies, how it is written, parsed and viewed.
+"""One array in tenbin encoding: write it, parse its header, view it.
 
-The format is described in ``mpwds.tenbin``, which hands out the public names of this module. What is
-done here is done for every array of every batch.
+``mpwds.tenbin`` describes the format and exports the public names. This code runs for every array of every
+batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.tenbin_kinds import (
+from mpwds.tenbin.kinds import (
     BY_CODE,
     BY_CODE8,
     BY_DTYPE,
@@ -29,7 +29,7 @@ from mpwds.tenbin_kinds import (
 )
 
 Output: TypeAlias = Literal["numpy", "torch"]
-Buffer: TypeAlias = Any  # what has the buffer protocol; typing has no name for it before Python 3.12
+Buffer: TypeAlias = Any  # an object with the buffer protocol: collections.abc.Buffer from Python 3.12 on
 
 MAGIC = b"~TenBin~"
 
@@ -88,8 +88,8 @@ def write_array(buffer: Buffer, offset: int, array: Array, name: str = "") -> in
     Args:
         buffer: Any writable, C-contiguous buffer.
         offset: Where to begin, in bytes.
-        array: An array of any strides and byte order, a dense CPU tensor, or a ``Deferred`` one. What
-            ``Deferred.write_into`` raises passes through, and leaves the place half written.
+        array: An array of any strides and byte order, a dense CPU tensor, or a ``Deferred`` one. An error
+            of ``Deferred.write_into`` passes through, and leaves the place half written.
         name: Up to 8 ASCII characters.
 
     Returns:
@@ -135,7 +135,7 @@ def write_array(buffer: Buffer, offset: int, array: Array, name: str = "") -> in
 def parse_array(buffer: Buffer, offset: int) -> ArrayHeader:
     """Read and check the header of the array at an offset of a buffer.
 
-    What it returns lies within the buffer and fits together. The data itself is not looked at.
+    The header is consistent and the array lies within the buffer. The data itself is not checked.
 
     Raises:
         TenbinError: There is no array at that offset, or it is damaged or truncated.
@@ -235,15 +235,15 @@ def pack_fields(kind: Kind, name: str, shape: tuple[int, ...]) -> bytes:
 
 
 def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHeader:
-    """Parse what comes before the data, within ``size`` bytes of ``buffer``.
+    """Parse everything before the data, within ``size`` bytes of ``buffer``.
 
-    The data may lie beyond. ``base`` is added to the offsets that errors tell.
+    The data may lie beyond. ``base`` is added to the offsets in errors.
     """
     if offset < 0 or size - offset < 16:
         raise truncated(base + offset, 16, size - offset)
     magic, length = CHUNK.unpack_from(buffer, offset)
     if magic != MAGIC:
-        raise damaged(base + offset, f"no header chunk but {magic!r}")
+        raise damaged(base + offset, f"{magic!r} in place of a header chunk")
     if not 24 <= length <= 24 + 8 * MAX_NDIM:
         raise damaged(base + offset + 8, f"a header of {length} bytes")
     at_data = offset + 16 + (length + 63 & -64)
@@ -252,7 +252,7 @@ def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHe
     kind, name, shape, nbytes = parse_fields(buffer, offset + 16, length, base)
     magic, data_length = CHUNK.unpack_from(buffer, at_data)
     if magic != MAGIC:
-        raise damaged(base + at_data, f"no data chunk but {magic!r}")
+        raise damaged(base + at_data, f"{magic!r} in place of a data chunk")
     if data_length != nbytes:
         raise damaged(
             base + at_data + 8, f"{data_length} bytes of data for {kind.name} of shape {shape} ({nbytes})"
@@ -264,7 +264,7 @@ def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHe
 def parse_fields(
     buffer: Buffer, offset: int, length: int, base: int = 0
 ) -> tuple[Kind, str, tuple[int, ...], int]:
-    """Parse a header's payload, of which ``length`` bytes are there: kind, name, shape, bytes of data."""
+    """Parse a header's payload of ``length`` bytes: kind, name, shape, bytes of data."""
     if length < 24:
         raise truncated(base + offset, 24, length)
     code8, name8, ndim = _FIELDS.unpack_from(buffer, offset)
@@ -291,9 +291,9 @@ def damaged(offset: int, what: str) -> TenbinError:
 
 
 def truncated(offset: int, wanted: int, present: int) -> TenbinError:
-    """The error for bytes that are not there."""
+    """The error for missing bytes."""
     return TenbinError(
-        f"tenbin at offset {offset} needs {wanted} bytes and their padding, {max(present, 0)} bytes are "
-        "there: the data is truncated or damaged",
+        f"tenbin at offset {offset} needs {wanted} bytes and their padding, only {max(present, 0)} are "
+        "left: the data is truncated or damaged",
         offset,
     )

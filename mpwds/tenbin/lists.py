@@ -1,6 +1,6 @@
 """Several arrays in tenbin encoding: in one buffer, or as the frames of a message.
 
-The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
+``mpwds.tenbin`` describes the format and exports the public names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.tenbin_array import (
+from mpwds.tenbin.array import (
     ArrayHeader,
     Buffer,
     Output,
@@ -24,7 +24,7 @@ from mpwds.tenbin_array import (
     view_array,
     write_array,
 )
-from mpwds.tenbin_kinds import Array, Kind, describe, source_of, write_deferred
+from mpwds.tenbin.kinds import Array, Kind, describe, source_of, write_deferred
 
 Infos: TypeAlias = bool | Sequence[str] | None
 
@@ -54,7 +54,7 @@ def encode_into(
     *,
     allow64: bool = True,
 ) -> int:
-    """Encode arrays at the start of a buffer that exists already, shared memory for instance.
+    """Encode arrays at the start of an existing buffer, shared memory for instance.
 
     Each array's data is copied once. Nothing is written unless everything fits.
 
@@ -122,8 +122,8 @@ def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "num
         A list of arrays or tensors, or ``(arrays, names)`` for ``infos=True``.
 
     Raises:
-        TenbinError: The bytes are no tenbin, are damaged or truncated, or have other names than
-            required; its ``offset`` tells where.
+        TenbinError: The bytes are not tenbin, damaged or truncated, or the names differ from those
+            required; ``offset`` tells where.
         ImportError: The package that the output needs is not installed.
 
     Example:
@@ -259,7 +259,7 @@ def result_of(arrays: list[Any], names: list[str], infos: Infos) -> Any:
 
 
 def check_bools(buffer: Buffer, header: ArrayHeader, base: int = 0) -> None:
-    """Refuse bools other than 0 and 1: what NumPy and torch make of them is undefined."""
+    """Refuse bools other than 0 and 1, for which NumPy and torch define nothing."""
     if header.code == "b1" and header.nbytes:
         data = np.frombuffer(buffer, np.uint8, header.nbytes, header.data_offset)
         if data.max() > 1:

@@ -1,10 +1,14 @@
-"""The nodes of a structure, as ``mpwds.nest`` makes them and as they go over the wire."""
+"""The nodes of a structure, as they go over the wire."""
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+Structure: TypeAlias = "bool | int | float | str | bytes | list[Any] | None"
+
 MAX_DEPTH = 128  # msgpack's packer takes 511 levels, of which a container here has two
 
-# Tags of nodes. They are what goes over the wire: new ones may be added, none may change its meaning.
+# Tags of nodes. They go over the wire: new ones may be added, none may change its meaning.
 ARRAY = 0  # [tag]
 SCALAR = 1  # [tag]: a NumPy scalar, sent as a 0-d array
 LIST = 2  # [tag, nodes]
@@ -29,4 +33,4 @@ INT = {int}
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
 FACTORIES = {kind.__name__: kind for kind in (list, dict, set, tuple, str, bytes, int, float, complex, bool)}
 
-END = object()  # no value: of an iterator that has ended, of a field that was never set
+END = object()  # stands for a missing value: the iterator has ended, or the field was never set

@@ -1,4 +1,4 @@
-"""Classes of a batch's namedtuples and dataclasses: what they hold, how both sides find the same one."""
+"""Namedtuple and dataclass types of a batch: their fields, and how the receiver finds them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import types
 import weakref
 
 from mpwds.errors import EnvelopeError
-from mpwds.nest_nodes import STR
+from mpwds.nest.nodes import STR
 from mpwds.pickling import dumps, find_class
 
 
 def fields_of(kind: type) -> list[str] | None:
-    """Names of the fields of a namedtuple or dataclass whose instances are nothing but their fields."""
+    """The fields of a namedtuple or dataclass; ``None`` if its instances are more than their fields."""
     if kind not in _known_fields:
         _known_fields[kind] = _find_fields(kind)
     return _known_fields[kind]
@@ -30,12 +30,12 @@ def _find_fields(kind: type) -> list[str] | None:
         method = getattr(kind, name, None)
         by_dataclass = getattr(method, "__module__", None) == "dataclasses"  # frozen ones with slots
         if method is not getattr(object, name, None) and not by_dataclass:
-            return None  # it is copied or dropped in its own way; enums and exceptions are among these
+            return None  # it has its own way to be copied or dropped, like enums and exceptions
     if issubclass(kind, tuple):
         names = getattr(kind, "_fields", None)
         return list(names) if type(names) is tuple and set(map(type, names)) <= STR else None
     if not dataclasses.is_dataclass(kind) or "__dataclass_fields__" not in kind.__dict__:
-        return None  # what derives from a dataclass and is none has fields that nobody declared
+        return None  # a plain subclass of a dataclass may have other attributes
     try:
         object.__new__(kind)
     except TypeError:  # abstract, or derived from a builtin container
@@ -57,7 +57,7 @@ def _is_computed(kind: type, name: str) -> bool:
 
 
 class ClassAsSent:
-    """How a class is told to the receiver: by name, or pickled where that does not find it."""
+    """A class as it is sent: by name, or pickled if the receiver cannot find it by name."""
 
     def __init__(self, kind: type) -> None:
         self.name = f"{kind.__module__}:{kind.__qualname__}"
@@ -72,13 +72,13 @@ class ClassAsSent:
 
 @functools.lru_cache(maxsize=256)
 def unpickle_class(data: bytes) -> type:
-    """The class that ``ClassAsSent`` pickled: the same one for the same bytes."""
+    """The class that ``ClassAsSent`` pickled; the same object for the same bytes."""
     try:
         found = pickle.loads(data)
     except Exception as error:
         raise unpicklable(error) from error
     if not isinstance(found, type):
-        raise EnvelopeError("the structure is malformed: its pickled class is none")
+        raise EnvelopeError("the structure is malformed: its pickled class is not a class")
     return found
 
 
@@ -89,7 +89,7 @@ def unpicklable(error: Exception) -> EnvelopeError:
 
 @functools.lru_cache(maxsize=256)
 def stand_in(name: str, fields: tuple[str, ...]) -> type:
-    """A namedtuple in the place of one that this process does not have."""
+    """A namedtuple type that stands in for one that this process does not have."""
     module, _, qualname = name.partition(":")
     try:
         # rename: namedtuples that were made with it have fields that would be refused.

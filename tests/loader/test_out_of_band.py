@@ -1,4 +1,4 @@
-"""objects_apart: arrays and tensors in objects of any class travel as arrays."""
+"""out_of_band: arrays and tensors in objects of any class travel as arrays."""
 
 import collections
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds.loader.objects_apart import Apart, put_together, take_apart
+from mpwds.loader.out_of_band import OutOfBand, put_together, take_apart
 from tests.loader.data_loader_datasets import Pair, Point, plain
 
 
@@ -54,7 +54,7 @@ def test_objects_come_back_as_they_were(make):
 def test_arrays_and_tensors_are_neither_pickled_nor_copied():
     array, tensor = np.zeros(1000), torch.zeros(1000)
     apart = take_apart(Graph(array, tensor))
-    assert type(apart) is Apart
+    assert type(apart) is OutOfBand
     assert len(apart.pickled) < 1000
     apart.buffers[0].view(np.float64)[:] = 7
     apart.buffers[1].view(np.float32)[:] = 8

@@ -1,17 +1,32 @@
-"""Arrays in tenbin encoding in streams and files.
+"""Arrays in tenbin encoding in streams, files and ZMQ messages.
 
-The format is described in ``mpwds.tenbin``, which hands out the public names of this module.
+``mpwds.tenbin`` describes the format and exports the public names.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from mpwds.tenbin_array import CHUNK, MAGIC, Output, pack_fields, padded, parse_head, truncated, view_array
-from mpwds.tenbin_kinds import MAX_NDIM, Array, describe
-from mpwds.tenbin_lists import Infos, check_bools, check_infos, checked_names, flat_bytes, result_of
+from mpwds.errors import TenbinError
+from mpwds.tenbin.array import CHUNK, MAGIC, Output, pack_fields, padded, parse_head, truncated, view_array
+from mpwds.tenbin.kinds import MAX_NDIM, Array, describe
+from mpwds.tenbin.lists import (
+    Infos,
+    check_bools,
+    check_infos,
+    checked_names,
+    decode_buffer,
+    decode_list,
+    encode_buffer,
+    encode_list,
+    flat_bytes,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    import zmq
 
 
 def write(stream: IO[bytes], arrays: Sequence[Array], infos: Sequence[str] | None = None) -> None:
@@ -60,7 +75,7 @@ def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, outpu
         if not head:
             break
         if len(head) == CHUNK.size:
-            # What is no header fails in the parser; the bound keeps its length from being believed here.
+            # The parser refuses other bytes; the bound keeps a false length from being read here.
             length = min(max(CHUNK.unpack(head)[1], 0), 24 + 8 * MAX_NDIM)
             head += _read_piecewise(stream, padded(length) + CHUNK.size)
         header = parse_head(head, 0, len(head), position)
@@ -134,16 +149,48 @@ def load(
         return read(stream, infos=infos, output=output)
 
 
+def zsend_single(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send arrays as one ZMQ frame. Arguments and errors are those of ``encode_into``."""
+    socket.send(encode_buffer(arrays, infos))
+
+
+def zrecv_single(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_single`` sent, as views of the message. As ``decode_buffer`` otherwise."""
+    return decode_buffer(socket.recv(copy=False).buffer, infos, output=output)
+
+
+def zsend_multipart(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send arrays as frames of one ZMQ message, as tensorcom does by default.
+
+    Raises:
+        TenbinError: As in ``encode_into``, or there is no array: a message has at least one frame.
+    """
+    frames = encode_list(arrays, infos)
+    if not frames:
+        raise TenbinError("a multipart message needs at least one array")
+    socket.send_multipart(frames)
+
+
+def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
+    frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
+    return decode_list(frames, infos, output=output)
+
+
 def _write_all(stream: IO[bytes], data: memoryview) -> None:
     while data.nbytes:
         written = stream.write(data)
         if written is None or written >= data.nbytes:
             return
-        data = data[written:]  # raw streams may take less than they are given
+        data = data[written:]  # raw streams may write less than they get
 
 
 def _read_piecewise(stream: IO[bytes], nbytes: int) -> bytearray:
-    """Read ``nbytes``, or what there is: a length that is not true costs no memory."""
+    """Read ``nbytes`` or up to the end, in pieces: a false length costs no memory."""
     data = bytearray()
     while len(data) < nbytes:
         piece = stream.read(min(nbytes - len(data), 1 << 20))

@@ -8,13 +8,13 @@ code (8 ASCII bytes), the array's name (8 ASCII bytes), the number of dimensions
 The codes ``f2 f4 f8 i1 i2 i4 i8 u1 u2 u8`` are understood by webdataset and tensorcom; ``u4`` (which
 they misspell), ``b1`` (bool), ``bf2`` (bfloat16), ``c8`` and ``c16`` (complex) by mpwds only.
 
-A decoder believes no length before it has compared it with the bytes at hand: whatever the input, it
-yields arrays or raises ``TenbinError``, and allocates no more than the input holds.
+A decoder compares every length with the bytes at hand: whatever the input, it yields arrays or raises
+``TenbinError``, and allocates no more than the input holds.
 """
 
 from __future__ import annotations
 
-from mpwds.tenbin_array import (
+from mpwds.tenbin.array import (
     ArrayHeader,
     Buffer,
     Output,
@@ -24,8 +24,8 @@ from mpwds.tenbin_array import (
     view_array,
     write_array,
 )
-from mpwds.tenbin_kinds import Array, Deferred, holds
-from mpwds.tenbin_lists import (
+from mpwds.tenbin.kinds import Array, Deferred, holds
+from mpwds.tenbin.lists import (
     Infos,
     check_acceptable_input_type,
     decode_buffer,
@@ -35,10 +35,12 @@ from mpwds.tenbin_lists import (
     encode_list,
     encoded_nbytes,
 )
-from mpwds.tenbin_stream import load, read, save, write
-from mpwds.tenbin_zmq import (
-    sctp_recv,
-    sctp_send,
+from mpwds.tenbin.sctp import sctp_recv, sctp_send
+from mpwds.tenbin.stream import (
+    load,
+    read,
+    save,
+    write,
     zrecv_multipart,
     zrecv_single,
     zsend_multipart,

@@ -1,4 +1,4 @@
-"""Objects of any class in a batch: pickled, with the arrays and tensors they hold travelling as arrays."""
+"""Objects of any class in a batch: pickled, the data of their arrays out of band."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from mpwds.loader.dataset_pickler import reduced_tensor
-from mpwds.nest_classes import fields_of
-from mpwds.nest_nodes import PLAIN_OR_INT
+from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import PLAIN_OR_INT
 from mpwds.pickling import _Pickler as _OwnClassPickler
 
 
 @dataclass
-class Apart:
-    """An object on its way.
+class OutOfBand:
+    """A pickled object.
 
     Args:
-        pickled: Its pickle.
-        buffers: What its arrays hold, uint8 arrays of one dimension.
+        pickled: Its pickle, without the data of its arrays.
+        buffers: That data, as uint8 arrays of one dimension.
     """
 
     pickled: bytes
@@ -31,17 +31,17 @@ class Apart:
 
 
 def take_apart(item: Any) -> Any:
-    """A batch with an :class:`Apart` in place of each object that would else be pickled arrays and all.
+    """Replaces each object that must be pickled by an :class:`OutOfBand`.
 
-    Looked for in dicts, lists, tuples and namedtuples. Anything else is left to ``mpwds.nest``.
+    Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else.
 
     Returns:
-        ``item`` itself if there is nothing to take apart.
+        The new batch; ``item`` itself if it holds no such object.
 
     Example:
         >>> batch = [1, collections.UserDict(x=np.zeros(3))]
         >>> type(take_apart(batch)[1]).__name__, len(take_apart(batch)[1].buffers)
-        ('Apart', 1)
+        ('OutOfBand', 1)
         >>> put_together(take_apart(batch))
         [1, {'x': array([0., 0., 0.])}]
     """
@@ -61,13 +61,13 @@ def take_apart(item: Any) -> Any:
         if all(part is value for part, value in zip(parts, item, strict=True)):
             return item
         return parts if kind is list else tuple.__new__(kind, parts)
-    return item if _has_a_way(kind) else _apart(item)
+    return item if _nest_knows(kind) else _pickled(item)
 
 
 def put_together(item: Any) -> Any:
-    """The batch that :func:`take_apart` took apart, possibly by way of a message."""
+    """Undoes :func:`take_apart`."""
     kind = type(item)
-    if kind is Apart:
+    if kind is OutOfBand:
         return pickle.loads(item.pickled, buffers=[memoryview(buffer) for buffer in item.buffers])
     if kind is dict:
         return {key: put_together(value) for key, value in item.items()}
@@ -78,21 +78,21 @@ def put_together(item: Any) -> Any:
     return item
 
 
-def _has_a_way(kind: type) -> bool:
-    """Whether ``mpwds.nest`` has a better way with instances of this type than to pickle them."""
+def _nest_knows(kind: type) -> bool:
+    """Whether ``mpwds.nest`` sends instances of this type without pickling them."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     is_array = issubclass(kind, (np.generic, tensor)) or hasattr(kind, "write_into")
     return is_array or fields_of(kind) is not None
 
 
-def _apart(item: Any) -> Any:
+def _pickled(item: Any) -> Any:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(item)
     except Exception:
-        return item  # for mpwds.nest, whose error says where it is
-    return Apart(stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
+        return item  # mpwds.nest raises the error, which says where it is
+    return OutOfBand(stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
 
 
 class _Pickler(_OwnClassPickler):

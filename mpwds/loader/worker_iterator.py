@@ -22,7 +22,7 @@ STATE_SHARE = 0.01
 """The most of a worker's time that saving its state may take; a state that is dear is saved less often."""
 
 
-class Course:
+class WorkerIterator:
     """Iterates a dataset in one worker, for one epoch.
 
     Args:
@@ -33,8 +33,8 @@ class Course:
         iterate: Iterates a dataset that is no pipeline of ours.
 
     Example:
-        >>> course = Course(DataPipeline("abcd"), Context(), Position(first=3))
-        >>> [element for element in course if course.number >= 3]
+        >>> iterator = WorkerIterator(DataPipeline("abcd"), Context(), Position(first=3))
+        >>> [element for element in iterator if iterator.number >= 3]
         ['d']
     """
 
@@ -60,7 +60,7 @@ class Course:
         self.number = position.at - 1
         self._due = math.inf if self._stream is None else time.monotonic() + STATE_EVERY_S
 
-    def __iter__(self) -> Course:
+    def __iter__(self) -> WorkerIterator:
         return self
 
     def __next__(self) -> Any:

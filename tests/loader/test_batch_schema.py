@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from mpwds.loader.batch_form import build, columns_of, leaves
-from mpwds.loader.infer_form import form_of
+from mpwds.loader.batch_schema import build, columns_of, infer_schema, leaves
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -21,7 +20,7 @@ class Sample:
 
 
 def columns(batch):
-    return columns_of(form_of(batch), batch)
+    return columns_of(infer_schema(batch), batch)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def columns(batch):
     ],
 )
 def test_columns_are_found_in_any_nesting(batch, found):
-    assert [str(leaf) for leaf in leaves(form_of(batch))] == found
+    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == found
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_columns_are_found_in_any_nesting(batch, found):
     ],
 )
 def test_a_batch_is_built_again_with_its_types(batch):
-    built = build(form_of(batch), iter(columns(batch)))
+    built = build(infer_schema(batch), iter(columns(batch)))
     assert type(built) is type(batch)
     assert repr(built) == repr(batch)
     assert getattr(built, "default_factory", None) is getattr(batch, "default_factory", None)
@@ -61,34 +60,41 @@ def test_a_batch_is_built_again_with_its_types(batch):
 
 def test_a_dataclass_is_built_again():
     batch = Sample(np.zeros(2), ["a", "b"])
-    built = build(form_of(batch), iter(["first", "second"]))
+    built = build(infer_schema(batch), iter(["first", "second"]))
     assert (type(built), built.image, built.names) == (Sample, "first", "second")
 
 
 def test_lists_of_columns_as_torch_collates_nested_tuples_are_known_by_the_number_of_rows():
     batch = default_collate([(np.zeros(4), (number, "name")) for number in range(3)])
     assert isinstance(batch[1], list)
-    assert [str(leaf) for leaf in leaves(form_of(batch))] == ["float64 [4]", "int64 []", "tuple of rows"]
+    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == ["float64 [4]", "int64 []", "tuple of rows"]
 
 
 def test_a_list_that_has_as_many_columns_as_rows_is_known_by_columns_that_differ():
     batch = {"label": np.zeros(2), "views": [np.zeros((2, 3)), np.zeros((2, 3), "uint8")]}
-    assert [str(leaf) for leaf in leaves(form_of(batch))] == ["float64 []", "float64 [3]", "uint8 [3]"]
+    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == ["float64 []", "float64 [3]", "uint8 [3]"]
 
 
 def test_rows_may_be_unlike_each_other():
     batch = np.zeros(3), [np.zeros(4), "text", None], [None, np.zeros((3, 3)), None]
-    assert [str(leaf) for leaf in leaves(form_of(batch))] == ["float64 []", "list of rows", "list of rows"]
+    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == [
+        "float64 []",
+        "list of rows",
+        "list of rows",
+    ]
 
 
 def test_a_list_of_ragged_arrays_is_a_column():
     boxes = [np.zeros((number, 4)) for number in range(3)]
-    assert [str(leaf) for leaf in leaves(form_of((boxes, (7, 8, 9))))] == ["list of rows", "tuple of rows"]
+    assert [str(leaf) for leaf in leaves(infer_schema((boxes, (7, 8, 9))))] == [
+        "list of rows",
+        "tuple of rows",
+    ]
 
 
 def test_lists_alone_are_columns_of_as_many_rows_as_they_are_long():
     samples = [(torch.zeros(3, 8, number + 8), {"boxes": torch.zeros(number, 4)}) for number in range(5)]
-    form = form_of(tuple(zip(*samples, strict=True)))
+    form = infer_schema(tuple(zip(*samples, strict=True)))
     assert [str(leaf) for leaf in leaves(form)] == ["tuple of rows", "tuple of rows"]
 
 
@@ -104,7 +110,7 @@ def test_a_list_that_may_be_columns_or_rows_is_an_error(batch):
     with pytest.raises(
         TypeError, match="may be columns, or have an item for each row: put columns into a dict"
     ):
-        form_of(batch)
+        infer_schema(batch)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_a_list_that_may_be_columns_or_rows_is_an_error(batch):
 )
 def test_what_is_no_column_is_an_error_that_names_it(batch, message):
     with pytest.raises(TypeError, match=message):
-        form_of(batch)
+        infer_schema(batch)
 
 
 @pytest.mark.parametrize(
@@ -133,16 +139,16 @@ def test_what_is_no_column_is_an_error_that_names_it(batch, message):
 )
 def test_columns_of_different_lengths_are_an_error(batch, message):
     with pytest.raises(ValueError, match=message):
-        form_of(batch)
+        infer_schema(batch)
 
 
 def test_a_sparse_tensor_is_an_error():
     with pytest.raises(TypeError, match=r"batch\[0\] is a sparse_coo tensor on cpu: it takes dense tensors"):
-        form_of((torch.eye(3).to_sparse(),))
+        infer_schema((torch.eye(3).to_sparse(),))
 
 
 def test_the_columns_of_a_dict_come_in_the_order_of_the_first_batch():
-    form = form_of({"a": [1, 2], "b": [3, 4]})
+    form = infer_schema({"a": [1, 2], "b": [3, 4]})
     assert columns_of(form, {"b": [5], "a": [6]}) == [[6], [5]]
 
 
@@ -164,11 +170,11 @@ def test_the_columns_of_a_dict_come_in_the_order_of_the_first_batch():
     ],
 )
 def test_a_batch_of_another_form_is_an_error_that_says_what_changed(batch, message):
-    form = form_of({"x": np.zeros((2, 3)), "k": ["a", "b"]})
+    form = infer_schema({"x": np.zeros((2, 3)), "k": ["a", "b"]})
     with pytest.raises(ValueError, match=message):
         columns_of(form, batch)
 
 
 def test_a_list_stays_what_it_was_taken_for():
-    form = form_of((np.zeros(3), [np.zeros(3), np.zeros(3)]))
+    form = infer_schema((np.zeros(3), [np.zeros(3), np.zeros(3)]))
     assert len(columns_of(form, (np.zeros(2), [np.zeros(2), np.zeros(2)]))) == 3

@@ -5,18 +5,18 @@ import time
 
 import pytest
 
-from mpwds.loader import course
-from mpwds.loader.course import Course
+from mpwds.loader import worker_iterator
 from mpwds.loader.progress import Position, unpack_state
+from mpwds.loader.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
-LATER = 10 * course.STATE_EVERY_S
+LATER = 10 * worker_iterator.STATE_EVERY_S
 
 
 def begun(position=None, dataset=None):
     dataset = DataPipeline(range(20)).shuffle(4) if dataset is None else dataset
-    return Course(dataset, Context(), *([] if position is None else [position]))
+    return WorkerIterator(dataset, Context(), *([] if position is None else [position]))
 
 
 def test_it_saves_no_state_before_it_is_time():
@@ -48,9 +48,9 @@ def test_a_state_that_is_dear_is_saved_less_often(monkeypatch):
     next(running)
     took_s = 7.0
     began = time.monotonic() + LATER
-    monkeypatch.setattr(course.time, "monotonic", lambda: began + took_s)
+    monkeypatch.setattr(worker_iterator.time, "monotonic", lambda: began + took_s)
     assert running.state(began) is not None
-    due = began + took_s + took_s / course.STATE_SHARE
+    due = began + took_s + took_s / worker_iterator.STATE_SHARE
     assert running.state(due - 1) is None
     assert running.state(due + 1) is not None
 

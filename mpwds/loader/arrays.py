@@ -1,4 +1,4 @@
-"""Arrays that arrive as what they were: NumPy arrays as such, tensors as tensors."""
+"""The arrays of a batch: views of the memory they arrive in, as NumPy arrays or tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader import array_views
+from mpwds import tenbin
+from mpwds.tenbin.kinds import torch_dtypes
 
 ARRAY = ord("a")
 TENSOR = ord("t")
@@ -16,9 +17,9 @@ TENSOR_WITH_GRADIENT = ord("g")
 
 
 class AsTensor:
-    """An array, ready or not made yet, that arrives as a tensor (implements ``mpwds.tenbin.Deferred``).
+    """An array that arrives as a tensor, from a worker that need not import torch.
 
-    A worker that makes one need not import torch.
+    Implements ``mpwds.tenbin.Deferred``.
 
     Args:
         source: A NumPy array or a ``Deferred`` one.
@@ -55,7 +56,7 @@ class AsTensor:
 
 
 def kinds(arrays: list[Any]) -> bytes:
-    """What each array shall arrive as, one character each.
+    """What each array arrives as, one character each.
 
     Raises:
         RuntimeError: A tensor is the result of a computation that is to be differentiated.
@@ -63,19 +64,50 @@ def kinds(arrays: list[Any]) -> bytes:
     return bytes([TENSOR if type(array) is AsTensor else _kind(array) for array in arrays])
 
 
-def view(buffer: Any, offset: int, kind: int) -> Any:
-    """The array that is encoded at ``offset``, as what it was.
+def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
+    """The array that is encoded at ``offset``, as the kind that :func:`kinds` gave it.
 
     Example:
-        >>> from mpwds import tenbin
         >>> buffer = bytearray(160)
         >>> tenbin.write_array(buffer, 0, np.arange(2))
         160
-        >>> view(buffer, 0, ARRAY)
+        >>> view_as_sent(buffer, 0, ARRAY)
         array([0, 1])
     """
-    array = array_views.view(buffer, offset, "numpy" if kind == ARRAY else "torch")
+    array = view(buffer, offset, "numpy" if kind == ARRAY else "torch")
     return array.requires_grad_() if kind == TENSOR_WITH_GRADIENT else array
+
+
+def view(memory: Any, offset: int, output: tenbin.Output) -> Any:
+    """The array that is encoded at an offset.
+
+    Args:
+        memory: A buffer, or a tensor of bytes. Tensors made of a tensor are torch's views of it, so torch's
+            allocator of pinned memory learns on which streams they are used.
+        offset: In bytes.
+        output: ``"numpy"`` or ``"torch"``.
+
+    Raises:
+        TenbinError: There is no array at that offset, or torch has no such dtype.
+
+    Example:
+        >>> import torch
+        >>> memory = torch.zeros(160, dtype=torch.uint8)
+        >>> tenbin.write_array(memory.numpy(), 0, torch.tensor([3, 4]))
+        160
+        >>> view(memory, 0, "torch")
+        tensor([3, 4])
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(memory, torch.Tensor):
+        return tenbin.view_array(memory, tenbin.parse_array(memory, offset), output)
+    written = memory.numpy()
+    header = tenbin.parse_array(written, offset)
+    dtype = torch_dtypes()[1].get(header.code) if output == "torch" else None
+    if dtype is None or not header.nbytes:
+        return tenbin.view_array(written, header, output)
+    start = header.data_offset
+    return memory[start : start + header.nbytes].view(dtype).view(header.shape)
 
 
 def _kind(array: Any) -> int:

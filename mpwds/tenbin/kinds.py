@@ -1,7 +1,7 @@
-"""What tenbin can encode: the kinds of elements, and how arrays of them are recognised and read.
+"""The kinds of elements that tenbin can encode, and how to recognise and read arrays of them.
 
-The format is described in ``mpwds.tenbin``, which hands out the public names of this module. What is
-done here is done for every array of every batch.
+``mpwds.tenbin`` describes the format and exports the public names. This code runs for every array of every
+batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NDIM = 32  # NumPy's limit before 2.0
 
 
 class Deferred(Protocol):
-    """An array that is not made yet: it is written straight into its place.
+    """An array that does not exist yet: it is written straight into its place.
 
     Example:
         >>> from mpwds import tenbin
@@ -116,14 +116,14 @@ _BY_TORCH_DTYPE: dict[Any, Kind] = {}  # filled when the first tensor is seen: t
 
 
 def describe(array: Any) -> tuple[Kind, tuple[int, ...]]:
-    """The kind and the shape of an array that tenbin can hold; its data is not touched.
+    """The kind and the shape of an array, without reading its data.
 
     Raises:
         TenbinError: tenbin cannot hold it.
     """
     if type(array) is not np.ndarray:
         torch = sys.modules.get("torch")
-        if isinstance(array, getattr(torch, "Tensor", ())):  # none while torch is being imported
+        if isinstance(array, getattr(torch, "Tensor", ())):  # torch may be half imported
             return _describe_tensor(array, torch)
         if isinstance(array, np.ma.MaskedArray):
             raise TenbinError("tenbin cannot hold the mask of a masked array: use .filled() first")
@@ -192,7 +192,7 @@ def source_of(kind: Kind, array: Any) -> Any:
 
 
 def write_deferred(kind: Kind, source: Deferred, out: np.ndarray[Any, Any]) -> None:
-    """Have ``source`` written into ``out``, which is of ``kind.raw``."""
+    """Write ``source`` into ``out``, an array of dtype ``kind.raw``."""
     dtype = np.dtype(source.dtype)
     if kind.dtype is None or dtype == kind.dtype:
         source.write_into(out.view(dtype))

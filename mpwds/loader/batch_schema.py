@@ -1,0 +1,367 @@
+"""The schema of a batch: how columns are nested in it, and the dtype and shape of their rows."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpwds.nest.classes import fields_of
+
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+
+
+@dataclass(frozen=True)
+class ArrayColumn:
+    """A column that is an array or a CPU tensor: the dtype, NumPy's or torch's, and the shape of a row."""
+
+    dtype: Any
+    row_shape: tuple[int, ...]
+
+    @property
+    def is_tensor(self) -> bool:
+        return not isinstance(self.dtype, np.dtype)
+
+    @property
+    def holds_objects(self) -> bool:
+        return not self.is_tensor and bool(self.dtype.hasobject)
+
+    @property
+    def row_nbytes(self) -> int:
+        count: int = np.prod(self.row_shape, dtype=np.int64).item()
+        return count * int(self.dtype.itemsize)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """A column that is a list or a tuple, with any object for a row."""
+
+    kind: type
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__} of rows"
+
+
+@dataclass(frozen=True)
+class ColumnGroup:
+    """A dict, list, tuple, namedtuple or dataclass of columns."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    parts: tuple[Schema, ...]
+    factory: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__} of columns"
+
+
+Column: TypeAlias = "ArrayColumn | ListColumn"
+Schema: TypeAlias = "Column | ColumnGroup"
+
+
+def infer_schema(batch: Any) -> Schema:
+    """The schema of a batch.
+
+    A dict, namedtuple or dataclass holds columns, and so does a list or tuple that is the batch itself. A
+    list or tuple further inside is a column, with an item for each row, or it holds columns, arrays among
+    them: the number of rows decides. If that allows both, it holds columns if its arrays cannot be rows of
+    one column.
+
+    Args:
+        batch: Columns of one number of rows: arrays, tensors, lists and tuples.
+
+    Raises:
+        TypeError: Something in it is not a column, or a list could be a column or hold columns.
+        ValueError: The columns differ in their number of rows.
+
+    Example:
+        >>> schema = infer_schema((np.zeros((2, 3)), {"key": ["a", "b"]}))
+        >>> [str(column) for column in leaves(schema)]
+        ['float64 [3]', 'list of rows']
+    """
+    try:
+        return _found_schema(batch)
+    except _NoColumn as error:
+        raise TypeError(str(error)) from None
+
+
+def columns_of(schema: Schema, batch: Any) -> list[Any]:
+    """The columns of a batch.
+
+    Args:
+        schema: The schema that ``infer_schema`` found in the first batch.
+        batch: The batch.
+
+    Raises:
+        TypeError: A tensor is in a GPU's memory, or is sparse.
+        ValueError: It has another schema, or its columns differ in their number of rows.
+
+    Example:
+        >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.ones(3)})
+        [array([1., 1., 1.])]
+        >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.zeros(2, "uint8")})
+        Traceback (most recent call last):
+        ...
+        ValueError: rebatched: batch['x'] has rows of uint8 [], in batches before they were float64 []: ...
+    """
+    columns: list[Any] = []
+    _collect(schema, batch, "batch", columns)
+    if len({len(column) for column in columns}) > 1:
+        found = ", ".join(str(len(column)) for column in columns)
+        raise ValueError(f"rebatched: the columns of a batch differ in their number of rows: {found}")
+    return columns
+
+
+def leaves(schema: Schema) -> list[Column]:
+    """The columns of a schema, in the order of ``columns_of``."""
+    if isinstance(schema, ColumnGroup):
+        return [leaf for part in schema.parts for leaf in leaves(part)]
+    return [schema]
+
+
+def build(schema: Schema, columns: Iterator[Any]) -> Any:
+    """Makes a batch of columns.
+
+    Args:
+        schema: The batch's schema.
+        columns: Its columns, in the order of ``columns_of``.
+
+    Example:
+        >>> build(infer_schema({"x": np.zeros(2)}), iter(["a column"]))
+        {'x': 'a column'}
+    """
+    if not isinstance(schema, ColumnGroup):
+        return next(columns)
+    kind, parts = schema.kind, [build(part, columns) for part in schema.parts]
+    if kind is collections.defaultdict:
+        return collections.defaultdict(schema.factory, zip(schema.keys, parts, strict=True))
+    if issubclass(kind, dict):
+        return kind(zip(schema.keys, parts, strict=True))
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, parts)
+    if kind is list:
+        return parts
+    instance = object.__new__(kind)
+    for name, part in zip(schema.keys, parts, strict=True):
+        object.__setattr__(instance, name, part)
+    return instance
+
+
+def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
+    if isinstance(schema, ColumnGroup):
+        found = None if type(item) is not schema.kind else _children(item)
+        if found is None:
+            raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
+        by_key = {key: (step, child) for key, step, child in found}
+        if len(by_key) != len(schema.keys) or not by_key.keys() >= set(schema.keys):
+            raise _changed(path, f"has {_names(by_key)}", f"it had {_names(schema.keys)}")
+        for key, part in zip(schema.keys, schema.parts, strict=True):
+            step, child = by_key[key]
+            _collect(part, child, path + step, columns)
+        return
+    if isinstance(schema, ArrayColumn):
+        now = _array_column(item, path) if _is_array(item) else None
+        if now is None:
+            raise _changed(path, f"is {_article(item)}", f"it was a column of {schema}")
+        if now != schema:
+            raise _changed(path, f"has rows of {now}", f"they were {schema}")
+    elif type(item) is not schema.kind:
+        raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
+    columns.append(item)
+
+
+def _changed(path: str, now: str, before: str) -> ValueError:
+    return ValueError(
+        f"rebatched: {path} {now}, in batches before {before}: all rows of an epoch must be alike; "
+        "mpwds.padded() pads them in the workers, unbatched(), shuffle(n) and batched(m, collation_fn=...) "
+        "mix those that are not"
+    )
+
+
+# ------------------------------------------------------- telling lists of rows from lists of columns
+
+
+def _found_schema(batch: Any) -> Schema:
+    contradiction: _Contradiction | None = None
+    for rows_are_alike in (True, False):
+        found = []
+        for rows in _possible_row_counts(batch):
+            try:
+                found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
+            except _Contradiction as error:
+                contradiction = contradiction or error
+        if len(found) > 1:
+            raise _ambiguous("batch")
+        if found:
+            return found[0]
+    if contradiction is None:
+        raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
+    raise ValueError(str(contradiction))
+
+
+class _Contradiction(Exception):
+    """The batch has another number of rows; the message says where."""
+
+
+class _NoColumn(Exception):
+    """Something in a batch is not a column."""
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Searches for the schema of a batch, given its number of rows.
+
+    Args:
+        rows: Number of rows.
+        rows_are_alike: Whether arrays in a list are rows of it only if they are all arrays of one kind.
+    """
+
+    rows: int
+    rows_are_alike: bool
+
+    def group(self, item: Any, path: str) -> Schema:
+        """The schema of an item that is an array or holds columns; a list of rows is not among them."""
+        if _is_array(item):
+            if len(item) != self.rows:
+                raise self._contradiction(item, path)
+            return _array_column(item, path)
+        parts = _children(item)
+        if parts is None:
+            raise _NoColumn(
+                f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with an "
+                "item for each row"
+            )
+        keys = tuple(key for key, _, _ in parts)
+        schemas = tuple(self.part(part, path + step) for _, step, part in parts)
+        factory = item.default_factory if type(item) is collections.defaultdict else None
+        return ColumnGroup(type(item), keys, schemas, factory)
+
+    def part(self, item: Any, path: str) -> Schema:
+        """The schema of a part of a batch."""
+        if not _is_list(item):
+            return self.group(item, path)
+        columns = self._columns(item, path)
+        may_be_rows = len(item) == self.rows and not (self.rows_are_alike and _differ(item))
+        if columns is not None:
+            if may_be_rows:
+                raise _ambiguous(path)
+            return columns
+        if not may_be_rows:
+            raise self._contradiction(item, path)
+        return ListColumn(type(item))
+
+    def _columns(self, item: Any, path: str) -> Schema | None:
+        """The schema of a list, if it can be one of columns."""
+        try:
+            group = self.group(item, path)
+        except (_Contradiction, _NoColumn):
+            return None
+        return group if any(isinstance(leaf, ArrayColumn) for leaf in leaves(group)) else None
+
+    def _contradiction(self, item: Any, path: str) -> _Contradiction:
+        return _Contradiction(f"rebatched: {path} has {len(item)} rows, other columns have {self.rows}")
+
+
+def _is_list(item: Any) -> bool:
+    """Whether an item is a list or a tuple other than a namedtuple."""
+    return isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+
+
+def _differ(items: Any) -> bool:
+    """Whether there are arrays among some items that are not all arrays of one kind, ``None`` aside."""
+    kinds = {
+        (type(item), item.dtype, item.ndim) if _is_array(item) else None for item in items if item is not None
+    }
+    return len(kinds) > 1
+
+
+def _ambiguous(path: str) -> TypeError:
+    return TypeError(
+        f"rebatched: the lists in {path} may be columns, or have an item for each row: put columns into a "
+        "dict or a namedtuple, rows of one shape into one array, by map()"
+    )
+
+
+def _possible_row_counts(batch: Any) -> set[int]:
+    """The length of the first array that is surely a column; else of the first list and its first array."""
+    first_list = None
+    pending = collections.deque([batch])
+    while pending:
+        item = pending.popleft()
+        if _is_array(item):
+            return {len(item)}
+        if _is_list(item) and item is not batch:
+            first_list = item if first_list is None else first_list
+        else:
+            pending.extend(part for _, _, part in _children(item) or ())
+    if first_list is None:
+        _Search(0, True).group(batch, "batch")  # raises the error
+        return set()
+    array = _first_array(first_list)
+    return {len(first_list)} if array is None else {len(first_list), len(array)}
+
+
+def _first_array(item: Any) -> Any:
+    if _is_array(item):
+        return item
+    arrays = (_first_array(part) for _, _, part in _children(item) or ())
+    return next((array for array in arrays if array is not None), None)
+
+
+# -------------------------------------------------------------------------------------- what is in a batch
+
+
+def _children(item: Any) -> list[tuple[Any, str, Any]] | None:
+    """What an item holds, as keys, steps of a path and items; ``None`` if it cannot hold columns."""
+    kind = type(item)
+    if kind in _MAPPINGS:
+        return [(key, f"[{key!r}]", value) for key, value in item.items()]
+    if kind in (list, tuple):
+        return [(index, f"[{index}]", value) for index, value in enumerate(item)]
+    names = fields_of(kind)
+    return None if names is None else [(name, f".{name}", getattr(item, name)) for name in names]
+
+
+def _is_array(item: Any) -> bool:
+    """Whether an item is an array or a tensor that has rows."""
+    if type(item) is np.ndarray or _is_tensor(item):
+        return bool(item.ndim)
+    return False
+
+
+def _is_tensor(item: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
+
+
+def _array_column(array: Any, path: str) -> ArrayColumn:
+    """The schema of an array, found at ``path``.
+
+    Raises:
+        TypeError: It is a tensor in a GPU's memory, or a sparse one.
+    """
+    if _is_tensor(array):
+        layout = str(array.layout).removeprefix("torch.")
+        if array.device.type != "cpu" or layout != "strided":
+            raise TypeError(
+                f"rebatched: {path} is a {layout} tensor on {array.device}: it takes dense tensors in "
+                "the CPU's memory, so move batches to a device behind it"
+            )
+    return ArrayColumn(array.dtype, tuple(array.shape[1:]))
+
+
+def _article(item: Any) -> str:
+    """Names an item's class in an error: ``an int``."""
+    name = type(item).__name__
+    return f"a{'n' if name[:1].lower() in 'aeiou' else ''} {name}"
+
+
+def _names(keys: Any) -> str:
+    return ", ".join(map(repr, keys)) or "nothing"

@@ -1,0 +1,84 @@
+"""The envelope: a msgpack map with a version, which carries a structure and further fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from mpwds.errors import EnvelopeError
+from mpwds.nest.nodes import STR
+from mpwds.tenbin import Buffer
+
+VERSION = 1
+
+
+def pack(fields: dict[str, Any]) -> bytes:
+    """Make an envelope.
+
+    Args:
+        fields: Values of msgpack's types: None, bool, int of 64 bits, float, str, bytes, list, dict. The
+            name ``"mpwds"`` is taken by the version. Tuples arrive as lists.
+
+    Raises:
+        TypeError: A value is of another type.
+        ValueError: A value is out of msgpack's range, or a field is called ``"mpwds"``.
+
+    Example:
+        >>> unpack(pack({"sequence": 7}))
+        {'sequence': 7}
+    """
+    if "mpwds" in fields:
+        raise ValueError("an envelope's field 'mpwds' holds its version: use another name")
+    envelope = {"mpwds": VERSION, **fields}
+    try:
+        try:
+            packed: bytes = msgpack.packb(envelope)
+        except UnicodeEncodeError:  # a lone surrogate, from a file name for instance, is str too
+            packed = msgpack.packb(envelope, unicode_errors="surrogatepass")
+    except OverflowError as error:
+        raise ValueError(f"cannot send this in an envelope: {error}") from error
+    return packed
+
+
+def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
+    """Open an envelope.
+
+    Args:
+        data: The envelope; any C-contiguous buffer.
+        trusted: Parse the bytes at once: they come from another process of this program. Bytes of a file
+            or a network are first checked, so that a false length in them costs no memory.
+
+    Raises:
+        EnvelopeError: The bytes are not an envelope, or of another version.
+
+    Example:
+        >>> unpack(b"no envelope")
+        Traceback (most recent call last):
+        ...
+        mpwds.errors.EnvelopeError: the bytes are no envelope: unpack(b) received extra data.
+    """
+    try:
+        if not trusted:
+            # Each of many nested arrays may claim as many elements as there are bytes, and msgpack allocates
+            # all of them. Skipping allocates nothing, and fails at the first false claim.
+            scout = msgpack.Unpacker(max_buffer_size=memoryview(data).nbytes)
+            scout.feed(data)
+            scout.skip()
+        fields = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise EnvelopeError(f"the bytes are no envelope: {error or type(error).__name__}") from error
+    if type(fields) is not dict:
+        raise EnvelopeError(f"the message is no envelope but a {type(fields).__qualname__}")
+    version = fields.pop("mpwds", None)
+    if type(version) is not int:
+        raise EnvelopeError("the message is no envelope of mpwds: it has no version")
+    if version != VERSION:
+        raise EnvelopeError(
+            f"the envelope is of version {version}, this mpwds speaks version {VERSION}: "
+            "use the same mpwds on both sides"
+        )
+    if not set(map(type, fields)) <= STR:
+        raise EnvelopeError("the envelope has a field whose name is no str")
+    opened: dict[str, Any] = fields
+    return opened
