@@ -383,6 +383,26 @@ def test_the_stats_of_a_loader_with_stages_behind_are_the_loaders():
         assert pipeline.stats().batches == 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_made_again_for_a_resumed_epoch_are_counted(workers):
+    dataset = DataPipeline(range(20)).batched(5)
+
+    def pipeline():
+        return MultiLoader(dataset, workers, start_method="fork").rebatched(4, shuffle=20)
+
+    first = pipeline()
+    batches = iter(first)
+    for _ in range(3):  # by now all rows are in the pool
+        next(batches)
+    assert first.stats().batches == 4
+    with pipeline() as resumed:
+        resumed.load_state_dict(first.state_dict())
+        assert len(list(resumed)) == 2
+        stats = resumed.stats()
+    first.close()
+    assert (stats.batches, stats.samples, stats.nbytes) == (4, 20, first.stats().nbytes)
+
+
 def test_a_loader_that_has_run_says_so_in_its_repr():
     loader = MultiLoader([1, 2], workers=0, output="numpy")
     assert repr(loader) == "MultiLoader(DataPipeline(list), workers=0)"
