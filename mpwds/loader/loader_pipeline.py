@@ -62,12 +62,12 @@ class Rebatching(Composable):
                 by the time a batch is made, as it has if the loader pins memory or delivers to a device.
 
         Raises:
-            ValueError: A number is out of range.
-            TypeError: A number is none.
+            ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
+            TypeError: A number is not an integer.
 
         While iterating:
-            ``ValueError``, ``TypeError``: What the workers deliver is no batch, or its rows have another
-            shape or dtype than those before.
+            ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
+            differ in shape or dtype from those before.
             :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
 
         Example:

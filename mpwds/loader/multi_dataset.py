@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpwds.loader import checks
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.pinned_elements import pinned
 from mpwds.pipeline.context import ALONE, Context
@@ -71,7 +72,7 @@ class MultiDataset(DataPipeline):
         super().__init__(_Delivered(loader), seed=loader.seed)
         self.loader = loader
         self._length = nominal
-        self._pin_memory = pin_memory and loader.output == "torch"
+        self._pin_memory = checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
 
     def __iter__(self) -> MultiDatasetIterator:
         return MultiDatasetIterator(super().__iter__(), self.loader, self._pin_memory)

@@ -119,8 +119,9 @@ class MultiLoader(LoaderStages, TorchIterable):
             wrong. Needs tqdm (``pip install 'mpwds[progress]'``).
 
     Raises:
-        ValueError: An argument is out of range, or given though the pool determines it, or ``pin_memory`` or
-            ``device`` goes with an ``output`` other than ``"torch"``.
+        ValueError: An argument is out of range, a switch is not a boolean, ``workers`` or ``start_method``
+            is combined with ``pool``, or ``pin_memory`` or ``device`` with an ``output`` other than
+            ``"torch"``.
         RuntimeError: There is no such ``device`` here.
         TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
         ImportError: The package that ``output`` needs, or tqdm for ``progress``, is not installed.
@@ -173,20 +174,20 @@ class MultiLoader(LoaderStages, TorchIterable):
             seed = checks.integer("MultiLoader", "seed", seed)
         self.dataset = as_dataset(dataset)
         self.workers = workers
-        self.in_order = in_order
+        self.in_order = checks.boolean("MultiLoader", "in_order", in_order)
         self.prefetch = prefetch
         self.start_method = start_method
         self.timeout = timeout
         self.output: FinalOutput = output
         self.seed = seed
-        self.persistent = persistent
+        self.persistent = checks.boolean("MultiLoader", "persistent", persistent)
         self.on_worker_death: OnWorkerDeath = on_worker_death
         self.even: Even | None = even
-        self.pin_memory = pin_memory
+        self.pin_memory = checks.boolean("MultiLoader", "pin_memory", pin_memory)
         self.device = device
-        self._delivery = Delivery(output, device, pin_memory, prefetch, self._cuda)
-        self.progress = progress
-        if progress:
+        self._delivery = Delivery(output, device, self.pin_memory, prefetch, self._cuda)
+        self.progress = checks.boolean("MultiLoader", "progress", progress)
+        if self.progress:
             require_tqdm()
         self._epoch = 0
         self._bookmark = Bookmark()
@@ -206,7 +207,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._ledger = Ledger(
             self._group.readings if self._local is None else self._local.readings,
             self._group.private_copies,
-            in_order=in_order,
+            in_order=self.in_order,
             in_process=workers == 0,
         )
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mpwds.loader import checks
 from mpwds.loader.batch_form import Form, columns_of, leaves
 from mpwds.loader.infer_form import form_of
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
@@ -51,9 +52,11 @@ class Rebatched(Filter):
             has used CUDA when the batch is made.
 
     Raises:
-        ValueError: ``batchsize`` or ``initial`` is below 1, or ``shuffle`` is negative; or, while iterating,
-            the columns of a batch differ in their number of rows, or its rows are unlike those before.
-        TypeError: A number is none; or, while iterating, something in a batch is no column.
+        ValueError: ``batchsize`` or ``initial`` is below 1, ``shuffle`` is negative, or ``drop_last`` or
+            ``pin_memory`` is not a boolean; or, while iterating, the columns of a batch differ in their
+            number of rows, or its rows are unlike those before.
+        TypeError: ``batchsize``, ``shuffle`` or ``initial`` is not an integer; or, while iterating, part of
+            a batch is not a column.
         SharedMemoryError: While iterating, there is no memory for the pool or a batch.
 
     Example:
@@ -78,6 +81,9 @@ class Rebatched(Filter):
                 raise TypeError(f"rebatched: {name} must be a whole number, got {value!r}")
             if value < least:
                 raise ValueError(f"rebatched: {name} must be at least {least}, got {value}")
+        checks.boolean("rebatched", "drop_last", self.drop_last)
+        if self.pin_memory is not None:
+            checks.boolean("rebatched", "pin_memory", self.pin_memory)
 
     def __str__(self) -> str:
         more = options(
