@@ -72,7 +72,9 @@ class MultiDataset(DataPipeline):
         super().__init__(_Delivered(loader), seed=loader.seed)
         self.loader = loader
         self._length = nominal
-        self._pin_memory = checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
+        self._pin_memory = (
+            checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
+        )
 
     def __iter__(self) -> MultiDatasetIterator:
         return MultiDatasetIterator(super().__iter__(), self.loader, self._pin_memory)
