@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from mpwds.loader.rebatched import Rebatched
-from mpwds.loader.shards_read import shards_read
 from mpwds.pipeline.beginnings import iterates_itself
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import Padded
@@ -49,10 +48,6 @@ _KEEP_THE_NUMBER = (
 _KEEP_THE_ROWS = (Detshuffle, Info, LogKeys, Shuffle)
 
 
-SamplesOf: TypeAlias = Callable[[str], int]
-"""The number of samples of a shard, given its URL; raises ``LengthUnknown``."""
-
-
 class LengthUnknown(TypeError):
     """The number of elements in an epoch is not known.
 
@@ -70,9 +65,7 @@ class LengthUnknown(TypeError):
 class CountOf(Protocol):
     """Counts the elements of an epoch; the arguments are those of :func:`count_delivered`."""
 
-    def __call__(
-        self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None
-    ) -> int: ...
+    def __call__(self, context: Context, *, exact: bool = False) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,6 @@ def count_delivered(
     context: Context = ALONE,
     *,
     exact: bool = False,
-    samples_of: SamplesOf | None = None,
 ) -> Count:
     """What a loader with this dataset delivers to a rank.
 
@@ -106,7 +98,6 @@ def count_delivered(
         workers: The loader's workers.
         context: Epoch, seed and rank.
         exact: Take no dataset at its word, nor what ``with_length`` says.
-        samples_of: Without it, datasets of shards have no length.
 
     Raises:
         LengthUnknown: It cannot be known; the message says because of what.
@@ -123,7 +114,7 @@ def count_delivered(
         return Count(dataset._length)
     total = Count(0, 0)
     for worker in range(max(workers, 1)):
-        total += _count_in(dataset, replace(context, worker=worker, workers=max(workers, 1)), samples_of)
+        total += _count_in(dataset, replace(context, worker=worker, workers=max(workers, 1)))
     return total
 
 
@@ -156,17 +147,15 @@ def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
     return Count(epochs.limit)
 
 
-def _count_in(pipeline: DataPipeline, context: Context, samples_of: SamplesOf | None = None) -> Count:
+def _count_in(pipeline: DataPipeline, context: Context) -> Count:
     origin, *stages = pipeline.parts
     epochs = pipeline._epochs
     if isinstance(origin, ResampledShards) and epochs.repetitions is None and epochs.limit is not None:
         return Count(epochs.limit)  # all workers draw from all shards, so none is without
     if isinstance(origin, DataPipeline):
-        count = _count_in(origin, context, samples_of)
+        count = _count_in(origin, context)
     elif hasattr(origin, "count_in"):
         count = Count(origin.count_in(context))
-    elif samples_of is not None and (read := shards_read(pipeline, context)) is not None:
-        count, stages = Count(sum(map(samples_of, read.urls))), read.stages_behind
     else:
         raise LengthUnknown(f"{origin} does not tell how many elements it has")
     return count_behind(stages, epochs, count)

@@ -14,7 +14,7 @@ from mpwds.loader.delivered import Delivered, Delivering
 from mpwds.loader.even import even_length, evened, is_to_be_even
 from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.ledger import Since
-from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
+from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.one_thread import OneThread
 from mpwds.loader.pipeline_place import PipelinePlace
 from mpwds.loader.progress import EpochProgress
@@ -224,12 +224,12 @@ class LoaderPipeline(Rebatching, DataPipeline):
             return self._length
         return even_length(self.loader.even, self._count)
 
-    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
+    def _count(self, context: Context, *, exact: bool = False) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
         loader = self.loader
-        count = count_delivered(loader.dataset, loader.workers, context, exact=exact, samples_of=samples_of)
+        count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
         return count_behind(self.stages, epochs, count).elements
 
 
@@ -385,8 +385,8 @@ class LoaderStages(Rebatching, Fluent):
         epoch, self._epoch = self._epoch, self._epoch + 1
         return epoch
 
-    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
-        count = count_delivered(self.dataset, self.workers, context, exact=exact, samples_of=samples_of)
+    def _count(self, context: Context, *, exact: bool = False) -> int:
+        count = count_delivered(self.dataset, self.workers, context, exact=exact)
         return count.elements
 
 

@@ -196,23 +196,6 @@ class DataPipeline(Fluent, TorchIterable):
         """The stages that do what these do."""
         return stages
 
-    def before(self, position: int, context: Context) -> Stream[Any]:
-        """The stream of what stage number ``position`` gets when the pipeline runs once.
-
-        Args:
-            position: The stage's number, from 1; it and those behind it do not run.
-            context: Epoch, seed, rank, worker.
-
-        Example:
-            >>> dataset = DataPipeline(["a.tar", "b.tar"]).slice(1).map(len)
-            >>> [element for _, element in dataset.before(2, Context())]
-            ['a.tar']
-        """
-        origin, *stages = self.parts
-        if context.seed is None:
-            context = replace(context, seed=self._seed)
-        return _chain(origin, stages, context, position - 1)
-
     def append(self, f: Any) -> None:
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
 
@@ -351,8 +334,8 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
 
-def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | None = None) -> Stream[Any]:
-    """The stream that runs a pipeline once, or the first ``number`` stages of it.
+def _chain(origin: Origin, stages: list[Stage], context: Context) -> Stream[Any]:
+    """The stream that runs a pipeline once.
 
     What stands before a cache (a stage with ``pins_epoch``) runs as in epoch 0 every time: the cache holds
     what that epoch gave, and an epoch that was left early is gone on with.
@@ -376,7 +359,7 @@ def _chain(origin: Origin, stages: list[Stage], context: Context, number: int | 
         return stream if context.watch is None else context.watch(part, stream, of_part(position))
 
     stream = watched(origin, origin.stream(of_part(0)), 0)
-    for position, stage in enumerate(stages[:number], start=1):
+    for position, stage in enumerate(stages, start=1):
         stream = watched(stage, stage.stream(stream, of_part(position)), position)
     return stream
 
