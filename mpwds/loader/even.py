@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.agreement import Agreement, Even
-from mpwds.loader.lengths import CountOf, LengthUnknown
+from mpwds.loader.lengths import CountOf
 from mpwds.loader.own_part import OwnPart
 from mpwds.loader.ranks import TorchRanks, world_size
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.repetitions import epoch_of_repetition
 from mpwds.warn import warn
 

@@ -19,6 +19,7 @@ from mpwds.loader.row_mixer import RowMixer
 from mpwds.loader.row_places import TakenBatches, gather, places_of, rows_like
 from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, explain, options
 from mpwds.pipeline.place import Place
@@ -74,6 +75,8 @@ class Rebatched(Filter):
     pin_memory: bool | None = None
     addressable: ClassVar[bool] = False
 
+    samples_in = staticmethod(rows_in)
+
     def __post_init__(self) -> None:
         for name, least in (("batchsize", 1), ("shuffle", 0), ("initial", 1)):
             value = getattr(self, name)
@@ -94,6 +97,11 @@ class Rebatched(Filter):
             pin_memory=(self.pin_memory, None),
         )
         return f"rebatched({arguments(self.batchsize, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        if incoming.rows is None:
+            raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
+        return Count(incoming.rows).batched(self.batchsize, partial=not self.drop_last)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return RebatchedStream(self, source, context)

@@ -103,8 +103,8 @@ class LoaderStats:
             many small elements, it is estimated from some of them.
         batches: Batches delivered; behind stages, to the first of them. Batches that a resumed epoch makes
             again, because stages held rows of them, count here too.
-        samples: Samples in them: the length that all columns of a batch have (see ``samples_in``); 1 where
-            single elements are delivered.
+        samples: Samples in them: the length that all columns of a batch have, 1 for a single sample, or what
+            the dataset's last stage with a method ``samples_in`` says.
         nbytes: Bytes of their arrays.
         batches_per_s: Batches delivered for each second.
         samples_per_s: Samples delivered for each second.

@@ -22,7 +22,9 @@ _PARTS = 1000
 class Beginning(TorchIterable, ABC):
     """Base of what a pipeline begins at and what can be iterated by itself too.
 
-    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``.
+    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``. It may tell loaders how
+    many elements a worker gets, by a method ``count_in(context)``, and by ``never_empty`` that no worker gets
+    none.
     """
 
     _epoch = 0

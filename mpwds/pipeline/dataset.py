@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from mpwds.pipeline.beginnings import as_origin, as_stage, as_stages, culprit, iterates_itself, within
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.fluent import Fluent
@@ -84,6 +85,21 @@ class DataPipeline(Fluent, TorchIterable):
         if not self.pipeline:
             raise ValueError("the pipeline is empty: append a source, such as a list of shards, then stages")
         return as_origin(self.pipeline[0]), *self.stages
+
+    @property
+    def samples_in(self) -> Callable[[Any], int]:
+        """The function that counts the samples in an element: that of the last part that has one.
+
+        Without such a part the form of an element tells: see :func:`~mpwds.pipeline.counts.rows_in`.
+
+        Example:
+            >>> DataPipeline([[1, 2], [3]]).samples_in([1, 2])
+            1
+            >>> DataPipeline([1, 2, 3]).batched(2, collation_fn=None).samples_in([1, 2])
+            2
+        """
+        counters = (getattr(part, "samples_in", None) for part in reversed(self.parts))
+        return next(filter(None, counters), rows_in)
 
     def stage(self, i: int) -> Any:
         """What was given as part ``i`` of the pipeline; the source is part 0.

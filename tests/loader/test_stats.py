@@ -15,6 +15,7 @@ import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
 from mpwds.loader.counters import NBYTES_OF_ALL, Reading, StageReading
+from mpwds.loader.elements import sample_counter
 from mpwds.loader.ledger import Ledger, WorkerReading
 from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.stages.map import Map
@@ -68,6 +69,27 @@ class ReadyBatches(torch.utils.data.IterableDataset):
     def __iter__(self):
         for _ in range(3):
             yield {"image": torch.zeros(7, 2), "key": ["k"] * 7}
+
+
+IMAGES = np.zeros((5, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "counted"),
+    [
+        (DataPipeline([IMAGES]), 1),
+        (DataPipeline([IMAGES]).map(abs), 1),
+        (DataPipeline([IMAGES]).batched(5), 5),
+        (DataPipeline([IMAGES]).batched(5).map(abs).shuffle(3), 5),
+        (DataPipeline([IMAGES]).batched(5).unbatched(), 1),
+        (WebDataset("x.tar"), 1),
+        (DataPipeline(DataPipeline([IMAGES]).with_epoch(3)), 1),
+        (DataPipeline(RoundRobin([DataPipeline([IMAGES])])), 5),
+        (lambda: iter([IMAGES]), 5),
+    ],
+)
+def test_a_pipeline_knows_how_many_samples_its_elements_are(dataset, counted):
+    assert sample_counter(dataset)(IMAGES) == counted
 
 
 def test_the_rows_of_ready_batches_are_samples():

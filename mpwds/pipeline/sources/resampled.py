@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.pipeline.beginnings import Beginning
 from mpwds.pipeline.context import ALONE, Context
@@ -49,6 +49,8 @@ class ResampledShards(Beginning):
         >>> len(list(shards))
         3
     """
+
+    never_empty: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpwds.pipeline.applied import Applied
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -78,6 +79,9 @@ class ToTuple(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"to_tuple({arguments(*self.specs, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Picker(self._fields(), self), handler=self.handler)
