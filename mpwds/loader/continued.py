@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpwds.loader.delivered import naming_what_is_held, only_needed
+from mpwds.loader.delivered import only_needed
 from mpwds.loader.progress import warn_of_empty_epoch
 from mpwds.loader.state import field
 from mpwds.pipeline.place import Place
@@ -86,7 +86,7 @@ class Continued:
             if self._delivered:
                 self._begin(0)
             try:
-                self._stream.load_state_dict(naming_what_is_held(stream))
+                self._stream.load_state_dict(stream)
                 self._delivered = delivered
             except LookupError as error:
                 self._replay(delivered, str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from mpwds.loader.progress import EpochProgress
@@ -93,69 +93,41 @@ class Delivered:
 
 
 def only_needed(state: Any) -> Any:
-    """The state of stages behind a loader, with that state of each worker alone that it takes to go on.
+    """The state of stages behind a loader, reduced to what resuming needs.
+
+    Of the states of each worker, only the last one before all batches that stages hold parts of is kept.
+    Those batches are named, so that they can be fetched while the state is loaded.
 
     Args:
         state: What the last stage's ``state_dict`` returned.
     """
-
-    def lessened(loaded: Any, held: Counter[Batch]) -> Any:
-        workers = []
-        for index, worker in enumerate(loaded["workers"]):
-            first = min((number for other, number in held if other == index), default=worker["delivered"])
-            before = [entry for entry in worker["states"] if entry[0] <= first]
-            workers.append({**worker, "states": before[-1:]})
-        return {**loaded, "workers": workers}
-
-    return _with_loaded(state, lessened)
-
-
-def naming_what_is_held(state: Any) -> Any:
-    """The same state, where the part of :class:`Delivered` names the batches whose parts stages held."""
-
-    def naming(loaded: Any, held: Counter[Batch]) -> Any:
-        return {**loaded, "held": [[*place, count] for place, count in held.items()]}
-
-    return _with_loaded(state, naming)
-
-
-def _with_loaded(state: Any, change: Callable[[Any, Counter[Batch]], Any]) -> Any:
-    loaded = _find_loaded(state)
-    if loaded is None:
-        return state
-    delivered = [worker["delivered"] for worker in loaded["workers"]]
     held: Counter[Batch] = Counter()
-    _count_places(state, delivered, held)
-    changed = change(loaded, held)
 
-    def replaced(value: Any) -> Any:
-        if value is loaded:
-            return changed
-        return {key: replaced(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    def reduced(state: Any) -> Any:
+        if "loaded" in state:
+            return {**state, "loaded": _reduced(state["loaded"], held)}
+        if "source" not in state:  # not a stage that says what it holds
+            return state
+        held.update(_batches_in(state.get("held", ())))
+        return {**state, "source": reduced(state["source"])}
 
-    return replaced(state)
-
-
-def _find_loaded(state: Any) -> Any:
-    if not isinstance(state, Mapping):
-        return None
-    if "loaded" in state:
-        return state["loaded"]
-    return next(filter(None, map(_find_loaded, state.values())), None)
+    return reduced(state)
 
 
-def _count_places(state: Any, delivered: list[int], found: Counter[Batch]) -> None:
-    """Counts all pairs of numbers that may be places of batches. Too many cost time, nothing else."""
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            if key != "loaded":
-                _count_places(value, delivered, found)
-    elif isinstance(state, (list, tuple)):
-        if len(state) == 2 and type(state[0]) is int and type(state[1]) is int:
-            worker, number = state
-            if 0 <= worker < len(delivered) and 0 <= number < delivered[worker]:
-                found[worker, number] += 1
-        else:
-            for value in state:
-                if isinstance(value, (list, tuple, Mapping)):
-                    _count_places(value, delivered, found)
+def _reduced(loaded: Any, held: Counter[Batch]) -> Any:
+    workers = []
+    for index, worker in enumerate(loaded["workers"]):
+        first = min((number for other, number in held if other == index), default=worker["delivered"])
+        before = [entry for entry in worker["states"] if entry[0] <= first]
+        workers.append({**worker, "states": before[-1:]})
+    return {**loaded, "workers": workers, "held": [[*batch, count] for batch, count in held.items()]}
+
+
+def _batches_in(addresses: Any) -> Iterator[Batch]:
+    """The batches in addresses that stages made of theirs: the innermost pairs of numbers."""
+    for address in addresses:
+        if isinstance(address, (list, tuple)):
+            if len(address) == 2 and type(address[0]) is type(address[1]) is int:
+                yield address[0], address[1]
+            else:
+                yield from _batches_in(address)

@@ -204,7 +204,8 @@ class RebatchedStream:
         self._taken.keep_only([given, pool, filled])
         return {
             "source": self._source.state_dict(),
-            "batches": self._taken.addresses(),
+            "numbers": list(self._taken.addresses),
+            "held": list(self._taken.addresses.values()),
             "pool": pool.tolist(),
             "filled": filled.tolist(),
             "given": given.tolist(),
@@ -219,7 +220,7 @@ class RebatchedStream:
         self._rng.bit_generator.state = _with_numbers(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
-        self._taken = TakenBatches(state["batches"])
+        self._taken = TakenBatches(state["numbers"], state["held"])
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
         for number, address in self._taken.in_order():

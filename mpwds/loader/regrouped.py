@@ -142,14 +142,14 @@ class _Regrouped:
 
     def state_dict(self) -> dict[str, Any]:
         if self._stream is None:
-            return {"by_batches": None, "stream": self._source.state_dict()}
-        return {"by_batches": self._by_batches is not None, "stream": self._stream.state_dict()}
+            return {"by_batches": None, "source": self._source.state_dict()}
+        return {"by_batches": self._by_batches is not None, "source": self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["by_batches"] is None:
-            self._source.load_state_dict(state["stream"])
+            self._source.load_state_dict(state["source"])
             return
-        self._begin(by_batches=state["by_batches"]).load_state_dict(state["stream"])
+        self._begin(by_batches=state["by_batches"]).load_state_dict(state["source"])
 
 
 class _Unlike(Exception):

@@ -22,40 +22,38 @@ class TakenBatches:
     """The addresses of the batches whose rows are held somewhere.
 
     Args:
-        addresses: Numbers of batches and their addresses.
+        numbers: The batches' numbers.
+        addresses: Their addresses.
 
     Attributes:
+        addresses: The address of each batch, by its number.
         many: There are so many that it is time for :meth:`keep_only`.
     """
 
-    def __init__(self, addresses: Sequence[Any] = ()) -> None:
-        self._addresses: dict[int, Address] = {number: as_address(address) for number, address in addresses}
-        self._next = max(self._addresses, default=-1) + 1
+    def __init__(self, numbers: Sequence[int] = (), addresses: Sequence[Any] = ()) -> None:
+        self.addresses: dict[int, Address] = dict(zip(numbers, map(as_address, addresses), strict=True))
+        self._next = max(self.addresses, default=-1) + 1
         self._kept = 0
 
     def take(self, address: Address, rows: int) -> Places:
         """Remembers a batch; the column of its rows' places."""
         number, self._next = self._next, self._next + 1
-        self._addresses[number] = address
+        self.addresses[number] = address
         return places_of(number, rows)
 
     @property
     def many(self) -> bool:
-        return len(self._addresses) > 2 * self._kept + _MANY
+        return len(self.addresses) > 2 * self._kept + _MANY
 
     def keep_only(self, places: Sequence[Places]) -> None:
         """Forgets the batches of which no row is at any of these places."""
         numbers = np.unique(np.concatenate(places) >> _ROW_BITS).tolist()
-        self._addresses = {number: self._addresses[number] for number in numbers}
+        self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)
-
-    def addresses(self) -> list[tuple[int, Address]]:
-        """The batches, as the constructor takes them."""
-        return list(self._addresses.items())
 
     def in_order(self) -> Iterator[tuple[int, Address]]:
         """The batches in the order of their addresses, in which they are fetched fastest."""
-        return iter(sorted(self._addresses.items(), key=lambda item: item[1]))
+        return iter(sorted(self.addresses.items(), key=lambda item: item[1]))
 
 
 def places_of(batch: int, rows: int) -> Places:

@@ -13,7 +13,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 
-VERSION = 1
+VERSION = 2
 
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
