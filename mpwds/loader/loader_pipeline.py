@@ -8,18 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds.loader.agreement import Even
-from mpwds.loader.bookmark import Bookmark
-from mpwds.loader.continued import Continued
-from mpwds.loader.delivered import Delivered, Delivering
 from mpwds.loader.even import even_length, evened, is_to_be_even
-from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.ledger import Since
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.one_thread import OneThread
-from mpwds.loader.pipeline_place import PipelinePlace
+from mpwds.loader.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
 from mpwds.loader.regrouped import regrouped
+from mpwds.loader.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
 from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
@@ -112,20 +109,20 @@ class LoaderPipeline(Rebatching, DataPipeline):
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
-        self._place = PipelinePlace()
+        self._position = PipelinePosition()
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.loader._next_epoch()
-        elements = evened(self.loader, epoch, self._begin, self._count, self._place.handed(epoch))
-        return HandedOn(elements, self._place.run) if is_to_be_even(self.loader) else elements
+        elements = evened(self.loader, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        return CountOnYield(elements, self._position.run) if is_to_be_even(self.loader) else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        elements = clocked(self._place.iterate(self, epoch), self.loader._clock)
+        elements = clocked(self._position.iterate(self, self.loader, epoch), self.loader._clock)
         return self.loader._hand_out(OneThread(elements), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
-        self._place.turn_away()
+        self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
@@ -134,14 +131,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
             context = replace(context, watch=loader._watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
-        return Continued(self._starter(context), same_order, next(filter(None, culprits), None))
+        return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
-        extended._place = PipelinePlace()
+        extended._position = PipelinePosition()
         return extended
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +159,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
             >>> [batch.tolist() for batch in pipeline] == whole[1:]
             True
         """
-        return self._place.state_dict(self)
+        return self._position.state_dict(self, self.loader)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` go on where ``state_dict`` was saved, by this pipeline or one like it.
@@ -179,7 +176,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
                 or seeds, or another dataset; or, in ``iter()``, the epoch would have to be run again and
                 ``in_order=False`` gives another order each time.
         """
-        self._place.load(self, state_dict)
+        self._position.load(self, self.loader, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`.
@@ -243,7 +240,7 @@ class LoaderStages(Rebatching, Fluent):
     seed: int | None
     even: Even | None
     _epoch: int
-    _bookmark: Bookmark
+    _position: LoaderPosition
 
     def compose(self, *stages: Any) -> Any:
         """The loader with stages behind it.
@@ -361,7 +358,7 @@ class LoaderStages(Rebatching, Fluent):
         return f"  # {stats.in_short}" if stats.batches else ""
 
     @abstractmethod
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Delivering:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
         """The elements of an epoch, whichever is next by count.
 
         Args:
@@ -403,4 +400,4 @@ class _Loaded:
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return Delivered(lambda progress: self._loader._iterate(context.epoch, progress))
+        return LoaderStream(lambda progress: self._loader._iterate(context.epoch, progress))

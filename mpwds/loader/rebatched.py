@@ -15,8 +15,8 @@ from mpwds.loader import checks
 from mpwds.loader.batch_form import Form, columns_of, leaves
 from mpwds.loader.infer_form import form_of
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
+from mpwds.loader.row_ids import TakenBatches, gather, row_ids_of, rows_like
 from mpwds.loader.row_mixer import RowMixer
-from mpwds.loader.row_places import TakenBatches, gather, places_of, rows_like
 from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
@@ -178,7 +178,7 @@ class RebatchedStream:
             if self._mixer is None:
                 self._mixer = self._made_mixer(form, given)
             elif self._taken.many:
-                self._taken.keep_only([self._given_places(), *self._mixer.places()])
+                self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
             self._given = given
 
     def _made_mixer(self, form: Form, given: list[Rows]) -> RowMixer:
@@ -199,8 +199,8 @@ class RebatchedStream:
 
     def state_dict(self) -> dict[str, Any]:
         mixer = self._mixer
-        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.places()
-        given = self._given_places()
+        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
+        given = self._given_ids()
         self._taken.keep_only([given, pool, filled])
         return {
             "source": self._source.state_dict(),
@@ -228,18 +228,18 @@ class RebatchedStream:
             form = form_of(batch) if self._mixer is None else self._mixer.form
             columns = columns_of(form, batch)
             made = [rows_of(leaf, column) for leaf, column in zip(leaves(form), columns, strict=True)]
-            made.append(places_of(number, len(columns[0])))
+            made.append(row_ids_of(number, len(columns[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(form, made)
-                held = [rows_like(made, len(places)) for places in wanted]
-            for places, out in zip(wanted, held, strict=True):
-                gather(number, places, made, out)
+                held = [rows_like(made, len(ids)) for ids in wanted]
+            for ids, out in zip(wanted, held, strict=True):
+                gather(number, ids, made, out)
         if self._mixer is not None:
             pool, filled, given = held
             self._mixer.put_back(pool, filled, draining=state["draining"])
             self._given = given if len(given[0]) else []
 
-    def _given_places(self) -> npt.NDArray[np.int64]:
+    def _given_ids(self) -> npt.NDArray[np.int64]:
         return self._given[-1] if self._given else _NOTHING
 
 
