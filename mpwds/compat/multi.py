@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpwds.loader import checks
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.pinned_elements import pinned
 from mpwds.pipeline.context import ALONE, Context
@@ -90,7 +91,9 @@ class MultiDataset(DataPipeline):
         super().__init__(_Delivered(loader), seed=loader.seed)
         self.loader = loader
         self._length = nominal
-        self._pin_memory = pin_memory and loader.output == "torch"
+        self._pin_memory = (
+            checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
+        )
 
     def __iter__(self) -> MultiDatasetIterator:
         return MultiDatasetIterator(self)

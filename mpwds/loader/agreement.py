@@ -10,22 +10,22 @@ from mpwds.loader.ranks import Ranks
 Even = Literal["drop", "pad", "wrap"]
 EVEN: tuple[Even, ...] = ("drop", "pad", "wrap")
 
-_UNKNOWN = _NOBODY = -1
+_NOBODY = -1
 
 
 class Offers(NamedTuple):
-    """What the ranks offer, the least and the most of it."""
+    """The smallest and the largest number of batches that a rank has ready."""
 
     least: int
     most: int
 
 
 class Agreement:
-    """The talks of one epoch.
+    """The messages by which ranks agree on one epoch.
 
-    Every message is of the same length and says where in the talks its rank is, and what it was asked to do.
-    Ranks that are not at the same place, because one left an epoch early or has other arguments, see that
-    from the first message on, all of them: nobody waits for an answer to another question.
+    Every message has the same length, and says how many messages its rank has sent and what its loader was
+    asked to do. If one rank left an epoch early or has other arguments, all ranks see that in the first
+    message: none of them waits for ever.
 
     Args:
         ranks: The ranks.
@@ -42,37 +42,22 @@ class Agreement:
         self._talk: int | None = None
         self._messages = 0
 
-    def counts(self, own: int | None) -> Offers | None:
-        """How many batches the ranks have; ``None`` if one does not know.
-
-        Args:
-            own: This rank's number of batches; ``None`` if it does not know.
-
-        Raises:
-            EvenEpochError: Ranks do not agree, or cannot; then all of them raise it.
-        """
-        offers = self._exchange(_UNKNOWN if own is None else own)
-        return None if offers.least == _UNKNOWN else offers
-
     def batches(self, ready: int, failed: bool = False) -> Offers:
         """How many more batches the ranks have ready.
 
         Args:
-            ready: This rank's; 0 if it has reached its end.
-            failed: It cannot go on: all ranks are to raise.
+            ready: This rank's; 0 at its end.
+            failed: This rank failed, so that all ranks have to raise.
 
         Raises:
             EvenEpochError: Ranks do not agree, or cannot; then all of them raise it.
         """
-        return self._exchange(ready, failed)
-
-    def _exchange(self, offer: int, failed: bool = False) -> Offers:
         ranks = self._ranks
         if self._talk is None:
             self._talk = ranks.begin_talk()
         place = {"talk": self._talk, "message": self._messages, **self._terms}
         self._messages += 1
-        said = [*place.values(), offer]
+        said = [*place.values(), ready]
         failing = ranks.rank if failed else _NOBODY
         heard = ranks.largest([*said, *(-number for number in said), failing], self._timeout)
         ranges = [(-least, most) for most, least in zip(heard, heard[len(said) : -1], strict=False)]
@@ -80,7 +65,7 @@ class Agreement:
         if heard[-1] != _NOBODY:
             raise EvenEpochError(
                 f"rank {heard[-1]} failed while it made its next batches, so the epoch ends on rank "
-                f"{ranks.rank} too: what is wrong is said there"
+                f"{ranks.rank} too: the error is on rank {heard[-1]}"
             )
         return Offers(*ranges[-1])
 

@@ -1,26 +1,28 @@
-"""Checks of the arguments that loaders take."""
+"""Checks of the arguments of loaders."""
 
 from __future__ import annotations
 
 import operator
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 
 def integer(
     owner: str, name: str, value: Any, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """The argument as an ``int``; NumPy's integers are taken too.
+    """Returns an argument as an ``int``; NumPy integers are accepted.
 
     Args:
-        owner: Whose argument it is.
-        name: Its name.
-        value: The argument.
-        at_least: The smallest that it may be.
-        at_most: The largest.
+        owner: The class or function that takes the argument, for the message.
+        name: The argument's name.
+        value: Its value.
+        at_least: The smallest value allowed.
+        at_most: The largest value allowed.
 
     Raises:
-        ValueError: It is no integer, or out of range.
+        ValueError: The value is not an integer, or out of range.
 
     Example:
         >>> integer("MultiLoader", "workers", True)
@@ -41,11 +43,28 @@ def integer(
     return number
 
 
-def choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Checks that an argument is one of some words.
+def boolean(owner: str, name: str, value: Any) -> bool:
+    """Returns an argument as a ``bool``; NumPy booleans, 0 and 1 are accepted.
 
     Raises:
-        ValueError: It is none of them.
+        ValueError: The value is anything else, such as the string ``"no"``, which would count as true.
+
+    Example:
+        >>> boolean("MultiLoader", "in_order", "no")
+        Traceback (most recent call last):
+        ...
+        ValueError: MultiLoader: in_order must be True or False, got 'no'
+    """
+    if not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
+        raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Checks that an argument is one of ``choices``.
+
+    Raises:
+        ValueError: It is not.
     """
     if not (isinstance(value, str) and value in choices):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -55,7 +74,7 @@ def timeout(owner: str, value: Any) -> None:
     """Checks a time-out.
 
     Raises:
-        ValueError: It is no number above 0, nor ``None``.
+        ValueError: The value is neither a number above 0 nor ``None``.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is not None and not (is_number and float(value) > 0):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch.utils.data
 
+from mpwds.loader import checks
 from mpwds.loader.accounts import Accounts
 from mpwds.loader.data_loader_iterator import DataLoaderIterator
 from mpwds.loader.data_loader_state import EpochRecord, is_iterable, own_state
@@ -115,6 +116,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         refuse_workers_of_workers(dataset, num_workers)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
+        switches = {
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+            "persistent_workers": persistent_workers,
+            "in_order": in_order,
+        }
+        for name, value in switches.items():
+            checks.boolean("DataLoader", name, value)
         super().__init__(
             dataset,
             batch_size,

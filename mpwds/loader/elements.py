@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.notes import arguments
@@ -62,6 +63,18 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
     return iter(_made_by(dataset) if is_factory else dataset)
+
+
+def sample_counter(dataset: Any) -> Callable[[Any], int]:
+    """The function that counts the samples in an element of this dataset.
+
+    Example:
+        >>> sample_counter(DataPipeline([[1, 2], [3]]))([1, 2]), sample_counter([[1, 2], [3]])([1, 2])
+        (1, 2)
+    """
+    if isinstance(dataset, DataPipeline) and dataset.pipeline and not iterates_itself(dataset):
+        return dataset.samples_in
+    return rows_in
 
 
 def process_seed(context: Context) -> int:

@@ -155,6 +155,7 @@ class EpochIterator(Iterator[Any]):
             MpwdsError: It made fewer batches than before.
         """
         try:
+            self._times.asked()
             turn = [remote for remote in self._turns if remote.index == worker]
             remote, message = self._survived(self._awaited, turn)
             if message.fields["kind"] == protocol.ERROR:
@@ -162,7 +163,10 @@ class EpochIterator(Iterator[Any]):
             if message.fields["kind"] == protocol.END:
                 raise made_fewer(worker, message.fields["sent"], self.progress.workers[worker].delivered)
             progress = self._count(remote, message)
-            return progress.received - 1, remote.batch(message)
+            self._times.arrived()
+            batch = remote.batch(message)
+            self._times.delivered(message.fields["samples"], message.fields["nbytes"])
+            return progress.received - 1, batch
         except BaseException:
             self._running = self.progress.running = False
             self._on_failure()

@@ -9,23 +9,23 @@ from typing import Any, Protocol
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.agreement import Agreement, Even
-from mpwds.loader.header_counts import count_by_headers
-from mpwds.loader.lengths import CountOf, LengthUnknown
+from mpwds.loader.lengths import CountOf
 from mpwds.loader.own_part import OwnPart
 from mpwds.loader.ranks import TorchRanks, world_size
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.repetitions import epoch_of_repetition
 from mpwds.warn import warn
 
 WINDOW = 4
-"""Batches that ranks make sure of at once: a talk takes about as long as three threads take to wake up."""
+"""Batches that ranks agree on at once: an agreement takes about as long as three threads take to wake up."""
 
 MOST_AHEAD = WINDOW + 1
 """Batches that may be taken ahead of the training loop."""
 
 
 class Plan(Protocol):
-    """How it comes to be known how many batches all ranks deliver."""
+    """How a rank learns how many batches all ranks deliver."""
 
     def grant(self, delivered: int) -> int:
         """How many more batches each rank delivers before this is called again; 0 ends the epoch.
@@ -37,7 +37,7 @@ class Plan(Protocol):
 
 
 class Known:
-    """Plan: the number is known.
+    """Plan: the number of batches is known.
 
     Args:
         target: Batches of an epoch.
@@ -51,58 +51,34 @@ class Known:
 
 
 class Agreed:
-    """Plan: the ranks talk.
+    """Plan: the ranks agree, window by window.
 
-    Before the first batch they tell each other how many they have. If one does not know, they talk again each
-    time as many batches are delivered as all were sure of: each takes up to ``window`` batches ahead of the
-    training loop, and says how many it has. To pad, it takes one more, to see whether the one before is the
-    last.
+    Each rank takes up to ``window`` batches ahead of the training loop and tells the others how many it has.
+    They talk again when as many are delivered as all of them have. To pad, a rank takes one batch more, to
+    see whether the one before is its last.
 
     Args:
         part: This rank's batches.
         even: What a rank does when others have fewer batches, or more.
         agreement: How the ranks talk.
-        count_own: Tells how many batches this rank has, or ``None``.
-        window: The most batches to be sure of at once.
+        window: The most batches to agree on at once.
     """
 
-    def __init__(
-        self,
-        part: OwnPart,
-        even: Even,
-        agreement: Agreement,
-        count_own: Callable[[], int | None],
-        window: int = WINDOW,
-    ) -> None:
+    def __init__(self, part: OwnPart, even: Even, agreement: Agreement, window: int = WINDOW) -> None:
         self._part = part
         self._even = even
         self._agreement = agreement
         self._window = window
-        self._count_own = count_own
-        self._compared = False
-        self._known: Known | None = None
 
     def grant(self, delivered: int) -> int:
-        if not self._compared:
-            self._compared = True
-            self._compare_counts(delivered)
-        if self._known is not None:
-            return self._known.grant(delivered)
         ready = self._look_ahead()
         offers = self._agreement.batches(ready)
         if delivered == 0:
             return target_of(self._even, offers)
         return offers.least if self._even == "drop" else offers.most
 
-    def _compare_counts(self, delivered: int) -> None:
-        own = self._count_own()
-        offers = self._agreement.counts(own)
-        if own is not None and offers is not None:
-            self._part.counted = max(0, own - delivered)
-            self._known = Known(target_of(self._even, offers))
-
     def _look_ahead(self) -> int:
-        """How many batches are ready. An error is told to the other ranks, which then raise one too."""
+        """Returns how many batches are ready. If making one fails, tells the other ranks, which raise too."""
         try:
             return min(self._part.look_ahead(self._window + (self._even == "pad")), self._window)
         except Exception:
@@ -117,14 +93,14 @@ class EvenIterator(Iterator[Any]):
     Args:
         part: This rank's batches.
         plan: How many batches all ranks deliver.
-        delivered: Batches of the epoch that were delivered before, if it is gone on with.
+        delivered: Batches of a resumed epoch that were delivered before.
 
     Attributes:
         delivered: Batches that were delivered.
 
     While iterating:
-        EvenEpochError: A rank has no batch, is gone, failed, or was given other options; or this one has
-            not as many batches as its dataset says.
+        EvenEpochError: A rank has no batch, is gone, failed, or was given other options; or this rank has
+            another number of batches than its dataset says.
 
     Example:
         >>> list(EvenIterator(OwnPart(lambda number: iter("ab"), "wrap"), Known(5)))
@@ -140,7 +116,7 @@ class EvenIterator(Iterator[Any]):
 
     @property
     def ahead(self) -> int:
-        """Batches that were taken out of this rank's part and are not delivered."""
+        """Batches that were taken from this rank's part and are not delivered yet."""
         return self._part.ahead
 
     def __next__(self) -> Any:
@@ -163,7 +139,7 @@ class EvenIterator(Iterator[Any]):
 
 
 class Evened(Protocol):
-    """What is asked of a loader whose epochs are to be even; see ``MultiLoader``."""
+    """The attributes of a loader that even epochs depend on; see ``MultiLoader``."""
 
     even: Even | None
     timeout: float | None
@@ -177,18 +153,17 @@ def evened(
     count: CountOf,
     delivered: int = 0,
 ) -> Iterator[Any]:
-    """An epoch of a loader, made even if there are several ranks and the loader says so.
+    """Begins an epoch of a loader; makes it even if there are several ranks and the loader asks for that.
 
     Args:
         loader: The loader.
         epoch: Number of the epoch.
-        start: Begins an epoch of what is to be iterated: the loader, or stages behind it.
-        count: Its number of batches.
-        delivered: Batches of the epoch that were delivered before, if ``start`` goes on with it; as many on
-            all ranks.
+        start: Begins an epoch of the loader, or of the stages behind it.
+        count: Counts its batches.
+        delivered: Batches of a resumed epoch that were delivered before; the same number on all ranks.
 
     Raises:
-        EvenEpochError: The ranks have to talk and cannot, or one has no batch.
+        EvenEpochError: The ranks have to agree and cannot, or one of them has no batch.
     """
     even = loader.even
     if even is None or not is_to_be_even(loader):
@@ -208,25 +183,24 @@ def evened(
         part = OwnPart(begin, even if own < target else "drop", max(0, own - delivered))
         return EvenIterator(part, Known(target), delivered)
     timeout = None if loader.timeout is None else loader.timeout * MOST_AHEAD
-    agreement = Agreement(ranks, even, epoch, timeout)
     part = OwnPart(begin, even)
-    return EvenIterator(part, Agreed(part, even, agreement, lambda: count_by_headers(count, here)), delivered)
+    return EvenIterator(part, Agreed(part, even, Agreement(ranks, even, epoch, timeout)), delivered)
 
 
 def is_to_be_even(loader: Evened) -> bool:
-    """Whether a loader's epochs are made even: it says so, and there are several ranks."""
+    """Whether a loader's epochs are made even: the loader asks for it, and there are several ranks."""
     return loader.even is not None and world_size() > 1
 
 
 def even_length(even: Even | None, count: CountOf) -> int:
-    """What ``len()`` of a loader returns: batches on this rank, or on all ranks if that is to be the same.
+    """Returns the ``len()`` of a loader: batches on this rank, or on every rank if epochs are even.
 
     Args:
         even: The loader's.
-        count: Its number of batches.
+        count: Counts its batches.
 
     Raises:
-        LengthUnknown: It cannot be known; the message says because of what.
+        LengthUnknown: The number is not known; the message says why.
     """
     here = Context.current()
     if even is None:
@@ -241,14 +215,14 @@ def all_ranks(here: Context) -> list[Context]:
 
 
 def target_of(even: Even, counts: Sequence[int]) -> int:
-    """How many batches all ranks get.
+    """How many batches every rank gets.
 
     Args:
-        even: ``"drop"``: as many as the rank that has the fewest; else as many as the one that has the most.
-        counts: How many they have, or the least and the most of it.
+        even: With ``"drop"`` the smallest of ``counts``, otherwise the largest.
+        counts: How many batches the ranks have; the smallest and the largest number are enough.
 
     Raises:
-        EvenEpochError: A rank has none, and so has nothing to repeat.
+        EvenEpochError: A rank has no batch that it could repeat.
 
     Example:
         >>> target_of("drop", [3, 5, 4]), target_of("wrap", [3, 5, 4])

@@ -8,18 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds.loader.agreement import Even
-from mpwds.loader.bookmark import Bookmark
-from mpwds.loader.continued import Continued
-from mpwds.loader.delivered import Delivered, Delivering
 from mpwds.loader.even import even_length, evened, is_to_be_even
-from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.ledger import Since
-from mpwds.loader.lengths import SamplesOf, count_behind, count_delivered
+from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.one_thread import OneThread
-from mpwds.loader.pipeline_place import PipelinePlace
+from mpwds.loader.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.rebatched import Rebatched
 from mpwds.loader.regrouped import regrouped
+from mpwds.loader.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
 from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
@@ -61,12 +58,12 @@ class Rebatching(Composable):
                 by the time a batch is made, as it has if the loader pins memory or delivers to a device.
 
         Raises:
-            ValueError: A number is out of range.
-            TypeError: A number is none.
+            ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
+            TypeError: A number is not an integer.
 
         While iterating:
-            ``ValueError``, ``TypeError``: What the workers deliver is no batch, or its rows have another
-            shape or dtype than those before.
+            ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
+            differ in shape or dtype from those before.
             :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
 
         Example:
@@ -111,20 +108,20 @@ class LoaderPipeline(Rebatching, DataPipeline):
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
-        self._place = PipelinePlace()
+        self._position = PipelinePosition()
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.loader._next_epoch()
-        elements = evened(self.loader, epoch, self._begin, self._count, self._place.handed(epoch))
-        return HandedOn(elements, self._place.run) if is_to_be_even(self.loader) else elements
+        elements = evened(self.loader, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        return CountOnYield(elements, self._position.run) if is_to_be_even(self.loader) else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        elements = clocked(self._place.iterate(self, epoch), self.loader._clock)
+        elements = clocked(self._position.iterate(self, self.loader, epoch), self.loader._clock)
         return self.loader._hand_out(OneThread(elements), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
-        self._place.turn_away()
+        self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
@@ -133,14 +130,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
             context = replace(context, watch=loader._watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
-        return Continued(self._starter(context), same_order, next(filter(None, culprits), None))
+        return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
-        extended._place = PipelinePlace()
+        extended._position = PipelinePosition()
         return extended
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,7 +158,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
             >>> [batch.tolist() for batch in pipeline] == whole[1:]
             True
         """
-        return self._place.state_dict(self)
+        return self._position.state_dict(self, self.loader)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` go on where ``state_dict`` was saved, by this pipeline or one like it.
@@ -178,7 +175,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
                 or seeds, or another dataset; or, in ``iter()``, the epoch would have to be run again and
                 ``in_order=False`` gives another order each time.
         """
-        self._place.load(self, state_dict)
+        self._position.load(self, self.loader, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`.
@@ -223,12 +220,12 @@ class LoaderPipeline(Rebatching, DataPipeline):
             return self._length
         return even_length(self.loader.even, self._count)
 
-    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
+    def _count(self, context: Context, *, exact: bool = False) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
         loader = self.loader
-        count = count_delivered(loader.dataset, loader.workers, context, exact=exact, samples_of=samples_of)
+        count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
         return count_behind(self.stages, epochs, count).elements
 
 
@@ -242,7 +239,7 @@ class LoaderStages(Rebatching, Fluent):
     seed: int | None
     even: Even | None
     _epoch: int
-    _bookmark: Bookmark
+    _position: LoaderPosition
 
     def compose(self, *stages: Any) -> Any:
         """The loader with stages behind it.
@@ -360,7 +357,7 @@ class LoaderStages(Rebatching, Fluent):
         return f"  # {stats.in_short}" if stats.batches else ""
 
     @abstractmethod
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Delivering:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
         """The elements of an epoch, whichever is next by count.
 
         Args:
@@ -384,8 +381,8 @@ class LoaderStages(Rebatching, Fluent):
         epoch, self._epoch = self._epoch, self._epoch + 1
         return epoch
 
-    def _count(self, context: Context, *, exact: bool = False, samples_of: SamplesOf | None = None) -> int:
-        count = count_delivered(self.dataset, self.workers, context, exact=exact, samples_of=samples_of)
+    def _count(self, context: Context, *, exact: bool = False) -> int:
+        count = count_delivered(self.dataset, self.workers, context, exact=exact)
         return count.elements
 
 
@@ -402,4 +399,4 @@ class _Loaded:
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return Delivered(lambda progress: self._loader._iterate(context.epoch, progress))
+        return LoaderStream(lambda progress: self._loader._iterate(context.epoch, progress))

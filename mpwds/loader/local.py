@@ -98,34 +98,44 @@ class LocalIterator(Iterator[Any]):
             if inspect.getgeneratorstate(self._batches) == inspect.GEN_CLOSED:
                 self._times.end()
             raise
-        self._meter.sending(samples, nbytes)
-        self._times.delivered(samples, nbytes)
+        self._count(samples, nbytes)
         self.place = (0, progress.workers[0].received - 1)
         state = self._iterator.state(time.monotonic())
         progress.count(0, 0, None if state is None else state["state"])
         return element
 
     def remake(self, worker: int) -> tuple[int, Any]:
-        """The number of the next element and itself, which was delivered before this iteration.
+        """Makes the next element, which was delivered before this iteration; returns its number and itself.
 
         Args:
             worker: 0.
         """
-        own = self.progress.workers[worker]
+        self._times.asked()
+        with self._meter.epoch():
+            element, samples, nbytes = self._remade()
+        self._count(samples, nbytes)
+        return self.progress.workers[worker].received - 1, element
+
+    def _remade(self) -> tuple[Any, int, int]:
+        own = self.progress.workers[0]
         try:
-            element, _, _ = next(self._batches)
+            made = next(self._batches)
         except StopIteration:
             raise made_fewer(0, own.received, own.delivered) from None
         own.received += 1
-        return own.received - 1, element
+        return made
 
     def _next_new(self) -> tuple[Any, int, int]:
         own = self.progress.workers[0]
         while own.received < own.delivered:
-            self.remake(0)
+            self._remade()
         made: tuple[Any, int, int] = next(self._batches)
         own.received += 1
         return made
+
+    def _count(self, samples: int, nbytes: int) -> None:
+        self._meter.sending(samples, nbytes)
+        self._times.delivered(samples, nbytes)
 
     @property
     def closed(self) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 
 from mpwds.loader import counters, protocol
 from mpwds.loader.counters import OTHER, WRITING, Counters
+from mpwds.loader.elements import sample_counter
 from mpwds.loader.processor_times import ProcessorTimes
-from mpwds.loader.samples_in import sample_counter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Description, Stream
 

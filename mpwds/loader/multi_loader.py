@@ -12,20 +12,19 @@ from typing import Any, ClassVar
 
 from mpwds.loader import checks
 from mpwds.loader.agreement import EVEN, Even
-from mpwds.loader.bookmark import Bookmark
 from mpwds.loader.counters import Counters
 from mpwds.loader.delivery import Delivery, FinalOutput
 from mpwds.loader.elements import as_dataset
 from mpwds.loader.epoch import EpochIterator
 from mpwds.loader.even import MOST_AHEAD, evened, is_to_be_even
 from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
-from mpwds.loader.handed_on import HandedOn
 from mpwds.loader.launchers import LAUNCHERS
 from mpwds.loader.ledger import Ledger, Since, WorkerReading
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.meter import Meter
 from mpwds.loader.pool import WorkerPool
+from mpwds.loader.position import CountOnYield, LoaderPosition
 from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress
 from mpwds.loader.progress_bar import ShownTimes, require_tqdm
@@ -119,8 +118,9 @@ class MultiLoader(LoaderStages, TorchIterable):
             wrong. Needs tqdm (``pip install 'mpwds[progress]'``).
 
     Raises:
-        ValueError: An argument is out of range, or given though the pool determines it, or ``pin_memory`` or
-            ``device`` goes with an ``output`` other than ``"torch"``.
+        ValueError: An argument is out of range, a switch is not a boolean, ``workers`` or ``start_method``
+            is combined with ``pool``, or ``pin_memory`` or ``device`` with an ``output`` other than
+            ``"torch"``.
         RuntimeError: There is no such ``device`` here.
         TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
         ImportError: The package that ``output`` needs, or tqdm for ``progress``, is not installed.
@@ -173,23 +173,23 @@ class MultiLoader(LoaderStages, TorchIterable):
             seed = checks.integer("MultiLoader", "seed", seed)
         self.dataset = as_dataset(dataset)
         self.workers = workers
-        self.in_order = in_order
+        self.in_order = checks.boolean("MultiLoader", "in_order", in_order)
         self.prefetch = prefetch
         self.start_method = start_method
         self.timeout = timeout
         self.output: FinalOutput = output
         self.seed = seed
-        self.persistent = persistent
+        self.persistent = checks.boolean("MultiLoader", "persistent", persistent)
         self.on_worker_death: OnWorkerDeath = on_worker_death
         self.even: Even | None = even
-        self.pin_memory = pin_memory
+        self.pin_memory = checks.boolean("MultiLoader", "pin_memory", pin_memory)
         self.device = device
-        self._delivery = Delivery(output, device, pin_memory, prefetch, self._cuda)
-        self.progress = progress
-        if progress:
+        self._delivery = Delivery(output, device, self.pin_memory, prefetch, self._cuda)
+        self.progress = checks.boolean("MultiLoader", "progress", progress)
+        if self.progress:
             require_tqdm()
         self._epoch = 0
-        self._bookmark = Bookmark()
+        self._position = LoaderPosition()
         self._current = _Current()
         self._pool = pool
         options = GroupOptions(
@@ -206,7 +206,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._ledger = Ledger(
             self._group.readings if self._local is None else self._local.readings,
             self._group.private_copies,
-            in_order=in_order,
+            in_order=self.in_order,
             in_process=workers == 0,
         )
         self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
@@ -214,8 +214,8 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         epoch = self._next_epoch()
-        batches = evened(self, epoch, self._begin, self._count, self._bookmark.handed(epoch))
-        return HandedOn(batches, self._bookmark.progress) if self._takes_ahead() else batches
+        batches = evened(self, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        return CountOnYield(batches, self._position.progress) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         batches = self._iterate(epoch)
@@ -228,7 +228,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
         self._current.end("another iteration of this loader has begun")
-        progress = self._bookmark.begin(self, epoch, progress)
+        progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._ledger.begin(epoch, times)
         if self._local is not None:
@@ -315,7 +315,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``; by itself it counts up from 0."""
         epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
-        self._bookmark.turn_to(epoch)
+        self._position.set_epoch(epoch)
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             >>> [int(element) for element in other]
             [20, 30]
         """
-        return self._bookmark.state_dict(self)
+        return self._position.state_dict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` go on where ``state_dict`` was saved, by this loader or one like it.
@@ -357,7 +357,7 @@ class MultiLoader(LoaderStages, TorchIterable):
                 of ranks, other seeds, or another dataset; or of another rank, with ``in_order=False``.
         """
         self._current.end("a state was loaded")
-        self._epoch = self._bookmark.load(self, state_dict)
+        self._epoch = self._position.load(self, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the workers now, before the first epoch, unless they run already.
@@ -432,7 +432,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def _next_epoch(self) -> int:
         epoch = super()._next_epoch()
-        self._epoch = self._bookmark.epoch_behind(epoch)
+        self._epoch = self._position.next_epoch(epoch)
         return epoch
 
     def _times(self) -> TrainerTimes:

@@ -20,11 +20,10 @@ class OwnPart:
             another order.
         even: What comes behind the last batch: with ``"pad"`` this one again, a copy of it each time, with
             ``"wrap"`` another pass.
-        counted: How many batches it has; ``None`` where that is not known.
+        counted: How many batches it has; ``None`` if that is not known.
 
     Attributes:
-        counted: As above; to be set before the first batch is taken.
-        taken: Batches that were taken out of it.
+        taken: Batches that were taken from it.
 
     Raises:
         EvenEpochError: While iterating, it has not as many batches as were counted, or there is nothing to
@@ -39,7 +38,7 @@ class OwnPart:
     def __init__(
         self, passes: Callable[[int], Iterator[Any]], even: Even, counted: int | None = None
     ) -> None:
-        self.counted = counted
+        self._counted = counted
         self.taken = 0
         self._passes = passes
         self._even = even
@@ -61,10 +60,10 @@ class OwnPart:
                 batch = next(self._source)
             except StopIteration:
                 self._source = None
-                if self.counted is not None and self.taken != self.counted:
+                if self._counted is not None and self.taken != self._counted:
                     raise self._miscounted("ended") from None
                 break
-            if self.taken == self.counted:
+            if self.taken == self._counted:
                 raise self._miscounted("goes on")
             self.taken += 1
             self._ahead.append(batch)
@@ -77,17 +76,17 @@ class OwnPart:
         ahead before each.
         """
         if self.look_ahead(1) == 0:
-            # In an epoch that is gone on with where it was padded already, there is no last batch.
+            # When an epoch is resumed inside its padding, the last real batch is not known.
             return self._of_another_pass() if self._last is None else copy.deepcopy(self._last)
         batch = self._ahead.popleft()
-        is_last = not self._ahead and (self._source is None or self.taken == self.counted)
+        is_last = not self._ahead and (self._source is None or self.taken == self._counted)
         if is_last and self._even == "pad":
             self._last = copy.deepcopy(batch)  # the training loop may write into the batch itself
         return batch
 
     def check_all_came(self) -> None:
         """Makes sure that no batch comes behind the last one that was counted, if that has been taken."""
-        if self.taken == self.counted:
+        if self.taken == self._counted:
             self.look_ahead(len(self._ahead) + 1)
 
     def close(self) -> None:
@@ -111,6 +110,6 @@ class OwnPart:
     def _miscounted(self, what: str) -> EvenEpochError:
         return EvenEpochError(
             f"this rank's part of the epoch {what} after {self.taken} batches, and counted were "
-            f"{self.counted}: the dataset changed, or a rank's part of it was empty, and other ranks expect "
+            f"{self._counted}: the dataset changed, or a rank's part of it was empty, and other ranks expect "
             "batches that do not come"
         )

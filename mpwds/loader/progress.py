@@ -111,7 +111,7 @@ class EpochProgress:
     Example:
         >>> progress = EpochProgress.at_start(0, workers=1)
         >>> progress.take_ahead()
-        >>> progress.count(0), progress.count(0), progress.hand_on()
+        >>> progress.count(0), progress.count(0), progress.hand_over()
         (None, None, None)
         >>> progress.delivered
         1
@@ -141,7 +141,7 @@ class EpochProgress:
         return cls(epoch, [WorkerProgress() for _ in range(workers)])
 
     def take_ahead(self) -> None:
-        """From now on batches count when :meth:`hand_on` is called: steps behind the workers hold some."""
+        """From now on :meth:`hand_over` counts batches, because steps behind the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
@@ -157,8 +157,8 @@ class EpochProgress:
         else:
             self._ahead.append((worker, turn, state))
 
-    def hand_on(self) -> None:
-        """Counts the first batch that was taken ahead as delivered; if there is none, one is repeated."""
+    def hand_over(self) -> None:
+        """Counts the first batch that was taken ahead as delivered; without one, counts a repeated batch."""
         if self._ahead:
             self._count(*self._ahead.popleft())
         else:
@@ -178,7 +178,7 @@ class EpochProgress:
 
     @property
     def replayed(self) -> int:
-        """Of these, those that whoever continues makes again, because no state is behind them."""
+        """Delivered batches that a resumed run has to make again."""
         return sum(worker.delivered - worker.position().at for worker in self.workers)
 
     def positions(self) -> list[Position]:
@@ -187,7 +187,7 @@ class EpochProgress:
 
 
 def warn_of_empty_epoch() -> None:
-    """Warns that an epoch was continued of which nothing was left."""
+    """Warns that nothing was left of an epoch that was continued."""
     warn(
         "the epoch that load_state_dict continued had nothing left, so this iteration is empty. Where it "
         "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is "

@@ -33,7 +33,8 @@ batch was delivered, and the number delivered (``loader.progress``): its ``state
 (``at``; 0 and no state: the epoch's start), and the number of the first batch to send (``first``). It makes
 those from ``at`` to ``first`` and drops them. ``end`` counts from the epoch's start, whoever sent them.
 Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer picks
-out those it needs and drops the others, up to those that were not delivered before (``loader.delivered``).
+out those it needs and drops the others, up to those that were not delivered before
+(``loader.resumable_stream``).
 
 *Restart.* With ``on_worker_death="restart"`` the trainer reads all that a dead worker had sent, as always;
 only then a new process takes its place, with a channel, an arena and a status page of its own. It gets a

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mpwds.loader import checks
 from mpwds.loader.batch_schema import Schema, columns_of, infer_schema, leaves
 from mpwds.loader.row_buffers import RowBuffers, Rows, rows_of
+from mpwds.loader.row_ids import TakenBatches, gather, row_ids_of, rows_like
 from mpwds.loader.row_mixer import RowMixer
-from mpwds.loader.row_places import TakenBatches, gather, places_of, rows_like
 from mpwds.loader.row_pool import RowPool
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, explain, options
 from mpwds.pipeline.stream import Address, Description, Stream
@@ -49,9 +51,11 @@ class Rebatched(Filter):
             has used CUDA when the batch is made.
 
     Raises:
-        ValueError: ``batchsize`` or ``initial`` is below 1, or ``shuffle`` is negative; or, while iterating,
-            the columns of a batch differ in their number of rows, or its rows are unlike those before.
-        TypeError: A number is none; or, while iterating, something in a batch is no column.
+        ValueError: ``batchsize`` or ``initial`` is below 1, ``shuffle`` is negative, or ``drop_last`` or
+            ``pin_memory`` is not a boolean; or, while iterating, the columns of a batch differ in their
+            number of rows, or its rows are unlike those before.
+        TypeError: ``batchsize``, ``shuffle`` or ``initial`` is not an integer; or, while iterating, part of
+            a batch is not a column.
         SharedMemoryError: While iterating, there is no memory for the pool or a batch.
 
     Example:
@@ -69,6 +73,8 @@ class Rebatched(Filter):
     pin_memory: bool | None = None
     addressable: ClassVar[bool] = False
 
+    samples_in = staticmethod(rows_in)
+
     def __post_init__(self) -> None:
         for name, least in (("batchsize", 1), ("shuffle", 0), ("initial", 1)):
             value = getattr(self, name)
@@ -76,6 +82,9 @@ class Rebatched(Filter):
                 raise TypeError(f"rebatched: {name} must be a whole number, got {value!r}")
             if value < least:
                 raise ValueError(f"rebatched: {name} must be at least {least}, got {value}")
+        checks.boolean("rebatched", "drop_last", self.drop_last)
+        if self.pin_memory is not None:
+            checks.boolean("rebatched", "pin_memory", self.pin_memory)
 
     def __str__(self) -> str:
         more = options(
@@ -86,6 +95,11 @@ class Rebatched(Filter):
             pin_memory=(self.pin_memory, None),
         )
         return f"rebatched({arguments(self.batchsize, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        if incoming.rows is None:
+            raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
+        return Count(incoming.rows).batched(self.batchsize, partial=not self.drop_last)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return RebatchedStream(self, source, context)
@@ -162,7 +176,7 @@ class RebatchedStream:
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, given)
             elif self._taken.many:
-                self._taken.keep_only([self._given_places(), *self._mixer.places()])
+                self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
             self._given = given
 
     def _made_mixer(self, schema: Schema, given: list[Rows]) -> RowMixer:
@@ -183,12 +197,13 @@ class RebatchedStream:
 
     def state_dict(self) -> dict[str, Any]:
         mixer = self._mixer
-        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.places()
-        given = self._given_places()
+        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
+        given = self._given_ids()
         self._taken.keep_only([given, pool, filled])
         return {
             "source": self._source.state_dict(),
-            "batches": self._taken.addresses(),
+            "numbers": list(self._taken.addresses),
+            "held": list(self._taken.addresses.values()),
             "pool": pool.tolist(),
             "filled": filled.tolist(),
             "given": given.tolist(),
@@ -203,7 +218,7 @@ class RebatchedStream:
         self._rng.bit_generator.state = _with_numbers(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
-        self._taken = TakenBatches(state["batches"])
+        self._taken = TakenBatches(state["numbers"], state["held"])
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
         for number, address in self._taken.in_order():
@@ -211,18 +226,18 @@ class RebatchedStream:
             schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
             columns = columns_of(schema, batch)
             made = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
-            made.append(places_of(number, len(columns[0])))
+            made.append(row_ids_of(number, len(columns[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, made)
-                held = [rows_like(made, len(places)) for places in wanted]
-            for places, out in zip(wanted, held, strict=True):
-                gather(number, places, made, out)
+                held = [rows_like(made, len(ids)) for ids in wanted]
+            for ids, out in zip(wanted, held, strict=True):
+                gather(number, ids, made, out)
         if self._mixer is not None:
             pool, filled, given = held
             self._mixer.put_back(pool, filled, draining=state["draining"])
             self._given = given if len(given[0]) else []
 
-    def _given_places(self) -> npt.NDArray[np.int64]:
+    def _given_ids(self) -> npt.NDArray[np.int64]:
         return self._given[-1] if self._given else _NOTHING
 
 

@@ -20,10 +20,6 @@ from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Address, Description, Stream
-from mpwds.sharedmem import segment
-
-_POOL_SHARE = 0.5
-"""The most of the memory that is left that a pool may take: it has all of its rows, however few come."""
 
 
 def regrouped(stages: Sequence[Any]) -> list[Any]:
@@ -46,17 +42,23 @@ def regrouped(stages: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Regrouped(Filter):
-    """Stage that does what three do one after the other, as ``rebatched`` does it.
+    """Stage that replaces ``unbatched``, ``shuffle`` and ``batched``, and works as ``rebatched`` does.
 
-    Rows that are taken out of batches one by one keep the whole of these: behind a loader, five times the
-    memory of the rows that a ``shuffle`` holds, copied out of the workers' blocks. Batches whose columns are
-    arrays, tensors or lists of text go through a pool of rows instead, by vectorised copies. Others go
-    through the three stages, and so does all that comes behind a batch that is unlike those before it.
+    A row that is a view of a batch keeps the whole batch in memory: behind a loader, a ``shuffle`` of rows
+    would take five times their memory, copied out of the workers' blocks. If the columns of the first batch
+    are arrays, tensors or lists of text, rows are copied into a pool instead. Otherwise the three stages run
+    as they are, and so they do from the first batch that differs from those before it.
+
+    The choice depends on the batches alone, because the two ways yield different orders: free memory, for
+    example, must not change the order of an epoch.
 
     Args:
         unbatched: Takes batches apart.
         shuffle: Mixes their rows.
         batched: Makes batches of these.
+
+    Raises:
+        SharedMemoryError: While iterating, the pool's rows do not fit into the memory that is left.
     """
 
     unbatched: Unbatched
@@ -100,7 +102,7 @@ class _Regrouped:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
-        stream = self._stream or self._begin(by_batches=self._source.fits(self._stage.shuffle.size))
+        stream = self._stream or self._begin(by_batches=self._source.can_be_pooled())
         by_batches = self._by_batches
         if by_batches is None:
             return next(stream)
@@ -141,14 +143,14 @@ class _Regrouped:
 
     def state_dict(self) -> dict[str, Any]:
         if self._stream is None:
-            return {"by_batches": None, "stream": self._source.state_dict()}
-        return {"by_batches": self._by_batches is not None, "stream": self._stream.state_dict()}
+            return {"by_batches": None, "source": self._source.state_dict()}
+        return {"by_batches": self._by_batches is not None, "source": self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["by_batches"] is None:
-            self._source.load_state_dict(state["stream"])
+            self._source.load_state_dict(state["source"])
             return
-        self._begin(by_batches=state["by_batches"]).load_state_dict(state["stream"])
+        self._begin(by_batches=state["by_batches"]).load_state_dict(state["source"])
 
 
 class _Unlike(Exception):
@@ -168,19 +170,14 @@ class _Alike:
         self._columns: list[Any] | None = None
         self.compares = True
 
-    def fits(self, pool_rows: int) -> bool:
-        """Whether the first batch is of columns that can be pooled, and there is memory for so many rows."""
+    def can_be_pooled(self) -> bool:
+        """Whether there is a first batch, and all of its columns can be pooled."""
         try:
             self._kept.append(next(self._source))
         except StopIteration:
             return False
-        batch = self._kept[0][1]
-        self._columns = _columns(batch)
-        if self._columns is None:
-            return False
-        nbytes = sum(column.nbytes / max(1, len(column)) for column in _arrays(batch))
-        available = segment.available_nbytes()
-        return available is None or pool_rows * nbytes <= _POOL_SHARE * available
+        self._columns = _columns(self._kept[0][1])
+        return self._columns is not None
 
     def __iter__(self) -> _Alike:
         return self
@@ -243,11 +240,6 @@ def _is_pooled(column: Any) -> bool:
         column.is_cpu and column.layout is torch.strided and not (column.is_nested or column.requires_grad)
     )
     return bool(plain and column.ndim > 0 and str(column.dtype) in _TORCH_NAMES)
-
-
-def _arrays(batch: Any) -> list[Any]:
-    columns = batch.values() if type(batch) is dict else batch if type(batch) in (tuple, list) else [batch]
-    return [column for column in columns if not isinstance(column, list)]
 
 
 _TEXT = frozenset({str, bytes})

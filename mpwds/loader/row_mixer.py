@@ -8,14 +8,14 @@ import numpy as np
 
 from mpwds.loader.batch_schema import Schema, build
 from mpwds.loader.row_buffers import RowBuffer, RowBuffers, Rows
-from mpwds.loader.row_places import Places
+from mpwds.loader.row_ids import RowIds
 from mpwds.loader.row_pool import RowPool
 
 
 class RowMixer:
     """The pool of rows, and the batch that is being made of rows from it.
 
-    The last column of what is given is that of the rows' places (``loader.row_places``); a batch has none.
+    The last column of the given rows holds their ids (``loader.row_ids``); a batch has no such column.
 
     Args:
         schema: The batches' schema.
@@ -37,7 +37,7 @@ class RowMixer:
         self._pool = pool
         self._initial = initial
         self._buffer: RowBuffer | None = None
-        self._places: Places = np.empty(buffers.rows, np.int64)  # of the rows that the batch has
+        self._ids: RowIds = np.empty(buffers.rows, np.int64)  # of the rows that the batch has
 
     @property
     def missing(self) -> int:
@@ -62,10 +62,10 @@ class RowMixer:
         if self._pool is not None and (count := min(self._pool.count, self.missing)):
             self._pool.take(self._next_rows(count))
 
-    def places(self) -> tuple[Places, Places]:
-        """Where the rows come from that the pool holds, and those of the batch: the last column of each."""
-        pool: Places = np.empty(0, np.int64) if self._pool is None else self._pool.held()[-1]
-        return pool, self._places[: self.filled].copy()
+    def row_ids(self) -> tuple[RowIds, RowIds]:
+        """The ids of the rows in the pool, and of those in the batch."""
+        pool: RowIds = np.empty(0, np.int64) if self._pool is None else self._pool.held()[-1]
+        return pool, self._ids[: self.filled].copy()
 
     @property
     def draining(self) -> bool:
@@ -73,7 +73,7 @@ class RowMixer:
         return self._pool is not None and self._pool.draining
 
     def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
-        """Puts rows into the pool and the batch, which are empty, as they were when ``places`` was called."""
+        """Puts rows into the empty pool and batch, as they were when ``row_ids`` was called."""
         if self._pool is not None:
             self._pool.append(held)
             if draining:
@@ -113,7 +113,7 @@ class RowMixer:
         if self._buffer is None:
             self._buffer = self._buffers.make()
         begin, self.filled = self.filled, self.filled + count
-        return [rows[begin : begin + count] for rows in (*self._buffer.rows, self._places)]
+        return [rows[begin : begin + count] for rows in (*self._buffer.rows, self._ids)]
 
 
 def _behind(given: list[Rows], count: int) -> list[Rows]:

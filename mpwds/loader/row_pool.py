@@ -123,6 +123,6 @@ def _check_memory(size: int, like: Sequence[Rows]) -> None:
 def _too_large(size: int, like: Sequence[Rows], reason: str) -> SharedMemoryError:
     nbytes = size * sum(map(_row_nbytes, like))
     return SharedMemoryError(
-        f"rebatched: a pool of {size:,} rows takes {nbytes / 1e6:,.1f} MB, {reason}: lower shuffle, or "
-        "shuffle in the workers before samples are decoded"
+        f"shuffling behind the loader takes a pool of {size:,} rows, {nbytes / 1e6:,.1f} MB, {reason}: "
+        "shuffle fewer rows here, or shuffle in the workers before samples are decoded"
     )

@@ -13,8 +13,8 @@ from mpwds.loader.counters import Reading, StageReading
 from mpwds.loader.data_loader_state import is_iterable
 from mpwds.loader.dividing import has_workers
 from mpwds.loader.ledger import WorkerReading
-from mpwds.loader.samples_in import attribute, samples_in
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.pipeline.counts import attribute, rows_in
 
 if TYPE_CHECKING:
     from mpwds.loader.data_loader import DataLoader
@@ -103,7 +103,7 @@ class LocalCounts:
 
     def count(self, batch: Any) -> tuple[int, int]:
         """Counts a batch; returns its number of samples and the bytes of its arrays."""
-        samples, nbytes = samples_in(batch), _array_nbytes(batch)
+        samples, nbytes = rows_in(batch), _array_nbytes(batch)
         self.batches += 1
         self.samples += samples
         self.nbytes += nbytes

@@ -13,7 +13,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.parts import iterates_itself
 
-VERSION = 1
+VERSION = 2
 
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")

@@ -101,9 +101,10 @@ class LoaderStats:
         elsewhere_s: Seconds that it spent outside: the training step.
         stages_s: Seconds that it spent in stages behind the loader, such as ``rebatched``. Where these yield
             many small elements, it is estimated from some of them.
-        batches: Batches delivered.
-        samples: Samples in them: the length that all columns of a batch have (see ``samples_in``); 1 where
-            single elements are delivered.
+        batches: Batches delivered; behind stages, to the first of them. Batches that a resumed epoch makes
+            again, because stages held rows of them, count here too.
+        samples: Samples in them: the length that all columns of a batch have, 1 for a single sample, or what
+            the dataset's last stage with a method ``samples_in`` says.
         nbytes: Bytes of their arrays.
         batches_per_s: Batches delivered for each second.
         samples_per_s: Samples delivered for each second.

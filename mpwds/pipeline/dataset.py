@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.fluent import Fluent
@@ -84,6 +85,21 @@ class DataPipeline(Fluent, TorchIterable):
         if not self.pipeline:
             raise ValueError("the pipeline is empty: append a source, such as a list of shards, then stages")
         return as_source(self.pipeline[0]), *self.stages
+
+    @property
+    def samples_in(self) -> Callable[[Any], int]:
+        """The function that counts the samples in an element: that of the last part that has one.
+
+        Without such a part the form of an element tells: see :func:`~mpwds.pipeline.counts.rows_in`.
+
+        Example:
+            >>> DataPipeline([[1, 2], [3]]).samples_in([1, 2])
+            1
+            >>> DataPipeline([1, 2, 3]).batched(2, collation_fn=None).samples_in([1, 2])
+            2
+        """
+        counters = (getattr(part, "samples_in", None) for part in reversed(self.parts))
+        return next(filter(None, counters), rows_in)
 
     def stage(self, i: int) -> Any:
         """Part ``i`` of the pipeline, as it was given; the source is part 0.
@@ -195,23 +211,6 @@ class DataPipeline(Fluent, TorchIterable):
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         """The stages to run in place of these."""
         return stages
-
-    def before(self, position: int, context: Context) -> Stream[Any]:
-        """The stream that stage number ``position`` gets when the pipeline runs once.
-
-        Args:
-            position: The stage's number, from 1; it and those behind it do not run.
-            context: Epoch, seed, rank, worker.
-
-        Example:
-            >>> dataset = DataPipeline(["a.tar", "b.tar"]).slice(1).map(len)
-            >>> [element for _, element in dataset.before(2, Context())]
-            ['a.tar']
-        """
-        source, *stages = self.parts
-        if context.seed is None:
-            context = replace(context, seed=self._seed)
-        return _chain(source, stages, context, position - 1)
 
     def append(self, f: Any) -> None:
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
@@ -350,10 +349,8 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
 
-def _chain(
-    source: PipelineSource, stages: list[Stage], context: Context, number: int | None = None
-) -> Stream[Any]:
-    """The stream that runs a pipeline once, or the first ``number`` stages of it.
+def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
+    """The stream that runs a pipeline once.
 
     Stages before a cache (a stage with ``pins_epoch``) run as in epoch 0 every time: the cache holds that
     epoch's elements, and continues an epoch that was left early.
@@ -377,7 +374,7 @@ def _chain(
         return stream if context.watch is None else context.watch(part, stream, of_part(position))
 
     stream = watched(source, source.stream(of_part(0)), 0)
-    for position, stage in enumerate(stages[:number], start=1):
+    for position, stage in enumerate(stages, start=1):
         stream = watched(stage, stage.stream(stream, of_part(position)), position)
     return stream
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.randomness import States, put_aside, put_back
@@ -17,15 +18,50 @@ from mpwds.pipeline.stream import Stream
 class Filter(ABC):
     """A stage. Called with an iterable, it yields the elements that it makes of the iterable's.
 
+    A stage answers for itself. Loaders ask any object with a method ``stream``, a subclass of this class or
+    not, for these members, each of which may be left out:
+
+    - ``__str__``: its name in errors and statistics; the name of its class if it has none.
+    - ``count_of(incoming)``: how many elements it makes of so many, a :class:`~mpwds.pipeline.counts.Count`.
+      It raises :class:`~mpwds.pipeline.counts.LengthUnknown` if it cannot know. A loader's ``len()`` and
+      epochs of equal length on all ranks need it.
+    - ``samples_in(element)``: the number of samples in an element that it yields, for statistics. A stage
+      without it yields elements of as many samples as the stage before.
+    - ``addressable``: ``False`` if its stream cannot fetch an element again by its address. Loaders then
+      resume an epoch by running it again from its start.
+    - ``reads_shards``: ``True`` if it reads storage.
+
+    What its stream holds is in the stream's state: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
+
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> list(Map(str.upper)("abc"))
-        ['A', 'B', 'C']
+        >>> from mpwds.pipeline.counts import Count
+        >>> from mpwds.pipeline.dataset import DataPipeline
+        >>> from mpwds.pipeline.stages.flatmap import Flatmap
+        >>> class Twice(Filter):
+        ...     def stream(self, source, context=ALONE):
+        ...         return Flatmap(lambda element: [element, element]).stream(source, context)
+        ...     def count_of(self, incoming):
+        ...         return Count(2 * incoming.elements)
+        ...     def samples_in(self, element):
+        ...         return 1
+        >>> list(Twice()("ab"))
+        ['a', 'a', 'b', 'b']
+        >>> from mpwds import MultiLoader
+        >>> len(MultiLoader(DataPipeline("ab").compose(Twice()), workers=2))
+        4
     """
 
     @abstractmethod
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         """The stream of what the stage makes of ``source``."""
+
+    def count_of(self, incoming: Count) -> Count:
+        """How many elements the stage makes of ``incoming``.
+
+        Raises:
+            LengthUnknown: The stage cannot know that, which is the default.
+        """
+        raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         return plain(self.stream(IteratorStream(source), Context.current()))

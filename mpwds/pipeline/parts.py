@@ -21,7 +21,9 @@ _PARTS = 1000
 class IterableSource(TorchIterable, ABC):
     """Base of sources that can also be iterated by themselves.
 
-    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``.
+    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``. It may tell loaders how
+    many elements a worker gets, by a method ``count_in(context)``, and by ``never_empty`` that no worker gets
+    none.
     """
 
     _epoch = 0

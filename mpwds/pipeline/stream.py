@@ -92,7 +92,13 @@ class Stream(Protocol[T_co]):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursors, generator states and addresses, never data. Survives JSON and msgpack."""
+        """Cursors, generator states and addresses, never data. Survives JSON and msgpack.
+
+        Two keys have a meaning that loaders rely on: ``"source"`` is the state of the stream drawn on, and
+        ``"held"`` the addresses, in lists nested or not, of the elements of that stream that
+        :meth:`load_state_dict` fetches. A stream behind a loader that does not list an element there cannot
+        get it again: the epoch is then run again from its start.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,7 +107,7 @@ class Stream(Protocol[T_co]):
 
 
 class Stage(Protocol):
-    """A configuration that makes a stream from a stream."""
+    """A configuration that makes a stream from a stream; :class:`~mpwds.pipeline.filter.Filter` says more."""
 
     def stream(self, source: Stream[Any], context: Context = ...) -> Stream[Any]: ...
 

@@ -28,8 +28,8 @@ def keys(urls=SHARDS, **given):
     return WebDataset(urls, empty_check=False, **given).map(number_of)
 
 
-def counted():
-    """The same, of a pipeline that keeps every sample: shards can be counted by their headers."""
+def whole_shards():
+    """The same, of a pipeline that keeps every sample."""
     return WebDataset(SHARDS, shardshuffle=True, empty_check=False).decode().to_tuple("cls")
 
 
@@ -111,7 +111,7 @@ def main():
     dist.init_process_group("gloo")
     found = {
         "unknown": modes(lambda even: MultiLoader(keys().select(odd).batched(2), workers=0, even=even)),
-        "by headers": modes(lambda even: MultiLoader(counted().batched(2), workers=0, even=even)),
+        "shards": modes(lambda even: MultiLoader(whole_shards().batched(2), workers=0, even=even)),
         "sequence": modes(lambda even: MultiLoader(DataPipeline(range(31)).batched(5), workers=0, even=even)),
         "rebatched": modes(
             lambda even: MultiLoader(keys().batched(4), workers=0, even=even).rebatched(3, shuffle=9)

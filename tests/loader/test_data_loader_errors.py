@@ -66,6 +66,12 @@ def test_misuse_with_an_iterable_dataset_is_the_same_error(options):
     assert (type(got), str(got)) == (type(expected), str(expected))
 
 
+@pytest.mark.parametrize("name", ["in_order", "pin_memory", "drop_last", "persistent_workers"])
+def test_a_switch_that_is_not_a_boolean_is_an_error(name):
+    with pytest.raises(ValueError, match=f"DataLoader: {name} must be True or False, got 'no'"):
+        DataLoader([1, 2], **{name: "no"})
+
+
 @both
 @pytest.mark.parametrize(
     "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]

@@ -40,18 +40,18 @@ class Batches:
         return list(itertools.islice(endless, target))
 
 
-def agreed_epoch(ranks, batches, even, window, count_own=lambda: None, epoch=0):
+def agreed_epoch(ranks, batches, even, window, epoch=0):
     part = OwnPart(batches, even)
     agreement = Agreement(ranks, even, epoch, timeout=None)
-    return EvenIterator(part, Agreed(part, even, agreement, count_own, window))
+    return EvenIterator(part, Agreed(part, even, agreement, window))
 
 
-def epochs_of_ranks(numbers, even, window, knows):
+def epochs_of_ranks(numbers, even, window):
     parts = [Batches(rank, number) for rank, number in enumerate(numbers)]
 
     def run(ranks):
         part = parts[ranks.rank]
-        epoch = agreed_epoch(ranks, part, even, window, lambda: part.number if knows[ranks.rank] else None)
+        epoch = agreed_epoch(ranks, part, even, window)
         delivered = []
         for batch in epoch:
             delivered.append(list(batch))
@@ -64,15 +64,14 @@ def epochs_of_ranks(numbers, even, window, knows):
 
 @settings(deadline=None, max_examples=150)
 @given(
-    ranks=st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=4),
+    numbers=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     even=st.sampled_from(MODES),
     window=st.integers(1, 5),
 )
-def test_all_ranks_deliver_as_many_batches_and_each_its_own_first(ranks, even, window):
-    numbers, knows = zip(*ranks, strict=True)
+def test_all_ranks_deliver_as_many_batches_and_each_its_own_first(numbers, even, window):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parts, delivered = epochs_of_ranks(numbers, even, window, knows)
+        parts, delivered = epochs_of_ranks(numbers, even, window)
     if even != "drop" and min(numbers) == 0 < max(numbers):
         assert all(
             isinstance(error, EvenEpochError) and "no batch at all" in str(error) for error in delivered
@@ -157,7 +156,7 @@ def test_ranks_that_all_leave_at_the_same_batch_go_on_with_the_next_epoch():
 
 def test_drop_warns_where_a_rank_has_nothing():
     with pytest.warns(RuntimeWarning, match="no rank gets any"):
-        _, delivered = epochs_of_ranks([0, 3], "drop", 2, [False, False])
+        _, delivered = epochs_of_ranks([0, 3], "drop", 2)
     assert delivered == [[], []]
 
 
@@ -165,22 +164,20 @@ def test_drop_warns_where_a_rank_has_nothing():
 def test_where_no_rank_has_anything_there_is_nothing_to_complain_about(even):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, delivered = epochs_of_ranks([0, 0], even, 2, [False, False])
+        _, delivered = epochs_of_ranks([0, 0], even, 2)
     assert delivered == [[], []]
 
 
-@pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("even", MODES)
 @pytest.mark.parametrize("before", range(7))
-def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even, knows):
+def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
     numbers = [3, 6]
 
     def run(ranks):
         batches = Batches(ranks.rank, numbers[ranks.rank])
         part = OwnPart(lambda number: itertools.islice(batches(number), 0 if number else before, None), even)
         agreement = Agreement(ranks, even, 0, timeout=None)
-        plan = Agreed(part, even, agreement, lambda: batches.number if knows else None)
-        return list(EvenIterator(part, plan, delivered=before))
+        return list(EvenIterator(part, Agreed(part, even, agreement), delivered=before))
 
     target = 3 if even == "drop" else 6
     before = min(before, target)

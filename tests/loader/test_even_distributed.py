@@ -57,7 +57,7 @@ def odd(number):
 
 EVERYTHING = set(range(33))
 CASES = [
-    *((case, even) for case in ("unknown", "by headers", "sequence", "rebatched") for even in MODES),
+    *((case, even) for case in ("unknown", "shards", "sequence", "rebatched") for even in MODES),
     ("workers", "wrap"),
     ("as they come", "pad"),
 ]

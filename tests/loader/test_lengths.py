@@ -1,5 +1,7 @@
 """The length of a loader: known where stages neither drop nor add elements, explained where it is not."""
 
+import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,8 @@ import mpwds
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.elements import elements
 from mpwds.loader.progress import EpochProgress
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
 
 
 def numbers():
@@ -164,7 +167,11 @@ def test_a_dataset_that_divides_itself_has_the_length_that_it_says():
         (numbers(), lambda loader: loader.select(bool), r"select\(bool\) may drop"),
         (numbers().with_epoch(-1), lambda loader: loader, r"repeat\(\) has no end"),
         (numbers(), lambda loader: loader.repeat(), r"repeat\(\) has no end"),
-        (numbers(), lambda loader: loader.unbatched(), r"unbatched\(\) gets batches of which nobody knows"),
+        (
+            numbers(),
+            lambda loader: loader.unbatched(),
+            r"unbatched\(\) gets batches whose number of rows is not known",
+        ),
         (numbers().batched(5, list), lambda loader: loader.rebatched(2), r"rebatched\(2\) gets batches"),
         (
             numbers().batched(5),
@@ -182,3 +189,54 @@ def test_a_length_that_cannot_be_known_is_an_error_that_says_why(dataset, add_st
 
 def test_a_list_can_be_made_of_a_loader_whose_length_is_not_known():
     assert [int(element) for element in list(MultiLoader(lambda: iter([1, 2]), workers=0))] == [1, 2]
+
+
+class Copies(Filter):
+    """A user's stage: each element twice, or as often as it is told."""
+
+    def __init__(self, times=2):
+        self.times = times
+
+    def __str__(self):
+        return f"copies({self.times})"
+
+    def stream(self, source, context=ALONE):
+        return mpwds.flatmap(lambda element: [element] * self.times).stream(source, context)
+
+    def count_of(self, incoming):
+        return incoming.times(self.times)
+
+    def samples_in(self, element):
+        return 3
+
+
+class BareCopies:
+    """The same, without a base class of ours."""
+
+    addressable = True
+    times = 2
+    __str__, stream, count_of, samples_in = Copies.__str__, Copies.stream, Copies.count_of, Copies.samples_in
+
+
+@pytest.mark.parametrize("stage", [Copies(), BareCopies()])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_stage_of_the_users_that_answers_has_a_length_statistics_and_exact_resume(stage, behind):
+    def loader():
+        dataset = DataPipeline(range(6)).shuffle(3)
+        if behind:
+            return MultiLoader(dataset, workers=0).compose(stage).batched(5)
+        return MultiLoader(dataset.compose(stage), workers=0).batched(5)
+
+    whole = [batch.tolist() for batch in loader()]
+    assert len(loader()) == len(whole) == 3
+    first = loader()
+    assert next(iter(first)).tolist() == whole[0]
+    other = loader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [batch.tolist() for batch in other] == whole[1:]
+    if not behind:
+        stats = first.stats()
+        assert stats.samples == 3 * stats.batches
+        assert "copies(2)" in [each.name for each in stats.stages]

@@ -481,6 +481,10 @@ def test_a_copy_is_a_loader_with_the_same_options():
         ({"timeout": 0}, "timeout must be above 0 seconds or None, got 0"),
         ({"timeout": "3"}, "timeout must be above 0 seconds or None, got '3'"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"in_order": "no"}, "in_order must be True or False, got 'no'"),
+        ({"persistent": None}, "persistent must be True or False, got None"),
+        ({"pin_memory": "cuda"}, "pin_memory must be True or False, got 'cuda'"),
+        ({"progress": 2}, "progress must be True or False, got 2"),
     ],
 )
 def test_an_argument_out_of_range_is_an_error(options, message):

@@ -288,11 +288,11 @@ def test_an_error_of_the_source_costs_no_rows():
 def test_a_pool_for_which_there_is_no_memory_is_an_error(monkeypatch):
     batches = [np.zeros((4, 1000))]
     with pytest.raises(
-        SharedMemoryError, match=r"a pool of 1,000,000,000,000 rows takes 8,008,000,000.0 MB, .* left"
+        SharedMemoryError, match=r"a pool of 1,000,000,000,000 rows, 8,008,000,000.0 MB, .* left"
     ):
         list(Rebatched(4, shuffle=10**12)(batches))
     monkeypatch.setattr(segment, "available_nbytes", lambda: None)
-    with pytest.raises(SharedMemoryError, match="more than the system gives: lower shuffle"):
+    with pytest.raises(SharedMemoryError, match="more than the system gives: shuffle fewer"):
         list(Rebatched(4, shuffle=2**60)(batches))
 
 
@@ -346,6 +346,7 @@ def test_pinned_batches_are_not_overwritten_while_a_copy_to_the_device_runs():
     [
         ({"batchsize": 0}, ValueError, "batchsize must be at least 1, got 0"),
         ({"batchsize": 2.5}, TypeError, "batchsize must be a whole number, got 2.5"),
+        ({"batchsize": 4, "drop_last": "no"}, ValueError, "drop_last must be True or False, got 'no'"),
         ({"batchsize": 4, "shuffle": -1}, ValueError, "shuffle must be at least 0, got -1"),
         ({"batchsize": 4, "shuffle": True}, TypeError, "shuffle must be a whole number, got True"),
         ({"batchsize": 4, "shuffle": 5, "initial": 0}, ValueError, "initial must be at least 1, got 0"),

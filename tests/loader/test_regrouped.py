@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
+from mpwds.errors import SharedMemoryError
 from mpwds.loader.regrouped import Regrouped, regrouped
 from mpwds.pipeline.collation.padded import padded
 from mpwds.pipeline.context import Context
@@ -19,7 +20,7 @@ from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
-from mpwds.sharedmem import segment
+from mpwds.sharedmem import control_group
 
 COLUMNS = {
     "array": lambda numbers: np.array(numbers, np.float32)[:, None] * np.ones(3, np.float32),
@@ -136,11 +137,54 @@ def test_what_stands_before_stays():
     assert isinstance(second, Regrouped)
 
 
-def test_a_pool_that_memory_does_not_allow_is_not_made(monkeypatch):
-    monkeypatch.setattr(segment, "available_nbytes", lambda: 1_000_000)
-    stage = Regrouped(Unbatched(), Shuffle(1_000_000), Batched(4))
-    batches = [np.arange(start, start + 10) for start in range(0, 100, 10)]
-    assert sorted(np.concatenate([each for _, each in stage.stream(Source(batches))])) == list(range(100))
+MUCH, LITTLE = 1 << 40, 4_000_000
+"""Bytes of free memory. The pool of the loaders below takes 2.4 MB, more than half of the lesser."""
+
+
+def floats_in_batches():
+    dataset = DataPipeline(range(100)).map(lambda number: np.full(1000, number, "float32")).batched(10)
+    return MultiLoader(dataset, workers=0, output="numpy").unbatched().shuffle(600).batched(7)
+
+
+def web_loader():
+    dataset = DataPipeline(range(100)).map(lambda number: torch.full((1000,), float(number))).batched(10)
+    return WebLoader(dataset, batch_size=None).unbatched().shuffle(600).batched(7)
+
+
+@pytest.mark.parametrize("make", [floats_in_batches, web_loader])
+def test_the_order_is_the_same_with_much_and_with_little_free_memory(make, monkeypatch):
+    orders = []
+    for memory in (MUCH, LITTLE):
+        monkeypatch.setattr(control_group, "memory_left", lambda memory=memory: memory)
+        orders.append(numbers_of(make()))
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(100))
+
+
+@pytest.mark.parametrize(("before", "after"), [(MUCH, LITTLE), (LITTLE, MUCH)])
+@pytest.mark.parametrize("make", [floats_in_batches, web_loader])
+def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, before, after, monkeypatch):
+    monkeypatch.setattr(control_group, "memory_left", lambda: before)
+    pipeline = make()
+    batches = iter(pipeline)
+    first = numbers_of(next(batches) for _ in range(5))
+    state = json.loads(json.dumps(pipeline.state_dict()))
+    rest = numbers_of(batches)
+    monkeypatch.setattr(control_group, "memory_left", lambda: after)
+    other = make()
+    other.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the stages behind a WebLoader are continued by running")
+        assert numbers_of(other) == rest
+    assert sorted(first + rest) == list(range(100))
+
+
+def test_rows_that_do_not_fit_into_memory_are_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(control_group, "memory_left", lambda: 1_000_000)
+    with pytest.raises(
+        SharedMemoryError, match=r"a pool of 600 rows, 2.4 MB, 1.0 MB are left: shuffle fewer rows here"
+    ):
+        list(floats_in_batches())
 
 
 def changing(number):

@@ -15,6 +15,7 @@ import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
 from mpwds.loader.counters import NBYTES_OF_ALL
+from mpwds.loader.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
 
 WAIT_S = 0.004
@@ -66,6 +67,27 @@ class ReadyBatches(torch.utils.data.IterableDataset):
     def __iter__(self):
         for _ in range(3):
             yield {"image": torch.zeros(7, 2), "key": ["k"] * 7}
+
+
+IMAGES = np.zeros((5, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "counted"),
+    [
+        (DataPipeline([IMAGES]), 1),
+        (DataPipeline([IMAGES]).map(abs), 1),
+        (DataPipeline([IMAGES]).batched(5), 5),
+        (DataPipeline([IMAGES]).batched(5).map(abs).shuffle(3), 5),
+        (DataPipeline([IMAGES]).batched(5).unbatched(), 1),
+        (WebDataset("x.tar"), 1),
+        (DataPipeline(DataPipeline([IMAGES]).with_epoch(3)), 1),
+        (DataPipeline(RoundRobin([DataPipeline([IMAGES])])), 5),
+        (lambda: iter([IMAGES]), 5),
+    ],
+)
+def test_a_pipeline_knows_how_many_samples_its_elements_are(dataset, counted):
+    assert sample_counter(dataset)(IMAGES) == counted
 
 
 def test_the_rows_of_ready_batches_are_samples():
@@ -361,6 +383,26 @@ def test_the_stats_of_a_loader_with_stages_behind_are_the_loaders():
         assert len(list(pipeline)) == 5
         assert pipeline.stats() == loader.stats()
         assert pipeline.stats().batches == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_made_again_for_a_resumed_epoch_are_counted(workers):
+    dataset = DataPipeline(range(20)).batched(5)
+
+    def pipeline():
+        return MultiLoader(dataset, workers, start_method="fork").rebatched(4, shuffle=20)
+
+    first = pipeline()
+    batches = iter(first)
+    for _ in range(3):  # by now all rows are in the pool
+        next(batches)
+    assert first.stats().batches == 4
+    with pipeline() as resumed:
+        resumed.load_state_dict(first.state_dict())
+        assert len(list(resumed)) == 2
+        stats = resumed.stats()
+    first.close()
+    assert (stats.batches, stats.samples, stats.nbytes) == (4, 20, first.stats().nbytes)
 
 
 def test_a_loader_that_has_run_says_so_in_its_repr():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import explain
 from mpwds.pipeline.randomness import seeded, unseeded
@@ -30,6 +31,8 @@ class Indexed:
     """
 
     elements: Any
+
+    samples_in = staticmethod(one_sample)
 
     def __str__(self) -> str:
         return type(self.elements).__name__

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -90,6 +91,7 @@ class RecordSamples(Filter):
     max_record_bytes: int = RECORD_LIMIT_BYTES
 
     reads_shards: ClassVar[bool] = True
+    samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
         check_handler(f"{self.format}s_to_samples", self.handler)

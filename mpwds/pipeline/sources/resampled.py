@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
@@ -48,6 +48,8 @@ class ResampledShards(IterableSource):
         >>> len(list(shards))
         3
     """
+
+    never_empty: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -90,6 +91,7 @@ class TarSamples(Filter):
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
     reads_shards: ClassVar[bool] = True
+    samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
         check_handler("tarfile_to_samples", self.handler)
@@ -125,6 +127,7 @@ class TarfileSamples(Filter):
     """
 
     reads_shards: ClassVar[bool] = True
+    samples_in = staticmethod(one_sample)
 
     def __str__(self) -> str:
         return "tarfile_samples"

@@ -8,7 +8,9 @@ from numbers import Integral
 from typing import Any
 
 from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, check_raises, rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -103,6 +105,8 @@ class Batched(Filter):
     partial: bool = True
     handler: Handler = reraise_exception
 
+    samples_in = staticmethod(rows_in)
+
     def __post_init__(self) -> None:
         if not isinstance(self.batchsize, Integral):
             raise TypeError(f"batched: batchsize must be a whole number, got {self.batchsize!r}")
@@ -118,6 +122,12 @@ class Batched(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"batched({arguments(self.batchsize, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        check_raises(self, self.handler)
+        count = incoming.batched(self.batchsize, self.partial)
+        keeps_rows = self.collation_fn is default_collation_fn or isinstance(self.collation_fn, Padded)
+        return count if keeps_rows else Count(count.elements)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Counted(self, source, context)

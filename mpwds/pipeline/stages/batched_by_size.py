@@ -9,6 +9,7 @@ from typing import Any
 
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -53,6 +54,8 @@ class BatchedBySize(Filter):
     partial: bool = True
     include_padding: bool = False
     handler: Handler = reraise_exception
+
+    samples_in = staticmethod(rows_in)
 
     def __post_init__(self) -> None:
         check_sizes("batched", self.by, self.max_total, (self.batchsize,))

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -87,6 +88,8 @@ class Bucketed(Filter):
     max_total: float | None = None
     include_padding: bool = False
     handler: Handler = reraise_exception
+
+    samples_in = staticmethod(rows_in)
 
     def __post_init__(self) -> None:
         if not all(low < high for low, high in pairwise(self.edges)):

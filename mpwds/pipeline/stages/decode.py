@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES
 from mpwds.pipeline.filter import Filter
@@ -86,6 +87,9 @@ class Decode(Filter):
             max_decompressed_bytes=(self.max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
         )
         return f"decode({arguments(*self.handlers, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         call = unseeded if self.takes_views else seeded(context)

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.shuffle import Buffered
@@ -58,6 +59,9 @@ class Detshuffle(Filter):
     def __str__(self) -> str:
         more = options(initial=(self.initial, 100), seed=(self.seed, 0), epoch=(self.epoch, -1))
         return f"detshuffle({arguments(self.bufsize, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))

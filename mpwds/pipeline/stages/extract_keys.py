@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -71,6 +72,9 @@ class ExtractKeys(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"extract_keys({arguments(*self.patterns, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._extraction(), handler=self.handler)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, explain, options
 from mpwds.pipeline.stream import Address, Derived, Stream
@@ -60,6 +61,9 @@ class Info(Filter):
     def __str__(self) -> str:
         more = options(n=(self.n, 3), every=(self.every, -1), width=(self.width, 50), name=(self.name, ""))
         return f"info({arguments(*([] if self.fmt is None else [self.fmt]), **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Shown(self, source)

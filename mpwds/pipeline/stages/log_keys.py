@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stages.map import key_of
@@ -49,6 +50,9 @@ class LogKeys(Filter):
 
     def __str__(self) -> str:
         return f"log_keys({arguments(*([self.logfile] if self.logfile else []))})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Logged(self.logfile, source, context) if self.logfile else source

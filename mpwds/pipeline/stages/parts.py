@@ -91,15 +91,15 @@ class Parts(Handled):
         under_way = self._take is not None
         return {
             **super().state_dict(),
-            "parts_of": self._address if under_way else None,
+            "held": [self._address] if under_way else [],
             "index": self._index if under_way else 0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._close()
-        if state["parts_of"] is not None:
-            self._address = as_address(state["parts_of"])
+        if state["held"]:
+            self._address = as_address(state["held"][0])
             self._element = self._source.fetch(self._address)
             self._take = self._opened(self._address, self._element)
             self._index = state["index"]

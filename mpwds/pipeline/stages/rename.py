@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -56,6 +57,9 @@ class Rename(Filter):
     def __str__(self) -> str:
         more = options(keep=(self.keep, True), handler=(self.handler, reraise_exception))
         return f"rename({arguments(**self.fields, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._renaming(), handler=self.handler)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -75,6 +76,9 @@ class RenameKeys(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"rename_keys({arguments(*self.renamings, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._apply, handler=self.handler)

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
@@ -75,6 +76,9 @@ class Shuffle(Filter):
     def __str__(self) -> str:
         options = {"initial": self.initial, "seed": self.seed}
         return f"shuffle({arguments(self.size, **{k: v for k, v in options.items() if v is not None})})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         place: tuple[object, ...]

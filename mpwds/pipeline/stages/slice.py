@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Stream
@@ -61,6 +62,9 @@ class Slice(Filter):
         if self.step != 1:
             return f"slice({arguments(self.start, self.stop, self.step)})"
         return f"slice({arguments(*([self.start] if self.start else []), self.stop)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return Count(len(range(incoming.elements)[self.start : self.stop : self.step]))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Sliced(self, source)

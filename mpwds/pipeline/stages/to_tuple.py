@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -65,6 +66,9 @@ class ToTuple(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"to_tuple({arguments(*self.specs, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Picker(self._fields(), self), handler=self.handler)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown, check_raises, one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -44,11 +45,19 @@ class Unbatched(Filter):
 
     handler: Handler = reraise_exception
 
+    samples_in = staticmethod(one_sample)
+
     def __post_init__(self) -> None:
         check_handler("unbatched", self.handler)
 
     def __str__(self) -> str:
         return f"unbatched({arguments(**options(handler=(self.handler, reraise_exception)))})"
+
+    def count_of(self, incoming: Count) -> Count:
+        check_raises(self, self.handler)
+        if incoming.rows is None:
+            raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
+        return Count(incoming.rows)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Rows(source, self, "row", self.handler)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -37,6 +38,8 @@ class Unlisted(Filter):
     """The stage that ``unlisted`` makes."""
 
     handler: Handler = reraise_exception
+
+    samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
         check_handler("unlisted", self.handler)

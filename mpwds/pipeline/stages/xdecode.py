@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -136,6 +137,9 @@ class XDecode(Filter):
             handler=(self.handler, reraise_exception),
         )
         return f"xdecode({arguments(*self.decoders, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Decoding(self), seeded(context), self.handler)

@@ -1,4 +1,4 @@
-"""How many samples an element counts as."""
+"""How many samples an element counts as, and how many elements stages make."""
 
 import dataclasses
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpwds import DataPipeline, RoundRobin, WebDataset
-from mpwds.loader.samples_in import sample_counter, samples_in
+import mpwds
+from mpwds.pipeline.counts import Count, LengthUnknown, count_of, rows_in
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ IMAGES, LABELS = np.zeros((5, 2, 2)), list(range(5))
     ],
 )
 def test_a_batch_counts_its_rows(batch):
-    assert samples_in(batch) == 5
+    assert rows_in(batch) == 5
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_batch_counts_its_rows(batch):
     [7, "text", b"bytes", None, (IMAGES, 7), {"__key__": "a", "image": IMAGES}, np.float32(1), (), {}],
 )
 def test_a_single_sample_is_one(sample):
-    assert samples_in(sample) == 1
+    assert rows_in(sample) == 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,30 +73,29 @@ class Lettered:
     ids=lambda element: type(element).__name__,
 )
 def test_what_only_looks_like_a_batch_is_one_sample(element):
-    assert samples_in(element) == 1
+    assert rows_in(element) == 1
 
 
 def test_a_dataclass_with_slots_is_a_batch_too():
-    assert samples_in(Slotted(IMAGES)) == 5
+    assert rows_in(Slotted(IMAGES)) == 5
 
 
 def test_columns_of_unequal_length_are_those_of_a_sample():
-    assert samples_in((np.zeros(3), np.zeros(4))) == 1
+    assert rows_in((np.zeros(3), np.zeros(4))) == 1
 
 
-@pytest.mark.parametrize(
-    ("dataset", "counted"),
-    [
-        (DataPipeline([IMAGES]), 1),
-        (DataPipeline([IMAGES]).map(abs), 1),
-        (DataPipeline([IMAGES]).batched(5), 5),
-        (DataPipeline([IMAGES]).batched(5).map(abs).shuffle(3), 5),
-        (DataPipeline([IMAGES]).batched(5).unbatched(), 1),
-        (WebDataset("x.tar"), 1),
-        (DataPipeline(DataPipeline([IMAGES]).with_epoch(3)), 1),
-        (DataPipeline(RoundRobin([DataPipeline([IMAGES])])), 5),
-        (lambda: iter([IMAGES]), 5),
-    ],
-)
-def test_a_pipeline_knows_what_it_yields(dataset, counted):
-    assert sample_counter(dataset)(IMAGES) == counted
+class Silent:
+    def stream(self, source, context=None):
+        return source
+
+
+@pytest.mark.parametrize("stage", [Silent(), mpwds.map(abs), mpwds.select(bool)])
+def test_a_stage_that_does_not_tell_how_many_elements_it_makes_leaves_that_unknown(stage):
+    with pytest.raises(LengthUnknown, match="may drop or add elements"):
+        count_of(stage, Count(3))
+
+
+def test_rows_are_known_as_long_as_elements_are_only_moved():
+    batches = count_of(mpwds.batched(4), Count(10))
+    assert count_of(mpwds.shuffle(3), batches) == batches == Count(3, 10)
+    assert count_of(mpwds.decode(), batches) == Count(3)

@@ -10,6 +10,9 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader import worker_iterator
+from mpwds.pipeline.context import ALONE
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.stream import Derived, fetch_held
 
 ROWS = DataPipeline(range(120)).shuffle(20).map(lambda number: number + np.random.random())
 
@@ -149,6 +152,74 @@ def test_stages_that_cannot_are_run_again_and_one_warning_says_why(loader, stage
         first, rest, _ = first_and_rest(make, loader, 6)
     assert first + rest == whole
     assert len(caught) == 1
+
+
+class Pairs(Filter):
+    """A user's stage: each element together with the one before."""
+
+    def __init__(self, key="held"):
+        self.key = key
+
+    def __str__(self):
+        return "pairs"
+
+    def stream(self, source, context=ALONE):
+        return _Paired(source, self.key)
+
+
+class _Paired(Derived):
+    def __init__(self, source, key):
+        super().__init__(source)
+        self.key = key
+        self.before = []
+
+    def __next__(self):
+        item = next(self._source)
+        self.before, before = [item], self.before
+        return item[0], np.stack([element for _, element in [*(before or [item]), item]])
+
+    def state_dict(self):
+        addresses = [address for address, _ in self.before]
+        return {**super().state_dict(), self.key: addresses, "no addresses": [[0, 0], [0, 1]]}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.before = fetch_held(self._source, state[self.key])
+
+
+def test_a_stage_of_the_users_that_names_what_it_holds_is_continued_exactly(loader):
+    def make(loader):
+        return loader.compose(Pairs())
+
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, rest, _ = first_and_rest(make, loader, 7)
+    assert first + rest == whole
+
+
+def test_one_that_does_not_is_run_again_and_one_warning_says_why(loader):
+    def make(loader):
+        return loader.compose(Pairs("kept"))
+
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    with pytest.warns(
+        UserWarning, match="a stage holds element .*, and its state does not name it"
+    ) as caught:
+        first, rest, _ = first_and_rest(make, loader, 7)
+    assert first + rest == whole
+    assert len(caught) == 1
+
+
+def test_integers_in_a_state_that_are_no_addresses_make_no_batch_again(loader):
+    pipeline = loader.compose(Pairs())
+    loader.set_epoch(0)
+    elements = iter(pipeline)
+    for _ in range(7):
+        next(elements)
+    assert len(pipeline.state_dict()["run"]["stream"]["source"]["loaded"]["held"]) == 1
 
 
 def test_out_of_order_stages_that_must_be_run_again_are_an_error():

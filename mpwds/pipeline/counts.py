@@ -1,0 +1,167 @@
+"""How many elements a stage makes, and how many samples are in one: what loaders ask stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.pipeline.handlers import Handler, reraise_exception
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of elements.
+
+    Args:
+        elements: The number.
+        rows: If they are batches, the rows in all of them together; ``None`` if that is not known.
+    """
+
+    elements: int
+    rows: int | None = None
+
+    def __add__(self, other: Count) -> Count:
+        known = self.rows is not None and other.rows is not None
+        return Count(self.elements + other.elements, (self.rows or 0) + (other.rows or 0) if known else None)
+
+    def times(self, number: int) -> Count:
+        """The count of ``number`` times as many elements."""
+        return Count(self.elements * number, None if self.rows is None else self.rows * number)
+
+    def batched(self, batchsize: int, partial: bool) -> Count:
+        """The count of batches of ``batchsize`` that are made of these elements.
+
+        Args:
+            batchsize: Elements in a batch.
+            partial: Whether elements that are left at the end make a smaller batch.
+
+        Example:
+            >>> Count(10).batched(4, partial=True), Count(10).batched(4, partial=False)
+            (Count(elements=3, rows=10), Count(elements=2, rows=8))
+        """
+        batches = -(-self.elements // batchsize) if partial else self.elements // batchsize
+        return Count(batches, min(self.elements, batches * batchsize))
+
+
+class LengthUnknown(TypeError):
+    """The number of elements in an epoch is not known.
+
+    Args:
+        reason: Why: which stage or dataset does not tell it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the number of elements in an epoch is not known: {reason}. with_length(n) says what len() "
+            "returns, with_epoch(n) makes an epoch of n elements"
+        )
+
+
+def count_of(stage: Any, incoming: Count) -> Count:
+    """How many elements a stage makes of ``incoming``; see :class:`~mpwds.pipeline.filter.Filter`.
+
+    Raises:
+        LengthUnknown: The stage does not tell.
+
+    Example:
+        >>> from mpwds.pipeline.stages.batched import Batched
+        >>> count_of(Batched(4), Count(10))
+        Count(elements=3, rows=10)
+    """
+    tell: Callable[[Count], Count] | None = getattr(stage, "count_of", None)
+    if tell is None:
+        raise LengthUnknown(f"{stage} may drop or add elements")
+    return tell(incoming)
+
+
+def one_of_each(stage: Any, incoming: Count, handler: Handler) -> Count:
+    """The answer of a stage that makes one element of each, unless an error handler leaves it out.
+
+    Raises:
+        LengthUnknown: The handler may leave elements out.
+
+    Example:
+        >>> one_of_each("decode()", Count(10), reraise_exception)
+        Count(elements=10, rows=None)
+    """
+    check_raises(stage, handler)
+    return Count(incoming.elements)
+
+
+def check_raises(stage: Any, handler: Handler) -> None:
+    """Makes sure that a stage's error handler leaves no element out.
+
+    Raises:
+        LengthUnknown: It may.
+    """
+    if handler is not reraise_exception:
+        raise LengthUnknown(f"{stage} may drop or add elements")
+
+
+def one_sample(element: Any) -> int:
+    """The number of samples in an element that is one sample: 1."""
+    return 1
+
+
+def rows_in(element: Any) -> int:
+    """The number of samples in an element, by its form: the length of all its columns, if it is a batch.
+
+    A batch is an array, or a dict, tuple, list or dataclass of columns, which are arrays and lists, nested or
+    not. An element that holds a number or a string is a single sample. A call takes about a microsecond.
+
+    Example:
+        >>> import numpy as np
+        >>> rows_in({"image": np.zeros((64, 3, 8, 8)), "label": list(range(64))})
+        64
+        >>> rows_in((np.zeros((3, 8, 8)), 7))
+        1
+    """
+    is_list = isinstance(element, list)
+    rows = None
+    for column in _columns(element):
+        if isinstance(column, list):
+            length = len(column)
+        elif isinstance(shape := attribute(column, "shape"), tuple) and shape and isinstance(shape[0], int):
+            length = shape[0]
+        elif column is None:
+            continue
+        elif is_list:
+            return len(element)
+        elif isinstance(column, (dict, tuple)) or _is_dataclass(column):
+            length = rows_in(column)
+        else:
+            return 1
+        if rows is None:
+            rows = length
+        elif length != rows:
+            return 1
+    return 1 if rows is None else rows
+
+
+def attribute(item: Any, name: str) -> Any:
+    """An attribute of an element; ``None`` if it has none or fails to tell, which must not end an epoch.
+
+    Example:
+        >>> attribute(b"bytes", "shape") is None
+        True
+    """
+    try:
+        return getattr(item, name, None)
+    except Exception:  # a nested tensor has no shape, and a sparse one no nbytes, that it would tell
+        return None
+
+
+def _columns(element: Any) -> Iterable[Any]:
+    if isinstance(element, dict):
+        return element.values()
+    if isinstance(element, (tuple, list)):
+        return element
+    if _is_dataclass(element):
+        return [attribute(element, field.name) for field in dataclasses.fields(element)]
+    return (element,)
+
+
+def _is_dataclass(element: Any) -> bool:
+    return dataclasses.is_dataclass(element) and not isinstance(element, type)
