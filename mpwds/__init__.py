@@ -17,7 +17,6 @@ _NAMES = {
     "mpwds.loader.data_loader": "DataLoader",
     "mpwds.loader.multi_dataset": "MultiDataset MultiDatasetIterator",
     "mpwds.loader.multi_loader": "MultiLoader",
-    "mpwds.loader.pool": "WorkerPool",
     "mpwds.loader.stats": "LoaderStats StageStats WorkerStats",
     "mpwds.loader.web_loader": "WebLoader",
     "mpwds.pipeline.caching.db_cache": "DBCache",

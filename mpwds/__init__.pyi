@@ -36,7 +36,6 @@ from mpwds.loader.data_loader import DataLoader as DataLoader
 from mpwds.loader.multi_dataset import MultiDataset as MultiDataset
 from mpwds.loader.multi_dataset import MultiDatasetIterator as MultiDatasetIterator
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
-from mpwds.loader.pool import WorkerPool as WorkerPool
 from mpwds.loader.stats import LoaderStats as LoaderStats
 from mpwds.loader.stats import StageStats as StageStats
 from mpwds.loader.stats import WorkerStats as WorkerStats

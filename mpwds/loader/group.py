@@ -32,14 +32,12 @@ class GroupOptions:
         launcher: Makes what starts them.
         output: What arrays become.
         warn_of_copies: Warn when more batches are kept than the arenas have blocks for.
-        replaces_dead: An epoch starts with new workers if one has died since the last. Otherwise it fails.
         pinning: What pins the memory that batches lie in.
     """
 
     launcher: Callable[[WorkerSetup], Launcher]
     output: Output
     warn_of_copies: bool = True
-    replaces_dead: bool = False
     pinning: Pinning | None = None
 
 
@@ -97,7 +95,7 @@ class WorkerGroup:
             SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
         self._check_owner()
-        if not self._all_run():
+        if not self._workers:
             self._start()
         with processes.interrupts_deferred():
             self._generation += 1
@@ -136,7 +134,7 @@ class WorkerGroup:
             RuntimeError, TypeError, SharedMemoryError, OSError: As :meth:`begin_epoch`.
         """
         self._check_owner()
-        if not self._all_run():
+        if not self._workers:
             self._start()
 
     def wait_until_ready(self, timeout: float | None) -> None:
@@ -163,11 +161,6 @@ class WorkerGroup:
             launcher, self._launcher = self._launcher, None
             if launcher is not None:
                 launcher.close()
-
-    def _all_run(self) -> bool:
-        if self._options.replaces_dead and any(remote.process.wait(0) for remote in self._workers):
-            self.close()
-        return bool(self._workers)
 
     def _keep_reading(self, remote: RemoteWorker) -> None:
         """Keeps what a worker has counted: to be called before it is released."""

@@ -46,7 +46,6 @@ class Meter:
 
     Attributes:
         samples_in: Tells how many samples an element is.
-        counting: Whether an epoch runs.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
 
@@ -78,7 +77,6 @@ class Meter:
         self._not_queued = 1.0  # share of the time that is not spent waiting for a processor
         self._write_next_ns = 0
         self._processor = ProcessorTimes() if counts_cpu else None
-        self.counting = False
         self.writes_each = False
 
     @contextlib.contextmanager
@@ -87,12 +85,10 @@ class Meter:
         if self._processor is not None:
             self._processor.resume()
         self._counters.begin(counters.ACTIVE_NS, time.monotonic_ns())
-        self.counting = True
         self._is_first = True
         try:
             yield
         finally:
-            self.counting = False
             if self._timer.running:
                 self._conclude()
             self._write_all_counts()

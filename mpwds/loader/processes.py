@@ -14,10 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from mpwds.loader.status import StatusPage
+from typing import NamedTuple
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -90,14 +87,6 @@ class WorkerProcess:
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
-
-    def stack(self, page: StatusPage) -> str:
-        """Where its main thread stands; empty if it does not tell.
-
-        Args:
-            page: The worker's status page.
-        """
-        return page.stack(self.pid)
 
     def _end_unwatched(self) -> None:
         os.kill(self.pid, signal.SIGKILL)

@@ -82,19 +82,6 @@ if one does not know, another follows each time as many are delivered as all wer
 dataset fails says so in its next message, and all raise. One that leaves an epoch early says nothing: the
 others see it by its next message, or by the end of its process.
 
-*Pool.* The processes of a ``WorkerPool`` are workers without a dataset (``loader.pool_worker``). For each
-worker of a loader that uses the pool, the trainer hands the descriptors of all that a worker gets but the
-lifeline to one of them, over that process' handover: this is a *session* (``loader.session``), and goes on
-as a worker of its own would. Sessions take turns in the process' one thread. A session never waits: where it
-has no free block, or its message does not fit into the channel, it keeps what it has made and leaves the
-turn to others; the process sleeps when no session can go on, on all their channels and bells. What a dataset
-leaves in the process, random generators and the like, is put aside with its turn (``loader.process_state``).
-Behind the other descriptors comes an eventfd, *over*: the process rings it when the session has ended, which
-the trainer waits for as it waits for the end of a worker's process, together with the end of the pool's
-process, which ends all its sessions. Closing a loader closes its sessions' channels; a session that is not
-over after ``GRACE_S`` is left to end when its dataset comes back, and its process is killed only if the
-trainer has waited for it longer than the loader's ``timeout``.
-
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
 

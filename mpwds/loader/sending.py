@@ -27,10 +27,6 @@ class EpochStopped(Exception):
     """The trainer wants no more of this epoch."""
 
 
-class NoRoom(Exception):
-    """All blocks are in use, and the sender is one that does not wait (``loader.session``)."""
-
-
 class BatchSender:
     """Writes each batch once: from the dataset's arrays, or from rows not collated yet, into its place.
 
@@ -166,7 +162,7 @@ class BatchSender:
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:
-            self._bell.hush()
+            self._bell.clear()
             block = self._arena.acquire(nbytes)
             if block is not None:
                 return block
