@@ -60,8 +60,9 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the interpreter's exit; they end when this process dies, however it dies. A
-    new ``iter()`` ends an unfinished one. A loader is used by one thread at a time, and not in a fork of
-    its process.
+    new ``iter()`` ends an unfinished one. In an interactive session, ``iter()`` starts the workers anew if
+    the dataset, or a function or global variable that it uses, has changed since they started. A loader is
+    used by one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are dealt to the workers); a map-style dataset or
@@ -78,8 +79,8 @@ class MultiLoader(LoaderStages, TorchIterable):
             training loop holds. Batches up to 32 kB take no blocks: a worker prepares as many as its
             channel holds, about 200 kB.
         start_method: ``"spawn"``, the default, starts fresh interpreters; ``"forkserver"`` forks one fresh
-            interpreter that has loaded the dataset; ``"fork"`` forks this process, and is for datasets that
-            cannot be pickled.
+            interpreter that has imported what the dataset needs, and is faster where several loaders start
+            workers; ``"fork"`` forks this process, and is for datasets that cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share the

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,9 +13,9 @@ import msgpack
 import numpy as np
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import surroundings, unpicklable
+from mpwds.loader import parent_environment, unpicklable
 from mpwds.loader.dataset_pickler import pickled_apart
-from mpwds.loader.surroundings import Surroundings
+from mpwds.loader.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
@@ -134,7 +133,7 @@ def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
 def store(pickled: Pickled) -> int:
     """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
 
-    With it goes what a worker takes on before it reads the setup: this process' surroundings.
+    With it goes this process' environment, which a worker adopts before it reads the setup.
 
     Args:
         pickled: What :func:`pickled` returned; it lets go of what is stored.
@@ -155,7 +154,7 @@ def store(pickled: Pickled) -> int:
     parts = pickled.parts
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
     stored = [part for part in parts if not isinstance(part, Region)]
-    head = msgpack.packb([places, surroundings.here()], unicode_errors="surrogateescape")
+    head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
     size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
     descriptor = segment.create(size)
     try:
@@ -175,7 +174,7 @@ def store(pickled: Pickled) -> int:
     return descriptor
 
 
-def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.take_on) -> WorkerSetup:
+def read(descriptor: int) -> WorkerSetup:
     """The setup that :func:`store` put into a segment.
 
     Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
@@ -183,12 +182,13 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
 
     Args:
         descriptor: The segment.
-        join: What is done with the trainer's surroundings before the rest is read.
     """
     memory = map_privately(descriptor)
-    offset, places, around = _head(memory)
+    nbytes = int.from_bytes(memory[:4], "little")
+    places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    offset = _aligned(4 + nbytes)
     parts: list[memoryview] = []
-    join(around)
+    parent_environment.adopt(ParentEnvironment(*environment))
     for place in places:
         if isinstance(place, int):
             parts.append(memory[offset : offset + place])
@@ -199,18 +199,6 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
     if not isinstance(setup, WorkerSetup):
         raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
     return setup
-
-
-def read_surroundings(descriptor: int) -> Surroundings:
-    """The trainer's surroundings when :func:`store` made the segment."""
-    return _head(map_privately(descriptor))[2]
-
-
-def _head(memory: memoryview) -> tuple[int, list[Any], Surroundings]:
-    """Where the parts begin, their places, and the surroundings."""
-    nbytes = int.from_bytes(memory[:4], "little")
-    places, around = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
-    return _aligned(4 + nbytes), places, Surroundings(*around)
 
 
 def _aligned(nbytes: int) -> int:

@@ -93,7 +93,7 @@ class Worker:
 
     Args:
         index: The worker's index.
-        setup: The dataset, and the worker's surroundings.
+        setup: The dataset, and what all workers of the loader share.
         channel: To the trainer.
         commands: From the trainer.
         sender: Sends batches to it.
