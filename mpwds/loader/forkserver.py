@@ -37,8 +37,9 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import forks, lifeline, loaded_code, parent_environment, processes, worker
+from mpwds.loader import forks, lifeline, parent_environment, processes, worker
 from mpwds.loader import setup as worker_setup
+from mpwds.loader.loaded_code import LoadedCode
 from mpwds.loader.parent_environment import ParentEnvironment
 from mpwds.loader.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.setup import WorkerSetup
@@ -75,7 +76,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
-        self._code = loaded_code.snapshot()
+        self._code = LoadedCode()
         self._lock = threading.Lock()
         self._unanswered = 0
         self._received = b""
@@ -109,10 +110,7 @@ class ForkServer:
 
     def is_outdated(self) -> bool:
         """Whether this process runs other code by now than the server may have imported."""
-        now = loaded_code.snapshot()
-        outdated = loaded_code.differs(self._code, now)
-        self._code = {**now, **self._code}
-        return outdated
+        return self._code.has_changed()
 
     def begin_import(self, modules: list[str]) -> None:
         """Has the server import modules, while this process goes on."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpwds.loader import limits, processes, protocol, warming
+from mpwds.loader import limits, loaded_code, processes, protocol, warming
+from mpwds.loader import setup as worker_setup
 from mpwds.loader.counters import Reading
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.ledger import WorkerReading
@@ -63,6 +65,7 @@ class WorkerGroup:
         self._copies = PrivateCopies(pinning=options.pinning)
         self._make_receiver: Callable[[Bell], BatchReceiver]
         self.restarts: Counter[int] = Counter()
+        self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
 
     @property
@@ -82,6 +85,8 @@ class WorkerGroup:
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[RemoteWorker], int]:
         """Starts the workers if they are not running, and an epoch in all of them.
 
+        In an interactive session it starts them anew if what they would get now is not what they got.
+
         Args:
             epoch: Its number.
             positions: Where each worker begins in it; at its start by default.
@@ -94,9 +99,9 @@ class WorkerGroup:
             TypeError: The dataset cannot be sent to workers.
             SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
-        self._check_owner()
-        if not self._workers:
-            self._start()
+        if self._workers and loaded_code.is_interactive():
+            self._end_outdated()
+        self.start()
         with processes.interrupts_deferred():
             self._generation += 1
             for remote in self._workers:
@@ -171,8 +176,18 @@ class WorkerGroup:
         before = self._ended[index].reading if index in self._ended else Reading()
         return WorkerReading(index, remote.process.pid, before + remote.reading(), self.restarts[index])
 
+    def _end_outdated(self) -> None:
+        self._check_owner()
+        if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
+            print(
+                "mpwds: the dataset, or code that it uses, has changed: its workers start anew",
+                file=sys.stderr,
+            )
+            self.close()
+
     def _start(self) -> None:
         setup = self._make_setup()
+        self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
         keep = setup.blocks - 1
         self._make_receiver = functools.partial(
             BatchReceiver,

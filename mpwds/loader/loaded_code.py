@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import NamedTuple
 
 _INSTALLED = tuple(
     os.path.join(folder, "")
@@ -17,16 +16,44 @@ _INSTALLED = tuple(
 )
 
 
-class Code(NamedTuple):
-    """What a module was loaded from.
+Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]
+"""A module's specification, of which each load and reload makes a new one, and its file's version."""
 
-    Args:
-        spec: The module's specification; each load and reload makes a new one.
-        version: Modification time, size and inode of its file, in an interactive session.
+
+class LoadedCode:
+    """The code of the modules that this process has imported, to tell later whether it has changed.
+
+    In an interactive session the versions of files count too, because IPython's ``autoreload`` may patch
+    functions without reloading their module. Installed packages are left out of that: people do not edit
+    them, and there may be thousands, on a slow disk. Elsewhere files do not count, so that editing a file
+    during a training does not change the training.
+
+    Example:
+        >>> loaded = LoadedCode()
+        >>> loaded.has_changed()
+        False
     """
 
-    spec: ModuleSpec
-    version: tuple[int, int, int] | None
+    def __init__(self) -> None:
+        self._codes: dict[str, Code] = {}
+        self.has_changed()
+
+    def has_changed(self) -> bool:
+        """Whether a module was loaded again, or its file has changed. Adds modules that are new."""
+        interactive = is_interactive()
+        changed = False
+        for name, module in sys.modules.copy().items():
+            if type(module) is ModuleType:  # asking a lazy one, which is of another class, would load it
+                code = module.__spec__, _version(module) if interactive else None
+                known = self._codes.setdefault(name, code)
+                changed = changed or known[0] is not code[0] or known[1] != code[1]
+        return changed
+
+
+def codes_of(modules: Iterable[str]) -> list[Code]:
+    """The code of some modules, with the versions of their files."""
+    found = [sys.modules.get(name) for name in modules]
+    return [(module.__spec__, _version(module)) for module in found if type(module) is ModuleType]
 
 
 def is_interactive() -> bool:
@@ -39,44 +66,8 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def snapshot(modules: Iterable[str] | None = None) -> dict[str, Code]:
-    """The code of imported modules, for :func:`differs`.
-
-    In an interactive session it includes the versions of files, because IPython's ``autoreload`` may patch
-    functions without reloading their module. Installed packages are left out of that: people do not edit
-    them, and there may be thousands, on a slow disk. Elsewhere files do not count, so that a file that is
-    edited during a training does not change the training.
-
-    Args:
-        modules: Their names; all modules by default.
-
-    Example:
-        >>> before = snapshot()
-        >>> differs(before, snapshot())
-        False
-    """
-    with_files = is_interactive()
-    found = {}
-    for name in list(sys.modules if modules is None else modules):
-        module = sys.modules.get(name)
-        if isinstance(module, ModuleType):
-            attributes = object.__getattribute__(module, "__dict__")  # nothing is loaded by that
-            spec = attributes.get("__spec__")
-            if spec is not None:
-                found[name] = Code(spec, _version(attributes.get("__file__")) if with_files else None)
-    return found
-
-
-def differs(before: dict[str, Code], now: dict[str, Code]) -> bool:
-    """Whether a module in both snapshots was loaded again, or its file has changed."""
-    for name, code in before.items():
-        other = now.get(name, code)
-        if other.spec is not code.spec or other.version != code.version:
-            return True
-    return False
-
-
-def _version(file: object) -> tuple[int, int, int] | None:
+def _version(module: ModuleType) -> tuple[int, int, int] | None:
+    file = module.__dict__.get("__file__")
     if not isinstance(file, str) or file.startswith(_INSTALLED):
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import pickle
@@ -13,7 +14,7 @@ import msgpack
 import numpy as np
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import parent_environment, unpicklable
+from mpwds.loader import loaded_code, parent_environment, unpicklable
 from mpwds.loader.dataset_pickler import pickled_apart
 from mpwds.loader.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
@@ -112,6 +113,36 @@ def pickled(setup: WorkerSetup) -> Pickled:
     mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]
     return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+
+def fingerprint(setup: WorkerSetup) -> bytes | None:
+    """What tells one setup from another: its pickle, and the code of the modules that unpickling imports.
+
+    Of arrays above 1 MB, a sample of the bytes counts.
+
+    Returns:
+        A digest; ``None`` if the setup cannot be pickled.
+
+    Example:
+        >>> factor = 2
+        >>> dataset = lambda: (factor * number for number in range(3))
+        >>> before = fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        >>> factor = 3
+        >>> before == fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        False
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data, modules = pickled_apart(setup, buffers.append)
+    except Exception:
+        return None
+    digest = hashlib.blake2b(data)
+    for buffer in buffers:
+        array = buffer.raw()
+        digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
+    for code in loaded_code.codes_of(sorted(modules)):
+        digest.update(f"{id(code[0])} {code[1]}".encode())
+    return digest.digest()
 
 
 def _check_imported(modules: set[str]) -> None:
