@@ -55,7 +55,6 @@ from mpwds.errors import WorkerTraceback as WorkerTraceback
 from mpwds.loader.accelerated import use_in_accelerate as use_in_accelerate
 from mpwds.loader.data_loader import DataLoader as DataLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
-from mpwds.loader.pool import WorkerPool as WorkerPool
 from mpwds.loader.stats import LoaderStats as LoaderStats
 from mpwds.loader.stats import StageStats as StageStats
 from mpwds.loader.stats import WorkerStats as WorkerStats

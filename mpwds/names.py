@@ -63,7 +63,6 @@ FURTHER_NAMES = {
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
         "StreamNotFound TenbinError WorkerTraceback"
     ),
-    "mpwds.loader.pool": "WorkerPool",
     "mpwds.loader.stats": "StageStats WorkerStats",
     "mpwds.pipeline.caching.db_cache": "DBCache",
     "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",

@@ -10,6 +10,8 @@ import hypothesis
 import psutil
 import pytest
 
+from mpwds.loader import forkserver
+
 # Where a change is judged, the same examples each time; elsewhere, new ones. Timings decide nothing.
 hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("CI")), deadline=None)
 hypothesis.settings.load_profile("judged")
@@ -45,6 +47,7 @@ def nothing_left():
     yield
     deadline = time.monotonic() + 2
     while (left := possessions() - before) and time.monotonic() < deadline:
+        forkserver.let_go()
         gc.collect()
         time.sleep(0.05)
     assert not left

@@ -61,7 +61,9 @@ class Channel:
         Raises:
             ChannelClosed: The other end is gone.
         """
-        data = memoryview(self._frame(fields, payload))
+        envelope = nest.pack(fields)
+        head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
+        data = memoryview(head + payload if payload else head)
         while data:
             sent = self._send_now(data)
             data = data[sent:]
@@ -123,11 +125,6 @@ class Channel:
     def close(self) -> None:
         """Closes this end; what was sent can still be received at the other."""
         self._socket.close()
-
-    def _frame(self, fields: dict[str, Any], payload: bytes | bytearray) -> bytes:
-        envelope = nest.pack(fields)
-        head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
-        return head + payload if payload else head
 
     def _send_now(self, data: memoryview) -> int:
         # MSG_NOSIGNAL: where SIGPIPE is not ignored, a dead worker would be the end of its trainer.

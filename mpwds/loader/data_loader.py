@@ -20,7 +20,6 @@ from mpwds.loader.data_loader_iterator import DataLoaderIterator
 from mpwds.loader.data_loader_state import EpochRecord, is_iterable, own_state
 from mpwds.loader.dividing import check_not_divided_again, has_workers, refuse_workers_of_workers
 from mpwds.loader.ledger import Since
-from mpwds.loader.nursery import Nursery
 from mpwds.loader.single_process import LocalCounts, SingleProcessIterator
 from mpwds.loader.start_methods import Forks, start_early
 from mpwds.loader.stats import LoaderStats
@@ -146,7 +145,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.record: EpochRecord = EpochRecord.of_next(self, finished=True)
         self._loaded: EpochRecord | None = None
         self.accounts = Accounts()
-        self._nursery: Nursery | None = None
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
         if not isinstance(dataset, _DATAPIPES):
@@ -310,7 +308,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: the same options, no workers."""
-        none = dict.fromkeys(("_iterator", "_iterators", "_nursery", "_loaded", "record", "accounts"))
+        none = dict.fromkeys(("_iterator", "_iterators", "_loaded", "record", "accounts"))
         return {**self.__dict__, **none, "_forks": Forks()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

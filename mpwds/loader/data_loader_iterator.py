@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from mpwds.loader.task_epoch import TaskEpoch
 from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.parts import IterableSource
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
@@ -142,9 +144,9 @@ class DataLoaderIterator(Iterator[Any]):
 
     def _start(self, loader: DataLoader[Any]) -> None:
         """Starts the workers, if they do not run: as forks where others cannot unpickle what they need."""
-        self._group.start()
         if not loader._forks.might_help:
             return
+        self._group.start()
         try:
             self._group.wait_until_ready(loader.timeout or None)
         except MpwdsError:  # told when a batch is asked for
@@ -220,7 +222,7 @@ def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], Fetchi
     batches = loader.batch_sampler is not None
     is_default = loader.collate_fn is (default_collate if batches else default_convert)
     facts: dict[str, Any] = {
-        "dataset": loader.dataset,
+        "dataset": _without_epoch(loader.dataset),
         "workers": loader.num_workers,
         "blocks": min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
         "base_seed": base_seed,
@@ -257,6 +259,15 @@ def _count_epoch(dataset: Any) -> int:
     epoch = dataset._epoch
     dataset.set_epoch(epoch + 1)
     return epoch
+
+
+def _without_epoch(dataset: Any) -> Any:
+    """A dataset of ours as the workers get it: each epoch tells them its number."""
+    if not isinstance(dataset, (DataPipeline, IterableSource)):
+        return dataset
+    dataset = copy.copy(dataset)
+    dataset.set_epoch(0)
+    return dataset
 
 
 def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

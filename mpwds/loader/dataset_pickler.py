@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -22,7 +22,8 @@ def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) ->
             tensors count as arrays: left to themselves they would be copied, twice.
 
     Returns:
-        Bytes for ``pickle.loads(.., buffers=..)``, and the modules of the classes and functions in them.
+        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that they import: those of classes and
+            functions, and those that are variables of functions.
 
     Raises:
         Exception: Whatever pickling an object of its class raises; ``TypeError`` as a rule.
@@ -55,6 +56,9 @@ class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             module = getattr(item, "__module__", None)
             if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
                 self.modules.add(module)
+        elif isinstance(item, ModuleType):
+            if sys.modules.get(item.__name__) is item:
+                self.modules.add(item.__name__)
         else:
             reduced = reduced_tensor(item)
             if reduced is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpwds.loader import processes, protocol, warming
+from mpwds.loader import loaded_code, processes, protocol, warming
+from mpwds.loader import setup as worker_setup
 from mpwds.loader.counters import Reading
 from mpwds.loader.launchers import Launcher
 from mpwds.loader.ledger import WorkerReading
@@ -33,14 +35,12 @@ class GroupOptions:
         launcher: Makes what starts them.
         output: What arrays become.
         warn_of_copies: Warn when more batches are kept than the arenas have blocks for.
-        replaces_dead: An epoch starts with new workers if one has died since the last. Otherwise it fails.
         pinning: What pins the memory that batches lie in.
     """
 
     launcher: Callable[[WorkerSetup], Launcher]
     output: Output
     warn_of_copies: bool = True
-    replaces_dead: bool = False
     pinning: Pinning | None = None
 
 
@@ -66,6 +66,7 @@ class WorkerGroup:
         self._copies = PrivateCopies(pinning=options.pinning)
         self._make_receiver: Callable[[Bell], BatchReceiver]
         self.restarts: Counter[int] = Counter()
+        self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
 
     @property
@@ -85,6 +86,8 @@ class WorkerGroup:
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[RemoteWorker], int]:
         """Starts the workers if they are not running, and an epoch in all of them.
 
+        In an interactive session it starts them anew if what they would get now is not what they got.
+
         Args:
             epoch: Its number.
             positions: Where each worker begins in it; at its start by default.
@@ -97,9 +100,9 @@ class WorkerGroup:
             TypeError: The dataset cannot be sent to workers.
             SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
-        self._check_owner()
-        if not self._all_run():
-            self._start()
+        if self._workers and loaded_code.is_interactive():
+            self._end_outdated()
+        self.start()
         with processes.interrupts_deferred():
             self._generation += 1
             for remote in self._workers:
@@ -137,7 +140,7 @@ class WorkerGroup:
             RuntimeError, TypeError, SharedMemoryError, OSError: As :meth:`begin_epoch`.
         """
         self._check_owner()
-        if not self._all_run():
+        if not self._workers:
             self._start()
 
     def wait_until_ready(self, timeout: float | None) -> None:
@@ -165,11 +168,6 @@ class WorkerGroup:
             if launcher is not None:
                 launcher.close()
 
-    def _all_run(self) -> bool:
-        if self._options.replaces_dead and any(remote.process.wait(0) for remote in self._workers):
-            self.close()
-        return bool(self._workers)
-
     def _keep_reading(self, remote: RemoteWorker) -> None:
         """Keeps what a worker has counted: to be called before it is released."""
         self._ended[remote.index] = self._read(remote)
@@ -179,8 +177,18 @@ class WorkerGroup:
         before = self._ended[index].reading if index in self._ended else Reading()
         return WorkerReading(index, remote.process.pid, before + remote.reading(), self.restarts[index])
 
+    def _end_outdated(self) -> None:
+        self._check_owner()
+        if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
+            print(
+                "mpwds: the dataset, or code that it uses, has changed: its workers start anew",
+                file=sys.stderr,
+            )
+            self.close()
+
     def _start(self) -> None:
         setup = self._make_setup()
+        self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
         keep = setup.blocks - 1
         self._make_receiver = functools.partial(
             BatchReceiver,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Sequence
 
 from mpwds.errors import MpwdsError, SharedMemoryError
 
@@ -44,40 +43,3 @@ def take(connection: socket.socket) -> int:
         "this process has no file descriptor left for a worker's shared memory: raise the limit (ulimit -n), "
         "or use fewer workers"
     )
-
-
-def give_all(connection: socket.socket, descriptors: Sequence[int]) -> None:
-    """Trainer: sends descriptors that belong together. If the worker is gone, that shows elsewhere.
-
-    Raises:
-        BlockingIOError: The worker has not taken those sent before, and there is no room for more.
-    """
-    flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(connection, [b"."], descriptors, flags)
-
-
-def take_all(connection: socket.socket, count: int) -> list[int]:
-    """Worker: receives what :func:`give_all` sent; nothing if the trainer is gone.
-
-    Raises:
-        SharedMemoryError: This process has no descriptors left to receive them with.
-
-    Example:
-        >>> import os
-        >>> trainer, worker = socket.socketpair()
-        >>> give_all(trainer, [0, 1])
-        >>> for descriptor in take_all(worker, 2):
-        ...     os.close(descriptor)
-        >>> trainer.close(), worker.close()
-        (None, None)
-    """
-    space = socket.CMSG_LEN(count * _INT.size)
-    data, ancillary, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
-    received = [number for _, _, content in ancillary for (number,) in _INT.iter_unpack(content)]
-    if data and len(received) != count:
-        raise SharedMemoryError(
-            "a worker has no file descriptor left for another loader: raise the limit (ulimit -n), or let "
-            "fewer loaders share a pool"
-        )
-    return received

@@ -39,7 +39,6 @@ class Meter:
 
     Attributes:
         samples_in: Tells how many samples an element is.
-        counting: Whether an epoch runs.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
@@ -64,7 +63,6 @@ class Meter:
         self._batches = self._samples = self._nbytes = 0
         self._processor = ProcessorTimes() if counts_cpu else None
         self._write_next_ns = 0
-        self.counting = False
         self.writes_each = False
         self.timing = False
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
@@ -88,11 +86,9 @@ class Meter:
         if self._processor is not None:
             self._processor.resume()
         self._counters.begin(counters.ACTIVE_NS, time.monotonic_ns())
-        self.counting = True
         try:
             yield
         finally:
-            self.counting = False
             if self.timing:
                 self._conclude()
             self._write_all_counts()

@@ -23,7 +23,6 @@ from mpwds.loader.ledger import Ledger, Since, WorkerReading
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.local import LocalIterator
 from mpwds.loader.meter import Meter
-from mpwds.loader.pool import WorkerPool
 from mpwds.loader.position import CountOnYield, LoaderPosition
 from mpwds.loader.processes import interrupts_deferred
 from mpwds.loader.progress import EpochProgress
@@ -60,8 +59,9 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the interpreter's exit; they end when this process dies, however it dies. A
-    new ``iter()`` ends an unfinished one. A loader is used by one thread at a time, and not in a fork of
-    its process.
+    new ``iter()`` ends an unfinished one. In an interactive session, ``iter()`` starts the workers anew if
+    the dataset, or a function or global variable that it uses, has changed since they started. A loader is
+    used by one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are dealt to the workers); a map-style dataset or
@@ -70,16 +70,16 @@ class MultiLoader(LoaderStages, TorchIterable):
             whole, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
             ``WORKER`` and ``NUM_WORKERS``. Arrays and tensors in it are copied once, for all workers
             together; those in shared memory or a mapped file, not at all (see :func:`mpwds.share`).
-        workers: Worker processes, 4 unless a ``pool`` has them; 0 does the work in this process, with the
-            results of one worker.
+        workers: Worker processes, 4 by default; 0 does the work in this process, with the results of one
+            worker.
         in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number
             of workers. Otherwise the first batch to come is next, and a slow worker holds nobody back.
         prefetch: Batches each worker prepares ahead. Its arena has two blocks more, for what the
             training loop holds. Batches up to 32 kB take no blocks: a worker prepares as many as its
             channel holds, about 200 kB.
         start_method: ``"spawn"``, the default, starts fresh interpreters; ``"forkserver"`` forks one fresh
-            interpreter that has loaded the dataset; ``"fork"`` forks this process, and is for datasets that
-            cannot be pickled.
+            interpreter that has imported what the dataset needs, and is faster where several loaders start
+            workers; ``"fork"`` forks this process, and is for datasets that cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share the
@@ -101,8 +101,6 @@ class MultiLoader(LoaderStages, TorchIterable):
             Where the numbers are not known beforehand, the ranks agree on them by ``torch.distributed``: all
             of them have to iterate the loader, and up to 5 batches are made ahead. See
             ``docs/distributed.md``.
-        pool: A :class:`~mpwds.WorkerPool`, whose processes do the work in place of processes of this loader;
-            it says their number and start method.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
             not make this process wait: the workers' shared memory is registered with CUDA, once. A batch's
             memory is written to again when the devices have done what had been begun, on the current streams,
@@ -118,11 +116,10 @@ class MultiLoader(LoaderStages, TorchIterable):
             wrong. Needs tqdm (``pip install 'mpwds[progress]'``).
 
     Raises:
-        ValueError: An argument is out of range, a switch is not a boolean, ``workers`` or ``start_method``
-            is combined with ``pool``, or ``pin_memory`` or ``device`` with an ``output`` other than
-            ``"torch"``.
+        ValueError: An argument is out of range, a switch is not a boolean, or ``pin_memory`` or ``device``
+            was combined with an ``output`` other than ``"torch"``.
         RuntimeError: There is no such ``device`` here.
-        TypeError: ``dataset`` is not iterable, or ``pool`` no pool.
+        TypeError: ``dataset`` is not iterable.
         ImportError: The package that ``output`` needs, or tqdm for ``progress``, is not installed.
 
     While iterating:
@@ -144,23 +141,21 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __init__(
         self,
         dataset: Any,
-        workers: int | None = None,
+        workers: int = 4,
         *,
         in_order: bool = True,
         prefetch: int = 2,
-        start_method: str | None = None,
+        start_method: str = "spawn",
         timeout: float | None = None,
         output: FinalOutput = "torch",
         seed: int | None = None,
         persistent: bool = True,
         on_worker_death: OnWorkerDeath = "raise",
         even: Even | None = None,
-        pool: WorkerPool | None = None,
         pin_memory: bool = False,
         device: Any = None,
         progress: bool = False,
     ) -> None:
-        workers, start_method = _workers_of(pool, workers, start_method)
         workers = checks.integer("MultiLoader", "workers", workers, at_least=0)
         prefetch = checks.integer("MultiLoader", "prefetch", prefetch, at_least=1, at_most=_MOST_PREFETCH)
         checks.choice("MultiLoader", "start_method", start_method, tuple(LAUNCHERS))
@@ -191,17 +186,13 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._epoch = 0
         self._position = LoaderPosition()
         self._current = _Current()
-        self._pool = pool
         options = GroupOptions(
-            LAUNCHERS[start_method] if pool is None else pool.launcher,
+            LAUNCHERS[start_method],
             self._delivery.received,
             warn_of_copies=even is None,
-            replaces_dead=pool is not None,
             pinning=self._delivery.pinning,
         )
         self._group = WorkerGroup(self._setup_maker(), options)
-        if pool is not None:
-            pool.register(self)
         self._local = _Local(self.dataset) if workers == 0 else None
         self._ledger = Ledger(
             self._group.readings if self._local is None else self._local.readings,
@@ -258,25 +249,6 @@ class MultiLoader(LoaderStages, TorchIterable):
         )
         self._current.iterator = weakref.ref(iterator)
         return iterator
-
-    @staticmethod
-    def pool(workers: int = 4, *, start_method: str = "spawn") -> WorkerPool:
-        """Worker processes for several loaders, to be passed to them as ``pool=``.
-
-        Args:
-            workers: Number of processes, and of the workers of each loader.
-            start_method: As for a loader.
-
-        Raises:
-            ValueError: An argument is out of range.
-
-        Example:
-            >>> with MultiLoader.pool(workers=2) as pool:
-            ...     train, val = (MultiLoader(range(n), pool=pool) for n in (4, 2))
-            ...     list(map(int, train)), list(map(int, val))
-            ([0, 1, 2, 3], [0, 1])
-        """
-        return WorkerPool(workers, start_method=start_method)
 
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         return self._delivery.handed_out(elements, staged)
@@ -405,24 +377,21 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, made by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
-        pool = self._pool
         options: dict[str, Any] = {
             "in_order": self.in_order,
             "prefetch": self.prefetch,
-            "start_method": self.start_method if pool is None else None,
+            "start_method": self.start_method,
             "timeout": self.timeout,
             "output": self.output,
             "seed": self.seed,
             "persistent": self.persistent,
             "on_worker_death": self.on_worker_death,
             "even": self.even,
-            "pool": pool,
             "pin_memory": self.pin_memory,
             "device": self.device,
             "progress": self.progress,
         }
-        workers = self.workers if pool is None else None
-        return functools.partial(type(self), **options), (self.dataset, workers)
+        return functools.partial(type(self), **options), (self.dataset, self.workers)
 
     def __repr__(self) -> str:
         return self._as_called() + self._in_short()
@@ -450,17 +419,6 @@ class MultiLoader(LoaderStages, TorchIterable):
             return WorkerSetup(dataset, workers, number, here.rank, here.world_size, seed, list(sys.argv))
 
         return make
-
-
-def _workers_of(pool: WorkerPool | None, workers: int | None, start_method: str | None) -> tuple[int, str]:
-    if pool is None:
-        return 4 if workers is None else workers, "spawn" if start_method is None else start_method
-    if not isinstance(pool, WorkerPool):
-        raise TypeError(f"MultiLoader: pool must be a WorkerPool, as MultiLoader.pool() makes, got {pool!r}")
-    for name, value in (("workers", workers), ("start_method", start_method)):
-        if value is not None:
-            raise ValueError(f"MultiLoader: {name} is the pool's to say, so leave it out, got {value!r}")
-    return pool.workers, pool.start_method
 
 
 class _Local:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from mpwds.loader.status import StatusPage
+from typing import NamedTuple
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -91,16 +86,9 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
 
-    def stack(self, page: StatusPage) -> str:
-        """Where its main thread stands; empty if it does not tell.
-
-        Args:
-            page: The worker's status page.
-        """
-        return page.stack(self.pid)
-
     def _end_unwatched(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self._reap()
 
     def _reap(self) -> int | None:
@@ -135,14 +123,15 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
     """
     module, _, name = entry.partition(":")
     path = [item for item in sys.path if isinstance(item, str)]
+    # An argument for each item: the system limits the length of one argument to 128 kB.
     program = (
-        f"import sys; sys.path[:] = {path!r}; from {module} import {name}; "
+        f"import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {module} import {name}; "
         f"{name}({', '.join(map(str, arguments))})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     with _interrupts_blocked():
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", program],
+            [sys.executable, *flags, "-c", program, *path],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             env={**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ},
@@ -186,16 +175,6 @@ def fill_standard_descriptors() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-
-
-def check_none_was_lost(flags: int) -> None:
-    """Checks the flags of a message that brought descriptors.
-
-    Raises:
-        OSError: There were no numbers left to receive all of them with.
-    """
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ Between the trainer and each worker there are
   and its Python stack on request. The trainer reads it whenever it likes; no message is about statistics.
 
 *Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
-that all workers map (a fork of the trainer, or of a fork server, has it already). It sends ``ready``, before
+that all workers map (a fork of the trainer has it already). It sends ``ready``, before
 anything else, and waits for commands. Workers start side by side; nothing waits for a worker to be ready
 unless the user asks for it, because what is sent to it stays in its channel until it reads. If one cannot be
 started, those that were are ended, and what stopped it is raised. What stops a worker from beginning, its
@@ -64,16 +64,9 @@ next, and sent when it fits.
 closes all workers, then raises it; a ``DataLoader``, whose iteration is over with it, raises it first. One
 that belongs to an epoch left early is only warned of.
 
-*Nursery.* The workers of a process' ``DataLoader`` objects are forks of one fresh interpreter
-(``loader.nursery``), which imports what their datasets need, once; they unpickle the dataset themselves. It
-forks and reaps on request, over a socket pair, and has a lifeline of its own. It starts with the first loader
-that needs it, before an epoch does, and ends with the last loader and the last worker that need it; its
-workers end if it does. A finalizer may ask it for something while its thread waits for an answer, and takes
-that answer too, for whoever waits for it. A fork server is the same for one
-``MultiLoader``, except that it unpickles the dataset before it forks. Either does one thing at a time,
-answers each request, and takes a broken socket pair for its trainer's end, which may show there before the
-lifeline kills it. One that is stopped while it is asked for something is killed after
-``forking_process.STOPPED_S``.
+*Fork server.* Workers of ``DataLoader``, and of ``MultiLoader(start_method="forkserver")``, are forks of one
+fresh interpreter (``loader.forkserver``), which imports once what their datasets need. It starts with the
+first loader that needs it and has a lifeline of its own; its workers end if it does.
 
 *Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
 each of them has, they talk (``loader.agreement``), in a gloo group of their own, made at the first talk.
@@ -82,19 +75,6 @@ the same place see that from the message itself. The first of an epoch compares 
 if one does not know, another follows each time as many are delivered as all were sure of. A rank whose
 dataset fails says so in its next message, and all raise. One that leaves an epoch early says nothing: the
 others see it by its next message, or by the end of its process.
-
-*Pool.* The processes of a ``WorkerPool`` are workers without a dataset (``loader.pool_worker``). For each
-worker of a loader that uses the pool, the trainer hands the descriptors of all that a worker gets but the
-lifeline to one of them, over that process' handover: this is a *session* (``loader.session``), and goes on
-as a worker of its own would. Sessions take turns in the process' one thread. A session never waits: where it
-has no free block, or its message does not fit into the channel, it keeps what it has made and leaves the
-turn to others; the process sleeps when no session can go on, on all their channels and bells. What a dataset
-leaves in the process, random generators and the like, is put aside with its turn (``loader.process_state``).
-Behind the other descriptors comes an eventfd, *over*: the process rings it when the session has ended, which
-the trainer waits for as it waits for the end of a worker's process, together with the end of the pool's
-process, which ends all its sessions. Closing a loader closes its sessions' channels; a session that is not
-over after ``GRACE_S`` is left to end when its dataset comes back, and its process is killed only if the
-trainer has waited for it longer than the loader's ``timeout``.
 
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
@@ -106,12 +86,12 @@ that lacks a block may be waiting for just this one.
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
 the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if
-something else in the trainer has reaped it. Whoever forks workers reaps them, so the fork server and the
-nursery do not ignore SIGCHLD, whatever their trainer does.
+something else in the trainer has reaped it. The fork server reaps its workers and reports their
+exit statuses.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on the answers of a fork server or nursery, on other ranks inside a talk, and for about
+with its process, on the fork server's answers, on other ranks inside a talk, and for about
 ``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
 worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
 read it, ``PATIENCE_S`` at the most (``sharedmem.pinning``). While workers are started or closed, Ctrl-C

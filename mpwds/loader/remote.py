@@ -197,17 +197,9 @@ class RemoteWorker:
         self.is_ready = message.fields["kind"] == protocol.READY
         return None if self.is_ready else message
 
-    def hand_over(self, descriptors: list[int]) -> None:
-        """Gives the worker descriptors, if it is one that takes them (``loader.pool_worker``).
-
-        Raises:
-            BlockingIOError: It has not taken earlier ones, and there is no room for more.
-        """
-        handover.give_all(self._handover, descriptors)
-
     def stack(self) -> str:
         """Where the worker's main thread stands, innermost call first; empty if it does not tell."""
-        return self.process.stack(self._status)
+        return self._status.stack(self.process.pid)
 
     @property
     def unsettled(self) -> bool:

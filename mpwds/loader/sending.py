@@ -25,10 +25,6 @@ class EpochStopped(Exception):
     """The trainer has stopped this epoch."""
 
 
-class NoRoom(Exception):
-    """All blocks are in use, and the sender is one that does not wait (``loader.session``)."""
-
-
 class BatchSender:
     """Sends batches to the trainer.
 
@@ -127,7 +123,7 @@ class BatchSender:
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:
-            self._bell.hush()
+            self._bell.clear()
             block = self._arena.acquire(nbytes)
             if block is not None:
                 return block

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ import msgpack
 import numpy as np
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import surroundings, unpicklable
+from mpwds.loader import loaded_code, parent_environment, unpicklable
 from mpwds.loader.dataset_pickler import pickled_apart
-from mpwds.loader.surroundings import Surroundings
+from mpwds.loader.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
@@ -115,6 +115,36 @@ def pickled(setup: WorkerSetup) -> Pickled:
     return Pickled([memoryview(data), *parts], sorted(modules), mappings)
 
 
+def fingerprint(setup: WorkerSetup) -> bytes | None:
+    """What tells one setup from another: its pickle, and the code of the modules that unpickling imports.
+
+    Of arrays above 1 MB, a sample of the bytes counts.
+
+    Returns:
+        A digest; ``None`` if the setup cannot be pickled.
+
+    Example:
+        >>> factor = 2
+        >>> dataset = lambda: (factor * number for number in range(3))
+        >>> before = fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        >>> factor = 3
+        >>> before == fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        False
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data, modules = pickled_apart(setup, buffers.append)
+    except Exception:
+        return None
+    digest = hashlib.blake2b(data)
+    for buffer in buffers:
+        array = buffer.raw()
+        digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
+    for code in loaded_code.codes_of(sorted(modules)):
+        digest.update(f"{id(code[0])} {code[1]}".encode())
+    return digest.digest()
+
+
 def _check_imported(modules: set[str]) -> None:
     for module in modules:
         names = module.split(".")
@@ -134,7 +164,7 @@ def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
 def store(pickled: Pickled) -> int:
     """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
 
-    With it goes what a worker takes on before it reads the setup: this process' surroundings.
+    With it goes this process' environment, which a worker adopts before it reads the setup.
 
     Args:
         pickled: What :func:`pickled` returned; it lets go of what is stored.
@@ -155,7 +185,7 @@ def store(pickled: Pickled) -> int:
     parts = pickled.parts
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
     stored = [part for part in parts if not isinstance(part, Region)]
-    head = msgpack.packb([places, surroundings.here()], unicode_errors="surrogateescape")
+    head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
     size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
     descriptor = segment.create(size)
     try:
@@ -175,7 +205,7 @@ def store(pickled: Pickled) -> int:
     return descriptor
 
 
-def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.take_on) -> WorkerSetup:
+def read(descriptor: int) -> WorkerSetup:
     """The setup that :func:`store` put into a segment.
 
     Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
@@ -183,12 +213,13 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
 
     Args:
         descriptor: The segment.
-        join: What is done with the trainer's surroundings before the rest is read.
     """
     memory = map_privately(descriptor)
-    offset, places, around = _head(memory)
+    nbytes = int.from_bytes(memory[:4], "little")
+    places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    offset = _aligned(4 + nbytes)
     parts: list[memoryview] = []
-    join(around)
+    parent_environment.adopt(ParentEnvironment(*environment))
     for place in places:
         if isinstance(place, int):
             parts.append(memory[offset : offset + place])
@@ -199,18 +230,6 @@ def read(descriptor: int, join: Callable[[Surroundings], None] = surroundings.ta
     if not isinstance(setup, WorkerSetup):
         raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
     return setup
-
-
-def read_surroundings(descriptor: int) -> Surroundings:
-    """The trainer's surroundings when :func:`store` made the segment."""
-    return _head(map_privately(descriptor))[2]
-
-
-def _head(memory: memoryview) -> tuple[int, list[Any], Surroundings]:
-    """Where the parts begin, their places, and the surroundings."""
-    nbytes = int.from_bytes(memory[:4], "little")
-    places, around = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
-    return _aligned(4 + nbytes), places, Surroundings(*around)
 
 
 def _aligned(nbytes: int) -> int:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import MpwdsError
-from mpwds.loader import lifeline, processes
-from mpwds.loader.launchers import Fork, Launcher, Spawn
-from mpwds.loader.nursery import FromNursery, Nursery
+from mpwds.loader import forkserver, lifeline, processes
+from mpwds.loader.launchers import Fork, FromForkServer, Launcher, Spawn
 from mpwds.loader.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
@@ -28,12 +27,9 @@ _UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
 def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
     """What starts the workers of a loader.
 
-    ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' nursery. ``"fork"``: forks of
-    this process. Without a context: forks of the nursery, or, where what they need cannot be pickled, of
-    this process, as they are where what they need comes from a module that is still being imported.
-
-    Args:
-        loader: The loader; it keeps the nursery.
+    ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' fork server. ``"fork"``: forks
+    of this process. Without a context: forks of the fork server; or forks of this process, where what the
+    workers need cannot be pickled or comes from a module that is still being imported.
 
     Raises:
         ValueError: The context has another start method.
@@ -49,33 +45,27 @@ def launcher_of(loader: DataLoader[Any]) -> MakeLauncher:
             f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
             "'fork', 'forkserver' and 'spawn'"
         )
-    loader._nursery = nursery = Nursery.shared()
-    from_nursery = functools.partial(FromNursery, nursery)
     if method is not None:
-        return functools.partial(_strictly, from_nursery)
-    return functools.partial(_as_it_goes, from_nursery, loader._forks)
+        return functools.partial(_strictly, FromForkServer)
+    return functools.partial(_as_it_goes, loader._forks)
 
 
 def start_early(loader: DataLoader[Any]) -> None:
-    """Starts the nursery, where the loader will need it, and has it import what the dataset's class needs.
+    """Starts the fork server, if the loader will need it, and has it import what the dataset's class needs.
 
-    If that is torch, as for those that derive from torch's ``Dataset``, it takes most of a second, for which
-    the first epoch waits otherwise. What goes wrong here is told when the first epoch begins. In a nursery,
-    or a worker, nothing is started: the module that makes the loader may be one that each of them imports,
-    and each would start the next.
-
-    Args:
-        loader: The loader; it keeps the nursery.
+    A class that derives from torch's ``Dataset`` needs torch, which takes most of a second to import; the
+    first epoch would wait for it otherwise. An error here shows again when the first epoch begins. In a fork
+    server or a worker, nothing is started: each may import the module that makes the loader, and would start
+    the next.
     """
     context = loader.multiprocessing_context
     if lifeline.is_held():
         return
     if loader.num_workers == 0 or (context is not None and context.get_start_method() != "forkserver"):
         return
-    loader._nursery = nursery = Nursery.shared()
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process
-        nursery.open([cls.__module__ for cls in type(loader.dataset).__mro__])
+        forkserver.start([cls.__module__ for cls in type(loader.dataset).__mro__])
 
 
 class Forks:
@@ -107,10 +97,10 @@ def may_fork(loader: DataLoader[Any], error: BaseException) -> bool:
     return True
 
 
-def _as_it_goes(from_nursery: MakeLauncher, forks: Forks, setup: WorkerSetup) -> Launcher:
+def _as_it_goes(forks: Forks, setup: WorkerSetup) -> Launcher:
     if forks.because is None:
         try:
-            return from_nursery(setup)
+            return FromForkServer(setup)
         except CannotPickle as error:
             forks.because = f"{error.what}, which cannot be pickled"
             if not _cuda_is_initialized():

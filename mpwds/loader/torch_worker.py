@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpwds.imports import after_import
 
 _HOLDER = "torch.utils.data._utils.worker"
-
-
-class Announcement(NamedTuple):
-    """What :func:`announce` was called with."""
-
-    worker: int
-    workers: int
-    seed: int
-    dataset: Any
 
 
 def announce(worker: int, workers: int, seed: int, dataset: Any) -> None:
@@ -31,9 +22,6 @@ def announce(worker: int, workers: int, seed: int, dataset: Any) -> None:
         dataset: The worker's copy of the dataset.
     """
 
-    global _latest
-    _latest = Announcement(worker, workers, seed, dataset)
-
     def tell(holder: ModuleType) -> None:
         import torch
 
@@ -42,22 +30,3 @@ def announce(worker: int, workers: int, seed: int, dataset: Any) -> None:
         torch.set_num_threads(1)
 
     after_import(_HOLDER, tell)
-
-
-def announced() -> Announcement | None:
-    """What torch has been told last, or will be; ``None`` if nothing."""
-    return _latest
-
-
-def forget() -> None:
-    """Lets go of the dataset: there is no worker any more, until :func:`announce`."""
-    global _latest
-    _latest = None
-    after_import(_HOLDER, _tell_of_none)
-
-
-def _tell_of_none(holder: ModuleType) -> None:
-    vars(holder)["_worker_info"] = None
-
-
-_latest: Announcement | None = None

@@ -7,21 +7,21 @@ import gc
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
-from mpwds.loader import allocation, failures, lifeline, process_state, protocol, torch_worker
+from mpwds.loader import allocation, failures, lifeline, protocol, torch_worker
 from mpwds.loader import setup as worker_setup
 from mpwds.loader.channel import Channel, ChannelClosed
 from mpwds.loader.commands import Commands
 from mpwds.loader.elements import process_seed
 from mpwds.loader.fetching import FetchingSetup
 from mpwds.loader.meter import Meter
-from mpwds.loader.pool_worker import PoolSetup, PoolWorker
 from mpwds.loader.processes import WorkerEnds
 from mpwds.loader.progress import Position
-from mpwds.loader.sending import BatchSender, EpochStopped, NoRoom
+from mpwds.loader.sending import BatchSender, EpochStopped
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.status import STACK_SIGNAL, StatusPage
 from mpwds.loader.task_worker import TaskWorker
@@ -80,12 +80,10 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         meter = Meter(status.counters, None if makes_batches else setup.dataset)
         meter.writes_each = isinstance(setup, FetchingSetup)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
-        process_state.announce_place(index, setup)
+        _tell_dataset_its_place(index, setup)
         if isinstance(setup, FetchingSetup):
             sender.arrays_as_they_are = True
             TaskWorker(index, setup, channel, commands, sender, status, meter).run()
-        elif isinstance(setup, PoolSetup):
-            PoolWorker(index, channel, handover, Worker).run()
         else:
             Worker(index, setup, channel, commands, sender, status, meter).run()
 
@@ -95,7 +93,7 @@ class Worker:
 
     Args:
         index: The worker's index.
-        setup: The dataset, and the worker's surroundings.
+        setup: The dataset, and what all workers of the loader share.
         channel: To the trainer.
         commands: From the trainer.
         sender: Sends batches to it.
@@ -123,18 +121,9 @@ class Worker:
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
         while True:
-            for _ in self.epoch(self._commands.wait_for_start()):
-                pass
+            self._run_epoch(self._commands.wait_for_start())
 
-    def epoch(self, start: dict[str, Any]) -> Generator[bool, None, None]:
-        """Runs one epoch, in steps: after each element, and while a sender that does not wait has no room.
-
-        Args:
-            start: The fields of the command.
-
-        Yields:
-            Whether it can go on at once.
-        """
+    def _run_epoch(self, start: dict[str, Any]) -> None:
         epoch, generation = start["epoch"], start["generation"]
         context = Context(
             epoch=epoch,
@@ -156,7 +145,7 @@ class Worker:
         try:
             position = Position(start["first"], start["state"], start["at"])
             with self._meter.epoch():
-                end["sent"] = yield from self._send_elements(context, generation, position)
+                end["sent"] = self._send_elements(context, generation, position)
         except ChannelClosed:
             raise
         except SystemExit:
@@ -165,9 +154,7 @@ class Worker:
             end.update(kind=protocol.ERROR, **failures.describe(error))
         self._channel.send(end)
 
-    def _send_elements(
-        self, context: Context, generation: int, position: Position
-    ) -> Generator[bool, None, int]:
+    def _send_elements(self, context: Context, generation: int, position: Position) -> int:
         """Sends the elements of one epoch from a position on.
 
         Returns:
@@ -184,29 +171,34 @@ class Worker:
                         break
                     checked = now
                 if iterator.number >= sent:
-                    state = iterator.state(now)
-                    while not self._sends(element, generation, sent, state):
-                        yield False
+                    self._send(element, generation, sent, iterator.state(now))
                     sent += 1
-                yield True
         except EpochStopped:
             pass
         finally:
             iterator.close()
         return sent
 
-    def _sends(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> bool:
+    def _send(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> None:
         try:
             self._sender.send(element, generation, sequence, state)
-        except NoRoom:
-            return False
         except (EpochStopped, ChannelClosed):
             raise
         except Exception as error:
             place = Description.of_sample(element, Description(f"element {sequence}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self._index} made")
             raise
-        return True
+
+
+def _tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
+    """Sets ``sys.argv`` and the variables in which datasets look for their place."""
+    sys.argv = list(setup.argv)
+    os.environ.update(
+        RANK=str(setup.rank),
+        WORLD_SIZE=str(setup.world_size),
+        WORKER=str(index),
+        NUM_WORKERS=str(setup.workers),
+    )
 
 
 def _leave_the_trainers_signals() -> None:

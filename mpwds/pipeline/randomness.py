@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -114,37 +114,6 @@ def put_back(states: States) -> None:
     """Gives the generators the states they had at :func:`generator_states`."""
     for set_state, state in states:
         set_state(state)
-
-
-class Snapshot(NamedTuple):
-    """Where the generators of a process are, for :func:`resume`.
-
-    Args:
-        seed: What NumPy's and torch's, where they are imported later, are seeded with.
-        states: Of those that are imported.
-    """
-
-    seed: int
-    states: States
-
-
-def snapshot() -> Snapshot:
-    """Where the generators are now. Unlike :func:`generator_states` it never imports one."""
-    states: States = [(random.setstate, random.getstate())]
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        states.append((numpy_random.set_state, numpy_random.get_state()))
-    torch_random = sys.modules.get("torch.random")
-    if torch_random is not None:
-        generator = torch_random.default_generator
-        states.append((generator.set_state, generator.get_state()))
-    return Snapshot(_latest_seed, states)
-
-
-def resume(earlier: Snapshot) -> None:
-    """Takes the generators back to a snapshot; those imported since are seeded as if they were only now."""
-    _seed_others(earlier.seed)
-    put_back(earlier.states)
 
 
 class _PutAside(threading.local):

@@ -8,7 +8,7 @@ pages. Each counter has one writer:
   the producer's bell.
 
 A block is free while its counters are equal. Releasing twice, or late, releases nothing that was taken
-since. The producer, finding no block free, hushes the bell, looks again, and only then waits for it.
+since. The producer, finding no block free, clears the bell, looks again, and only then waits for it.
 """
 
 from __future__ import annotations

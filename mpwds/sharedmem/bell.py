@@ -19,7 +19,7 @@ class Bell:
     Example:
         >>> bell = Bell()
         >>> bell.ring()
-        >>> bell.hush(), bell.hush()
+        >>> bell.clear(), bell.clear()
         (True, False)
     """
 
@@ -39,8 +39,8 @@ class Bell:
         if self._descriptor >= 0:
             self._write(self._descriptor, 1)
 
-    def hush(self) -> bool:
-        """Takes back what was rung so far; true if it was rung at all."""
+    def clear(self) -> bool:
+        """Forgets the rings so far; true if there were any."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
             return True

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from mpwds.loader.nursery import Nursery
+from mpwds.loader import forkserver
 from tests.fake_cuda import kept_to_the_rules
 
 # Run by test_jax_arrays in a process of its own; --doctest-modules would import it, and jax, here.
@@ -25,11 +25,9 @@ def _nothing_left(nothing_left):
 
 
 @pytest.fixture(scope="module")
-def one_nursery():
+def one_fork_server():
     """One for all tests of a module, so that they need not wait for a new one each."""
-    nursery = Nursery.shared()
-    nursery.open()
-    return nursery
+    forkserver.ready([])
 
 
 @pytest.fixture

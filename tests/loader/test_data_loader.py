@@ -18,7 +18,7 @@ from tests.loader.data_loader_datasets import Bulk, Counting, Draws, Numbers, Pa
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
 pytestmark = [
-    pytest.mark.usefixtures("one_nursery"),
+    pytest.mark.usefixtures("one_fork_server"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 

@@ -16,7 +16,7 @@ from mpwds.errors import WorkerDied, WorkerTraceback
 from mpwds.loader.data_loader import DataLoader
 from tests.loader.data_loader_datasets import Counting, Faulty, Numbers, Odd
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 both = pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
 SAMPLER = torch.utils.data.SequentialSampler(range(3))

@@ -14,7 +14,7 @@ from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.answered import Answered
 from mpwds.loader.data_loader import DataLoader
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 class Stream(IterableDataset):

@@ -18,7 +18,7 @@ import mpwds
 from mpwds.loader.data_loader import DataLoader
 from tests.loader.data_loader_datasets import Counting, Numbers
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 contexts = pytest.mark.parametrize("context", [None, "fork", "forkserver", "spawn"])
 
@@ -95,7 +95,7 @@ def test_functions_that_are_added_to_torchs_default_collate_count_in_the_workers
     assert [(words, tensor.shape) for words, tensor in loader] == [("ab", (2, 2)), ("cd", (2, 2))]
 
 
-def test_workers_of_the_nursery_have_what_a_fork_of_this_process_would_have(monkeypatch, tmp_path):
+def test_workers_of_the_fork_server_have_what_a_fork_of_this_process_would_have(monkeypatch, tmp_path):
     monkeypatch.setenv("A_NEW_VARIABLE", "yes")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -146,14 +146,14 @@ def test_what_workers_print_goes_where_this_process_prints(capfd):
     assert capfd.readouterr().out == "from a worker\n" * 2
 
 
-def test_the_nursery_imports_what_the_dataset_needs_before_it_forks(tmp_path, monkeypatch):
-    (tmp_path / "module_of_the_nursery.py").write_text(
+def test_the_fork_server_imports_what_the_dataset_needs_before_it_forks(tmp_path, monkeypatch):
+    (tmp_path / "module_of_the_fork_server.py").write_text(
         "import os\nimported_by = os.getpid()\ndef look():\n    return imported_by, os.getppid()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    import module_of_the_nursery
+    import module_of_the_fork_server
 
-    for imported_by, parent in from_workers(module_of_the_nursery.look):
+    for imported_by, parent in from_workers(module_of_the_fork_server.look):
         assert imported_by == parent != os.getpid()
 
 

@@ -149,8 +149,6 @@ def test_workers_map_what_is_mapped_already(start_method, tmp_path):
     data = file_that_was_removed(tmp_path)
     with MultiLoader(Touching(data), workers=2, start_method=start_method, output="numpy") as loader:
         assert list(loader) == [SIZE_MB * MB] * 6
-    with MultiLoader.pool(workers=1, start_method=start_method) as pool:
-        assert list(MultiLoader(Touching(data), pool=pool, output="numpy")) == [SIZE_MB * MB] * 3
 
 
 def test_a_memmap_that_cannot_be_written_to_is_none_that_can_in_workers(tmp_path):

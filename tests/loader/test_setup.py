@@ -45,3 +45,20 @@ def test_a_write_to_an_array_does_not_reach_other_workers():
 def test_what_cannot_be_pickled_is_a_clear_error():
     with pytest.raises(TypeError, match=r"cannot be sent to worker processes .*lock.*start_method='fork'"):
         through([threading.Lock()])
+
+
+def fingerprint(dataset):
+    return setup.fingerprint(WorkerSetup(dataset, workers=2, blocks=4))
+
+
+@pytest.mark.parametrize("length", [0, 10, 3_000_000])
+def test_the_fingerprint_stays_while_the_dataset_does(length):
+    array = np.zeros(length)
+    before = fingerprint([array, array[::2]])
+    assert before == fingerprint([array, array[::2]])
+    array += 1
+    assert (before == fingerprint([array, array[::2]])) == (length == 0)
+
+
+def test_a_setup_that_cannot_be_pickled_has_no_fingerprint():
+    assert fingerprint([threading.Lock()]) is None

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 
 import mpwds
@@ -145,16 +144,3 @@ def test_what_is_behind_a_loader_warms_it_up():
         pipeline.warm_up()
         assert len(pipeline.loader.worker_pids) == 2
         assert sorted(map(int, pipeline)) == list(range(8))
-
-
-def test_loaders_of_a_pool_warm_up_one_by_one():
-    with MultiLoader.pool(workers=2) as pool:
-        first = MultiLoader([np.zeros(20_000)] * 6, pool=pool)
-        first.warm_up()
-        iterator = iter(first)
-        next(iterator)
-        second = MultiLoader(range(4), pool=pool)
-        second.warm_up()
-        second.warm_up()
-        assert [int(element) for element in second] == [0, 1, 2, 3]
-        assert sum(1 for _ in iterator) == 5

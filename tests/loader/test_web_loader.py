@@ -7,7 +7,7 @@ import torch
 import mpwds
 from mpwds.loader.web_loader import WebLoader
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def test_delivers_tensors_and_runs_further_stages_here(shards):

@@ -11,9 +11,9 @@ def test_wakes_a_waiter_however_often_it_was_rung_before():
     for _ in range(3):
         bell.ring()
     assert select.select([bell], [], [], 0)[0] == [bell]
-    assert bell.hush()
+    assert bell.clear()
     assert select.select([bell], [], [], 0)[0] == []
-    assert not bell.hush()
+    assert not bell.clear()
 
 
 def test_is_heard_in_another_process():
@@ -23,7 +23,7 @@ def test_is_heard_in_another_process():
         bell.ring()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert bell.hush()
+    assert bell.clear()
 
 
 def test_is_not_heard_after_it_is_closed():

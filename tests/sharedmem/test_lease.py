@@ -61,9 +61,9 @@ views = pytest.mark.parametrize("view", [numpy_view, torch_view])
 @views
 def test_hands_the_block_back_with_the_last_view_and_rings(pair, view):
     array = view(pair.send(7))
-    assert (pair.free(), pair.consumer.leased, pair.bell.hush()) == (1, 1, False)
+    assert (pair.free(), pair.consumer.leased, pair.bell.clear()) == (1, 1, False)
     del array
-    assert (pair.free(), pair.consumer.leased, pair.bell.hush()) == (2, 0, True)
+    assert (pair.free(), pair.consumer.leased, pair.bell.clear()) == (2, 0, True)
 
 
 @views
@@ -151,7 +151,7 @@ def test_a_block_whose_finalizer_was_interrupted_is_reclaimed(pair):
         sys.unraisablehook = hook
     assert (pair.free(), pair.consumer.leased) == (1, 0)
     pair.consumer.reclaim()
-    assert (pair.free(), pair.bell.hush()) == (2, True)
+    assert (pair.free(), pair.bell.clear()) == (2, True)
 
 
 def test_a_lease_that_ended_does_not_undo_what_happened_to_its_block_since(pair):
@@ -207,7 +207,7 @@ def test_discarding_hands_back_a_block_that_was_never_leased(pair):
     block = pair.producer.acquire(4096)
     assert bytes(pair.consumer.peek(block.number)[:1]) == b"\0"
     pair.consumer.discard(block.number)
-    assert (pair.free(), pair.bell.hush()) == (2, True)
+    assert (pair.free(), pair.bell.clear()) == (2, True)
 
 
 def test_ten_thousand_batches_leave_memory_descriptors_and_mappings_as_they_were(pair):

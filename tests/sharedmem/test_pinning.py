@@ -76,9 +76,9 @@ def test_a_segment_is_registered_once_and_all_of_its_blocks_are_pinned(cuda, pai
 
 def test_a_block_that_no_device_reads_goes_back_at_once(pair):
     tensor = pair.send(7)
-    pair.bell.hush()
+    pair.bell.clear()
     del tensor
-    assert (pair.free(), pair.consumer.unsettled, pair.bell.hush()) == (2, False, True)
+    assert (pair.free(), pair.consumer.unsettled, pair.bell.clear()) == (2, False, True)
 
 
 def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
@@ -86,7 +86,7 @@ def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
     copy = cuda.copy(tensor)
     del tensor
     pair.consumer.reclaim()
-    assert (pair.free(), pair.consumer.leased, pair.consumer.unsettled, pair.bell.hush()) == (
+    assert (pair.free(), pair.consumer.leased, pair.consumer.unsettled, pair.bell.clear()) == (
         1,
         0,
         True,
@@ -94,7 +94,7 @@ def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
     )
     cuda.run()
     pair.consumer.reclaim()
-    assert (pair.free(), pair.consumer.unsettled, pair.bell.hush()) == (2, False, True)
+    assert (pair.free(), pair.consumer.unsettled, pair.bell.clear()) == (2, False, True)
     assert set(copy.tolist()) == {7}
 
 

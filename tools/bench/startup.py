@@ -6,7 +6,7 @@
 torch's DataLoader by each of its start methods, mpwds.DataLoader, and MultiLoader by each of its, run in
 turn on the same dataset; a time is the median over the rounds, from the loader's construction to its first
 batch. ``later`` is the same for the next loader in the same program, which matters where something stays:
-the nursery of mpwds.DataLoader, a pool of workers. Memory is that of one worker after twenty batches: USS,
+the fork server. Memory is that of one worker after twenty batches: USS,
 what would be free without it, and PSS, which counts pages that it shares in part. ``numpy`` is a dataset of
 arrays that needs nothing but NumPy; ``torch`` is one that imports torch. Ratios are to DataLoader by fork.
 """
@@ -67,24 +67,6 @@ def multi_loader(dataset: Any, method: str, workers: int) -> Any:
     return mpwds.MultiLoader(dataset, workers, start_method=method)
 
 
-class Pooled:
-    """Loaders of one pool, which stays until the last of them is closed."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._pool: mpwds.WorkerPool | None = None
-
-    def __call__(self, workers: int) -> Any:
-        if self._pool is None:
-            self._pool = mpwds.MultiLoader.pool(workers)
-        return mpwds.MultiLoader(self._dataset, pool=self._pool)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-
 def loaders(kind: str) -> dict[str, Make]:
     """What is compared, by name."""
     for_torch = ArraysForTorch() if kind == "numpy" else Tensors()
@@ -98,7 +80,6 @@ def loaders(kind: str) -> dict[str, Make]:
     makers["mpwds.DataLoader"] = functools.partial(dataloader, mpwds.DataLoader, for_torch, None)
     for method in ("fork", "forkserver", "spawn"):
         makers[f"MultiLoader, {method}"] = functools.partial(multi_loader, ours, method)
-    makers["MultiLoader, pool"] = Pooled(ours)
     return makers
 
 
@@ -154,8 +135,6 @@ def measure(kind: str, workers: int, rounds: int) -> None:
             del iterator, other_iterator
             close(other)
             close(loader)
-            if isinstance(make, Pooled):
-                make.close()
     reference = statistics.median(first["DataLoader, fork"])
     print(
         f"\n{kind + ' dataset, workers: ' + str(workers):34} {'first':>8} {'later':>8} {'ratio':>7} USS, PSS"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mpwds.loader import forkserver
 from tests.loader.faults import processes
 from tests.loader.faults.programs import Program
 
@@ -22,6 +23,7 @@ def _no_process_left(monkeypatch):
     token = uuid.uuid4().hex
     monkeypatch.setenv(processes.TOKEN, token)
     yield
+    forkserver.let_go()
     processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
 
 

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 
+from mpwds.loader import forkserver
+
 
 def possessions():
     """This process' children, descriptors, threads and mapped segments."""
@@ -25,6 +27,7 @@ def nothing_left():
     yield
     deadline = time.monotonic() + 30
     while (left := possessions() - before) and time.monotonic() < deadline:
+        forkserver.let_go()
         gc.collect()
         time.sleep(0.02)
     if left:

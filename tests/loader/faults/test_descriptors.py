@@ -127,7 +127,7 @@ def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothin
     assert program(text, start_method).finish() == (0, "", "")
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader", "pool"])
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader"])
 def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program, start_method):
     text = (
         PROGRAM
@@ -137,8 +137,7 @@ def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
-    pool = mpwds.MultiLoader.pool(workers=2)
-    loading = mpwds.MultiLoader(range(12), pool=pool) if sys.argv[1] == "pool" else loader()
+    loading = loader()
     assert sum(1 for _ in loading) == 12
     loading.close()
     gc.collect()
@@ -157,41 +156,9 @@ def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program
         assert descriptors() <= before, (most, before, descriptors())
     assert most > before + 10
     loading.close()
-    pool.close()
 """
     )
     assert program(text, start_method).finish() == (0, "", "")
-
-
-def test_too_few_descriptors_for_another_loader_of_a_pool_leave_the_first_alone(program):
-    text = (
-        PROGRAM
-        + """
-    import itertools, resource
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with nothing_left(), mpwds.MultiLoader.pool(workers=2) as pool:
-        train = mpwds.MultiLoader(range(6), pool=pool)
-        validate = mpwds.MultiLoader(range(100, 104), pool=pool)
-        batches = iter(train)
-        assert next(batches) == 0
-        pids = pool.worker_pids
-        received, errors = None, 0
-        for most in itertools.count(len(os.listdir("/proc/self/fd"))):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-            try:
-                received = list(validate)
-                break
-            except (OSError, mpwds.MpwdsError):
-                errors += 1
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert errors > 10 and received == list(range(100, 104)), (errors, received)
-        assert list(batches) == list(range(1, 6))
-        assert pool.worker_pids == pids
-        del train, validate, batches
-"""
-    )
-    assert program(text).finish() == (0, "", "")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, who may have few processes")

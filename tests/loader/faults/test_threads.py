@@ -19,7 +19,7 @@ from tests.loader.faults.misfortunes import (
 )
 from tests.loader.faults.processes import runs, wait_until_gone
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def in_threads(*functions):

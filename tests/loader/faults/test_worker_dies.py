@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from mpwds.errors import MpwdsError, WorkerDied
+from mpwds.errors import WorkerDied
 from tests.loader.faults.misfortunes import (
     CHEAP,
     EXCEPTIONS,
@@ -25,7 +25,7 @@ from tests.loader.faults.misfortunes import (
 )
 from tests.loader.faults.processes import wait_until_gone, wait_until_idle
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 FORKS = ("fork", "DataLoader by fork")
 
@@ -47,7 +47,7 @@ CASES = [
 def test_a_misfortune_is_told_in_its_turn_and_the_next_epoch_is_whole(kind, step, fault, tmp_path, capfd):
     loader = loader_of(kind, Numbers(step=step, fault=fault, mark=tmp_path / "mark"))
     received = []
-    with pytest.raises(expected(kind, step, fault)) as caught:
+    with pytest.raises(EXCEPTIONS.get(fault, WorkerDied)) as caught:
         for number in numbers_in(loader):
             received.append(number)
     if type(caught.value) is WorkerDied:
@@ -59,13 +59,6 @@ def test_a_misfortune_is_told_in_its_turn_and_the_next_epoch_is_whole(kind, step
     assert list(numbers_in(loader)) == list(range(LENGTH))
     loader.close()
     assert capfd.readouterr().err == ""
-
-
-def expected(kind, step, fault):
-    if fault in EXCEPTIONS:
-        return EXCEPTIONS[fault]
-    # The server itself unpickles the dataset, before it forks workers.
-    return MpwdsError if (kind, step) == ("forkserver", "unpickling") else WorkerDied
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)

@@ -8,9 +8,9 @@ import time
 import psutil
 import pytest
 
-from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
-from mpwds.loader import forking_process
-from mpwds.loader.nursery import Nursery
+from mpwds.errors import WorkerDied, WorkerTimeout
+from mpwds.loader import forkserver
+from mpwds.loader.forkserver import ServerGone
 from tests.loader.faults.misfortunes import (
     CHEAP,
     LARGE,
@@ -23,7 +23,7 @@ from tests.loader.faults.misfortunes import (
 )
 from tests.loader.faults.processes import runs, state, wait_until, wait_until_gone
 
-pytestmark = pytest.mark.usefixtures("one_nursery")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def stop(pid):
@@ -86,12 +86,12 @@ def test_a_worker_that_is_busy_for_long_does_not_hold_up_the_end():
     assert not any(map(runs, pids))
 
 
-def test_a_nursery_that_is_stopped_for_a_while_is_waited_for():
+def test_a_fork_server_that_is_stopped_for_a_while_is_waited_for():
     loader = loader_of("DataLoader", Numbers())
-    nursery = Nursery.shared()
     list(loader)
-    stop(nursery._forking.process.pid)
-    continuing = threading.Timer(0.2, os.kill, [nursery._forking.process.pid, signal.SIGCONT])
+    pid = forkserver.ready([]).pid
+    stop(pid)
+    continuing = threading.Timer(0.2, os.kill, [pid, signal.SIGCONT])
     continuing.start()
     assert list(numbers_in(loader)) == list(range(LENGTH))
     continuing.join()
@@ -110,7 +110,7 @@ def run_and_stop_parent(kind):
 
 @pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
 def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
-    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
     loader, iterator, pids = run_and_stop_parent(kind)
     del iterator
     loader.close()
@@ -121,7 +121,7 @@ def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(m
 
 @pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
 def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_death(monkeypatch, kind):
-    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
     loader, iterator, pids = run_and_stop_parent(kind)
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises((WorkerDied, RuntimeError), match="forks the workers .* was stopped"):
@@ -132,12 +132,13 @@ def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_de
     loader.close()
 
 
-def test_starting_workers_by_a_process_that_is_stopped_is_a_clear_error_once(monkeypatch):
-    monkeypatch.setattr(forking_process, "STOPPED_S", 0.5)
-    nursery = Nursery()
-    nursery.open()
-    pid = nursery._forking.process.pid
-    stop(pid)
-    with pytest.raises(MpwdsError, match=rf"\(pid {pid}\) was stopped .* gave no answer for 0.5 s"):
-        nursery.prepare([])
-    assert nursery.is_gone
+def test_a_fork_server_that_is_stopped_is_killed_when_workers_start_and_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
+    server = forkserver.ready([])
+    stop(server.pid)
+    with pytest.raises(ServerGone, match=rf"\(pid {server.pid}\) was stopped .* gave no answer for 0.5 s"):
+        server.prepare([])
+    wait_until(lambda: server.is_gone, "the server to end")
+    other = forkserver.ready([])
+    stop(other.pid)
+    assert forkserver.ready([]).pid not in (server.pid, other.pid)

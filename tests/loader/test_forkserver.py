@@ -1,19 +1,23 @@
-"""The nursery: one process that forks the workers of all DataLoaders, as long as one of them is there."""
+"""The fork server: one process that forks the workers of all loaders of this process."""
 
 import errno
 import gc
 import importlib
 import os
 import signal
+import sys
 import threading
+import time
 
 import psutil
 import pytest
 
+import mpwds
 from mpwds.errors import WorkerDied
+from mpwds.loader import forkserver
 from mpwds.loader.data_loader import DataLoader
-from mpwds.loader.nursery import Nursery
 from tests.loader.data_loader_datasets import Numbers
+from tests.loader.faults.processes import wait_until, wait_until_gone
 
 
 class Parent(Numbers):
@@ -21,29 +25,29 @@ class Parent(Numbers):
         return os.getppid()
 
 
-def nursery_of(loader):
+def server_of(loader):
     (pid,) = set(loader)
     return pid
 
 
 @pytest.fixture(autouse=True)
-def _none_yet(monkeypatch):
-    """Where something still holds the nursery of an earlier test, this one has another."""
-    monkeypatch.setattr("mpwds.loader.nursery._shared", None)
+def _none_yet():
+    forkserver.let_go()
 
 
 def children():
     return {child.pid for child in psutil.Process().children()}
 
 
-def test_it_starts_with_the_first_loader_and_ends_with_it_even_if_nobody_iterates():
+def test_it_starts_with_the_first_loader_and_serves_all_of_them():
     before = children()
     loader = DataLoader(Parent(4), None, num_workers=2)
-    (nursery,) = children() - before
-    assert DataLoader(Numbers(), num_workers=1)._nursery is loader._nursery
-    assert nursery_of(loader) == nursery
+    (server,) = children() - before
+    assert server_of(loader) == server
     del loader
-    assert not psutil.pid_exists(nursery)
+    assert server_of(DataLoader(Parent(4), None, num_workers=2)) == server
+    with mpwds.MultiLoader(Parent(4), workers=2, start_method="forkserver") as multi_loader:
+        assert server_of(map(int, multi_loader)) == server
 
 
 @pytest.mark.parametrize(
@@ -85,27 +89,45 @@ def test_workers_collect_garbage_although_their_start_does_not(context):
     )
 
 
-def test_loaders_share_a_nursery_that_ends_with_the_last_of_them():
-    loaders = [DataLoader(Parent(4), None, num_workers=2) for _ in range(2)]
-    first, second = map(nursery_of, loaders)
-    assert first == second
-    del loaders[0]
-    gc.collect()
-    assert psutil.pid_exists(first)
-    loaders.clear()
-    gc.collect()
-    assert not psutil.pid_exists(first)
+def test_it_ends_when_it_has_had_no_worker_and_no_request_for_a_while(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    loader = DataLoader(Parent(4), None, num_workers=2)
+    first = server_of(loader)
+    wait_until(lambda: forkserver._current.is_gone, "the server to end")
+    second = server_of(loader)
+    assert second != first
+    wait_until_gone([first])
 
 
-def test_it_ends_with_the_loader_and_not_when_the_garbage_collector_comes_by():
-    list(DataLoader(Numbers(4), None, num_workers=1))  # what is imported at first use keeps frames
+def test_it_stays_while_it_has_a_worker(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    iterator = iter(DataLoader(Numbers(10), None, num_workers=1))
+    time.sleep(2.5)
+    assert not forkserver._current.is_gone
+    assert list(iterator) == list(range(10))
+
+
+def test_a_worker_that_died_is_started_again_although_the_server_has_ended_since(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    options = {"workers": 1, "start_method": "forkserver", "on_worker_death": "restart", "output": "numpy"}
+    with mpwds.MultiLoader(range(100_000), **options) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        wait_until(lambda: forkserver._current.is_gone, "the server to end")
+        with pytest.warns(RuntimeWarning, match="SIGKILL"):
+            got.extend(iterator)
+    assert got == list(range(100_000))
+
+
+def test_when_it_is_let_go_it_ends_with_its_last_worker():
+    iterator = iter(DataLoader(Parent(10), None, num_workers=1))
+    forkserver.let_go()
+    server = next(iterator)
+    assert psutil.pid_exists(server)
+    del iterator
     gc.collect()
-    gc.disable()
-    try:
-        nursery = nursery_of(DataLoader(Parent(4), None, num_workers=2))
-        assert not psutil.pid_exists(nursery)
-    finally:
-        gc.enable()
+    assert not psutil.pid_exists(server)
 
 
 def test_its_workers_outlive_the_loader():
@@ -115,7 +137,7 @@ def test_its_workers_outlive_the_loader():
 
 
 def test_loaders_in_several_threads_may_start_workers_at_once():
-    held = Nursery.shared()
+    held = forkserver.ready([])
     got = []
 
     def iterate():
@@ -149,20 +171,21 @@ def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_wor
     )
     before = signal.signal(signal.SIGUSR1, drop)
     try:
-        Nursery.shared().prepare(["signals_and_waits"])
+        forkserver.ready(["signals_and_waits"])
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not iterators
 
 
 def test_several_threads_may_make_loaders_at_once():
-    held = DataLoader(Numbers(), num_workers=1)
+    held = forkserver.ready([])
     failed = []
 
     def make():
         try:
             for _ in range(2000):
-                assert DataLoader(Numbers(), num_workers=1)._nursery is held._nursery
+                DataLoader(Numbers(), num_workers=1)
+                assert forkserver._current is held
         except Exception as error:
             failed.append(error)
 
@@ -185,22 +208,19 @@ def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
 
 
 def test_a_fork_of_the_process_makes_its_own():
-    held = Nursery.shared()
-    held.open()
+    held = forkserver.ready([])
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if Nursery.shared() is not held else 1)
+        os._exit(0 if forkserver.ready([]).pid != held.pid else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert Nursery.shared() is held
+    assert forkserver.ready([]) is held
 
 
 def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkeypatch):
     (tmp_path / "imported_by_nobody_else.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    nursery = Nursery.shared()
-    nursery.open()
-    nursery.prepare(["imported_by_nobody_else", "there_is_no_such_module"])
-    assert not nursery.is_gone
+    server = forkserver.ready(["imported_by_nobody_else", "there_is_no_such_module"])
+    assert not server.is_gone
 
 
 LOOKS_AROUND = """
@@ -221,8 +241,7 @@ class Dataset(torch.utils.data.Dataset):
 
 
 def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
-    held = Nursery.shared()
-    held.open()
+    forkserver.ready([])
     (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("A_NEW_VARIABLE", "yes")
@@ -230,8 +249,8 @@ def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tm
     monkeypatch.chdir(tmp_path)
     import looks_around
 
-    ((found, nursery),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
-    assert found == ["yes", str(tmp_path), ["--root", "/data"], nursery]
+    ((found, server),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
+    assert found == ["yes", str(tmp_path), ["--root", "/data"], server]
     assert capfd.readouterr().out == "imported\n"
 
 
@@ -271,11 +290,11 @@ def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_othe
     monkeypatch.syspath_prepend(str(tmp_path))
     before = children()
     module = importlib.import_module(f"makes_a_loader_{context}")
-    (nursery,) = children() - before
+    (server,) = children() - before
     iterator = iter(DataLoader(module.Dataset(), None, num_workers=1, multiprocessing_context=context))
     assert next(iterator) == 0
     (worker,) = iterator.worker_pids
-    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {nursery, worker}
+    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {server, worker}
     del iterator, module.loader
 
 
@@ -331,3 +350,105 @@ CLOSED = """
 
 def test_a_program_without_standard_streams_has_one_too(script):
     assert script(CLOSED).finish() == (0, "", "")
+
+
+class Exits(Numbers):
+    def __init__(self, status):
+        super().__init__(1)
+        self.status = status
+
+    def __getitem__(self, index):
+        os._exit(self.status)
+
+
+def test_each_of_several_threads_is_told_the_exit_status_of_its_own_workers():
+    told = []
+
+    def iterate(status):
+        for _ in range(10):
+            with pytest.raises(WorkerDied) as raised:
+                list(DataLoader(Exits(status), num_workers=1))
+            told.append(raised.value.exitcode - status)
+
+    threads = [threading.Thread(target=iterate, args=[status]) for status in (3, 4, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == [0] * 30
+
+
+def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(tmp_path, monkeypatch):
+    go_on = tmp_path / "go_on"
+    (tmp_path / "takes_long.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    iterator = iter(DataLoader(Numbers(), num_workers=1))
+    pids = iterator.worker_pids
+    server = forkserver.ready([])
+    thread = threading.Thread(target=server.prepare, args=[["takes_long"]])
+    thread.start()
+    wait_until(server._lock.locked, "the thread to ask")
+    del iterator
+    gc.collect()
+    assert not any(map(psutil.pid_exists, pids))
+    assert thread.is_alive()
+    go_on.touch()
+    thread.join()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_very_long_path_reaches_the_workers(start_method, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{number:0100}" for number in range(5000))])
+
+    def look():
+        yield sum(map(len, sys.path))
+
+    with mpwds.MultiLoader(look, workers=1, start_method=start_method) as loader:
+        assert list(loader) == [sum(map(len, sys.path))]
+
+
+def test_a_request_may_be_longer_than_a_socket_holds():
+    server = forkserver.ready([f"there_is_no_such_module_{number:0200}" for number in range(10_000)])
+    assert server is forkserver.ready([])
+
+
+RELOADED = """
+import torch
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return {factor} * index
+"""
+
+
+def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loaders_go_on(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "to_be_reloaded.py"
+    path.write_text(RELOADED.format(factor=10))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import to_be_reloaded
+
+    older = iter(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1))
+    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 10]
+    path.write_text(RELOADED.format(factor=2000))
+    importlib.reload(to_be_reloaded)
+    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 2000]
+    assert list(older) == [0, 10]
+
+
+def test_a_file_that_is_edited_during_a_training_does_not_change_it(tmp_path, monkeypatch):
+    path = tmp_path / "to_be_edited.py"
+    path.write_text(RELOADED.format(factor=10))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import to_be_edited
+
+    loader = DataLoader(to_be_edited.Dataset(), None, num_workers=1)
+    assert list(loader) == [0, 10]
+    path.write_text("this is not finished yet")
+    assert list(loader) == [0, 10]

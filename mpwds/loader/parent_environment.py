@@ -1,4 +1,4 @@
-"""What a process has from the trainer, for workers that are no forks of it."""
+"""What a fork of the trainer would inherit, carried to workers that are not forks of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mpwds.loader.processes import THREAD_VARIABLES
 _MULTIPROCESSING = "multiprocessing.process"
 
 
-class Surroundings(NamedTuple):
-    """What a fork of the trainer would have.
+class ParentEnvironment(NamedTuple):
+    """What a fork of the trainer would inherit.
 
     Args:
         environ: Environment variables.
@@ -35,11 +35,11 @@ class Surroundings(NamedTuple):
     key: bytes
 
 
-def here() -> Surroundings:
-    """Those of this process.
+def current() -> ParentEnvironment:
+    """This process' environment.
 
     Example:
-        >>> here().folder == os.getcwd()
+        >>> current().folder == os.getcwd()
         True
     """
     folder = ""
@@ -49,40 +49,28 @@ def here() -> Surroundings:
     multiprocessing = sys.modules.get(_MULTIPROCESSING)
     key = b"" if multiprocessing is None else bytes(multiprocessing.current_process().authkey)
     processors = sorted(os.sched_getaffinity(0))
-    return Surroundings(dict(os.environ), folder, path, processors, list(sys.argv), key)
+    return ParentEnvironment(dict(os.environ), folder, path, processors, list(sys.argv), key)
 
 
-def take_on(surroundings: Surroundings) -> None:
-    """Makes this process have them. What it has been told about numbers of threads stays.
+def adopt(parent: ParentEnvironment) -> None:
+    """Gives this process the environment of its trainer. The numbers of threads that were set here stay.
 
     Example:
-        >>> take_on(here())
+        >>> adopt(current())
     """
-    variables = surroundings.environ
+    variables = parent.environ
     for name in set(os.environ) - set(variables) - set(THREAD_VARIABLES):
         del os.environ[name]
     os.environ.update(variables)
-    if surroundings.folder:
+    if parent.folder:
         with contextlib.suppress(OSError):
-            os.chdir(surroundings.folder)
-    sys.path[:] = surroundings.path
-    if sorted(os.sched_getaffinity(0)) != surroundings.processors:
+            os.chdir(parent.folder)
+    sys.path[:] = parent.path
+    if sorted(os.sched_getaffinity(0)) != parent.processors:
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, surroundings.processors)
-    sys.argv = list(surroundings.arguments)
-    _take_key(surroundings.key)
-
-
-def add(surroundings: Surroundings) -> None:
-    """Makes this process have their variables, path and key beside its own, for others work in it too.
-
-    Example:
-        >>> add(here())
-    """
-    variables = surroundings.environ
-    os.environ.update({name: variables[name] for name in variables if name not in THREAD_VARIABLES})
-    sys.path.extend(item for item in surroundings.path if item not in sys.path)
-    _take_key(surroundings.key)
+            os.sched_setaffinity(0, parent.processors)
+    sys.argv = list(parent.arguments)
+    _take_key(parent.key)
 
 
 def _take_key(key: bytes) -> None:

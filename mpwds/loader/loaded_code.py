@@ -1,0 +1,77 @@
+"""Which code this process runs, to tell whether a process that imported it earlier runs the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_INSTALLED = tuple(
+    os.path.join(folder, "")
+    for name, folder in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]
+"""A module's specification, of which each load and reload makes a new one, and its file's version."""
+
+
+class LoadedCode:
+    """The code of the modules that this process has imported, to tell later whether it has changed.
+
+    In an interactive session the versions of files count too, because IPython's ``autoreload`` may patch
+    functions without reloading their module. Installed packages are left out of that: people do not edit
+    them, and there may be thousands, on a slow disk. Elsewhere files do not count, so that editing a file
+    during a training does not change the training.
+
+    Example:
+        >>> loaded = LoadedCode()
+        >>> loaded.has_changed()
+        False
+    """
+
+    def __init__(self) -> None:
+        self._codes: dict[str, Code] = {}
+        self.has_changed()
+
+    def has_changed(self) -> bool:
+        """Whether a module was loaded again, or its file has changed. Adds modules that are new."""
+        interactive = is_interactive()
+        changed = False
+        for name, module in sys.modules.copy().items():
+            if type(module) is ModuleType:  # asking a lazy one, which is of another class, would load it
+                code = module.__spec__, _version(module) if interactive else None
+                known = self._codes.setdefault(name, code)
+                changed = changed or known[0] is not code[0] or known[1] != code[1]
+        return changed
+
+
+def codes_of(modules: Iterable[str]) -> list[Code]:
+    """The code of some modules, with the versions of their files."""
+    found = [sys.modules.get(name) for name in modules]
+    return [(module.__spec__, _version(module)) for module in found if type(module) is ModuleType]
+
+
+def is_interactive() -> bool:
+    """Whether somebody types the program: into Python, IPython or a notebook.
+
+    Example:
+        >>> is_interactive()
+        False
+    """
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _version(module: ModuleType) -> tuple[int, int, int] | None:
+    file = module.__dict__.get("__file__")
+    if not isinstance(file, str) or file.startswith(_INSTALLED):
+        return None
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
