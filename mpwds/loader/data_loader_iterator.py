@@ -25,6 +25,7 @@ from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class DataLoaderIterator(Iterator[Any]):
         try:
             with self._record(self._profile_name):
                 return self._next()
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             self._entrance.release()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError, WorkerTraceback
+from mpwds.tracebacks import FULL, shorten
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     Attributes that cannot be pickled stay behind.
     """
+    shorten(error, keep_first=False)
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     return {"exception": _pickled(error), "summary": summary, "traceback": text}
@@ -30,7 +32,9 @@ def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
     error = _unpickled(fields["exception"])
     if error is None:
         error = MpwdsError(fields["summary"])
-    error.__cause__ = WorkerTraceback(f"in worker {worker} (pid {pid}):\n\n{fields['traceback']}")
+    error.__cause__ = WorkerTraceback(
+        f"in worker {worker} (pid {pid}); {FULL}=1 shows all frames:\n\n{fields['traceback']}"
+    )
     return error
 
 

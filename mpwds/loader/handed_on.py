@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from mpwds.tracebacks import shorten
+
 
 class Counting(Protocol):
     """What counts the batches of an epoch."""
@@ -33,6 +35,9 @@ class HandedOn(Iterator[Any]):
             batch = next(self._source)
         except StopIteration:
             self._counting.finished = True
+            raise
+        except Exception as error:
+            shorten(error)
             raise
         self._counting.hand_on()
         return batch

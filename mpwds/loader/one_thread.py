@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from mpwds.tracebacks import shorten
+
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 """What it is told."""
 
@@ -40,6 +42,10 @@ class OneThread(Iterator[Any]):
         except ValueError as error:
             if _comes_from_no_code_of_the_generator(error):
                 raise RuntimeError(TAKE_TURNS) from None
+            shorten(error)
+            raise
+        except Exception as error:
+            shorten(error)
             raise
 
     def close(self) -> None:

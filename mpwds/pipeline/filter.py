@@ -10,6 +10,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.passing import Passing
 from mpwds.pipeline.randomness import States, put_aside, put_back
 from mpwds.pipeline.stream import Stream
+from mpwds.tracebacks import shorten
 
 
 class Filter(ABC):
@@ -45,6 +46,9 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
             _, element = advance()
         except StopIteration:
             return
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             if outermost:
                 put_aside.states = None
