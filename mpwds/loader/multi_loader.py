@@ -244,15 +244,16 @@ class MultiLoader(LoaderStages, TorchIterable):
         except BaseException:
             times.end()
             raise
+        in_order = self.in_order and not in_any_order(self.dataset)
         iterator = EpochIterator(
             workers,
             generation,
             progress,
-            in_order=self.in_order and not in_any_order(self.dataset),
+            in_order=in_order,
             timeout=self.timeout,
             on_leave=_nothing if self.persistent else self._group.close,
             on_failure=self._group.close,
-            on_death=Restarts(self._group, generation, progress, self.on_worker_death),
+            on_death=Restarts(self._group, generation, progress, self.on_worker_death, in_order),
             owner=self,
             times=times,
         )

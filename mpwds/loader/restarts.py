@@ -27,22 +27,29 @@ class Restarts:
         generation: The epoch's.
         progress: How far it is.
         on_worker_death: ``"raise"`` raises the error.
+        in_order: Whether workers take turns.
     """
 
     def __init__(
-        self, group: WorkerGroup, generation: int, progress: EpochProgress, on_worker_death: OnWorkerDeath
+        self,
+        group: WorkerGroup,
+        generation: int,
+        progress: EpochProgress,
+        on_worker_death: OnWorkerDeath,
+        in_order: bool,
     ) -> None:
         self._group = group
         self._generation = generation
         self._progress = progress
         self._allowed = on_worker_death == "restart"
+        self._in_order = in_order
         self._deaths: dict[int, tuple[int, int]] = {}  # of each worker: at which batch, how often there
 
     def __call__(self, death: WorkerDied) -> RemoteWorker:
         """The worker that takes the place of one that died.
 
         Warns:
-            RuntimeWarning: With what the error says.
+            RuntimeWarning: Who died, of what, and that a new process took its place.
 
         Raises:
             WorkerDied: Workers are not to be started again, or this one died too often.
@@ -65,10 +72,9 @@ class Restarts:
         position = worker.position(worker.received)
         remote = self._group.restart(index)
         remote.start(self._progress.epoch, self._generation, position)
-        again = position.first - position.at
-        # The user's ``for`` statement, above: this function, _next_message, _next and __next__.
+        order = " and the order is unchanged" if self._in_order else ""
         warn(
-            f"{death}. A new process goes on in its place (restart {remote.restarts}); it makes {again} "
-            f"batch{'' if again == 1 else 'es'} again that had been delivered"
+            f"{death}. A new process (pid {remote.process.pid}, restart {remote.restarts}) took its place: "
+            f"no batch is lost or delivered twice{order}"
         )
         return remote
