@@ -125,7 +125,10 @@ def __getattr__(name: str) -> Any:
 
         value = version("mpwds")
     else:
-        raise AttributeError(f"module 'mpwds' has no attribute {name!r}")
+        from mpwds.mistakes import did_you_mean
+
+        similar = "" if name.startswith("_") else did_you_mean(name, __all__)
+        raise AttributeError(f"module 'mpwds' has no attribute {name!r}{similar}", name=name)
     globals()[name] = value
     return value
 

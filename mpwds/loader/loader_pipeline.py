@@ -23,6 +23,7 @@ from mpwds.loader.regrouped import regrouped
 from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.mistakes import explained
 from mpwds.pipeline.beginnings import culprit, in_any_order
 from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.context import ALONE, Context
@@ -31,6 +32,7 @@ from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.stream import Stage, Stream
 
 
+@explained
 class Rebatching(Composable):
     """Base of loaders, and of what is behind them, for the stage that they have alone."""
 

@@ -33,6 +33,7 @@ from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.mistakes import explained
 from mpwds.pipeline.beginnings import in_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.repetitions import is_repetition
@@ -141,6 +142,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     _cuda: ClassVar[CudaAccess] = CudaAccess()
 
+    @explained
     def __init__(
         self,
         dataset: Any,

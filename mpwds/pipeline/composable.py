@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
+from mpwds.mistakes import Suggesting
+
 Self = TypeVar("Self", bound="Composable")
 
 
-class Composable(ABC):
+class Composable(Suggesting, ABC):
     """Base of what has stages and makes copies of itself with more of them."""
 
     @abstractmethod

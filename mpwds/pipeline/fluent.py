@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TextIO
 
 import mpwds  # which imports a stage when it is asked for it: workers start sooner without the others
+from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.composable import Self
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpwds.pipeline.stages.batches import CollationFunction
 
 
+@explained
 class Fluent(FluentFields):
     """What has stages: each method returns a copy with one stage more and takes the arguments of the function
     of its name, ``mpwds.shuffle`` and so on, which documents them."""

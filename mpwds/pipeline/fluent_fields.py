@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mpwds  # which imports a stage when it is asked for it: workers start sooner without the others
+from mpwds.mistakes import explained
 from mpwds.pipeline.composable import Composable, Self
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stages.xdecode import StreamDecoder, default_decoders
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mpwds.pipeline.stages.associate import Associator
 
 
+@explained
 class FluentFields(Composable):
     """What has stages that work on fields: part of ``Fluent``."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class Place(str):
     """A description such as ``sample "0017" of x-000003.tar``, with its parts as attributes.
@@ -11,6 +13,7 @@ class Place(str):
         url: The shard, where the element has one.
         key: The sample's key, where it has one.
         offset: Byte offset of the sample's first header in the shard, where it has one.
+        listed: If the element is a shard, how the list of shards was given, and the URLs in it.
 
     Example:
         >>> place = Place('sample "0017" of x.tar', url="x.tar", key="0017", offset=512)
@@ -18,19 +21,26 @@ class Place(str):
         ('on sample "0017" of x.tar', '0017', 'x.tar')
     """
 
-    __slots__ = ("key", "offset", "url")
+    __slots__ = ("key", "listed", "offset", "url")
 
     url: str | None
     key: str | None
     offset: int | None
+    listed: tuple[str, Sequence[str]] | None
 
     def __new__(
-        cls, text: str, url: str | None = None, key: str | None = None, offset: int | None = None
+        cls,
+        text: str,
+        url: str | None = None,
+        key: str | None = None,
+        offset: int | None = None,
+        listed: tuple[str, Sequence[str]] | None = None,
     ) -> Place:
         place = super().__new__(cls, text)
         place.url = url
         place.key = key
         place.offset = offset
+        place.listed = listed
         return place
 
     def row_of(self, row: str) -> Place:

@@ -7,7 +7,6 @@ import glob
 import os
 import re
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, NoReturn
@@ -21,6 +20,7 @@ from mpwds.pipeline.place import Place
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Stream
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(.+)\._(\d+)_")
 _TAKEN = re.compile(r".+\._(\d+|done)_")
@@ -261,10 +261,10 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
     shards = sorted(filter(os.path.isfile, found))
     claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
     if claimed:
-        warnings.warn(
+        warn(
             f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here, "
             f"{os.path.basename(claimed[0])} for one; if no such program runs, rename them",
-            stacklevel=3,
+            UserWarning,
         )
     if not shards:
         raise ValueError(f"no shards in {directory}: no file there has a name like {SHARDS}")

@@ -12,6 +12,8 @@ from braceexpand import braceexpand
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _NESTED_VARIABLES = 10
+_NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
+_GLOB = re.compile(r"[*?]")
 # In abfss://container@account.dfs.core.windows.net/ it is no secret.
 _USERINFO = re.compile(r"(?i)(?<!abfs://)(?<!abfss://)(?<=://)[^/@\s'\"]+@")
 _SECRET_PARAMETER = re.compile(
@@ -38,7 +40,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         The names in the order they are written; at least one.
 
     Raises:
-        ValueError: There is no shard, a variable is not set, or braces are not balanced.
+        ValueError: There is no shard, a variable is not set, braces are not balanced or hold no range, or a
+            pattern is a glob.
         TypeError: ``urls``, or one of its elements, is neither a string nor a path.
 
     Source:
@@ -141,7 +144,29 @@ def _file_url_path(url: str) -> str:
 
 
 def _expand_pattern(pattern: str) -> list[str]:
-    return [shard for part in pattern.split("::") for shard in _expand_braces(_substitute_variables(part))]
+    return [
+        shard
+        for part in map(_substitute_variables, pattern.split("::"))
+        for shard in _checked(part, _expand_braces(part))
+    ]
+
+
+def _checked(pattern: str, shards: list[str]) -> list[str]:
+    """Refuses a pattern written as for another tool: it would name shards that cannot be there."""
+    scheme = url_scheme(pattern)
+    if scheme == "pipe" or not (wrong := _NO_RANGE.search(pattern) or _GLOB.search(pattern)):
+        return shards
+    if wrong[0].startswith("{"):
+        raise ValueError(
+            f"{wrong[0]} in {without_credentials(pattern)!r} is no range: "
+            f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
+        )
+    if scheme in ("", "file") and not os.path.exists(shards[0]):
+        raise ValueError(
+            f"{pattern!r} is a glob, which is not expanded: write braces, such as train-{{000..011}}.tar, or "
+            f"give a list of files, sorted(glob.glob({pattern!r}))"
+        )
+    return shards
 
 
 def _expand_braces(pattern: str) -> list[str]:
