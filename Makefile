@@ -28,6 +28,7 @@ lint: $(VENV)/has-test $(VENV)/has-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # What cannot be installed here is left out, and the benchmarks say so.
 bench: $(VENV)/has-test

@@ -73,7 +73,6 @@ def test_no_command_prints_the_help_and_is_a_mistake(capsys):
         ("demo", "--epochs", "0"),
         ("demo", "--workers", "-1"),
         ("demo", "--lr", "nan"),
-        ("demo", "--data", "x.tar", "--size", "7"),
         ("demo", "--data", "x.tar", "--size", "1025"),
         ("demo", "--test", "x.tar"),
         ("demo", "--size", "32"),
