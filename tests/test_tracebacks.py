@@ -89,6 +89,19 @@ def test_an_error_of_our_own_says_where_it_was_raised_in_few_frames(tmp_path):
     assert error.__traceback__.tb_next.tb_next.tb_frame.f_globals["__name__"].startswith("mpwds.storage.tar")
 
 
+def test_a_dataset_that_cannot_be_sent_shows_the_users_frames_of_pickling_it():
+    class Refusing:
+        def __call__(self, element):
+            return element
+
+        def __reduce__(self):
+            raise ValueError("not me")
+
+    error = raised_by(mpwds.MultiLoader(numbers().map(Refusing()), workers=1), TypeError)
+    assert frames(error)[1:] == ["mpwds", "mpwds"]
+    assert frames(error.__cause__) == ["dump", "__reduce__"]
+
+
 def test_a_cause_and_a_context_keep_the_users_frames_and_lose_ours():
     def again(number):
         try:

@@ -42,6 +42,7 @@ from mpwds.pipeline.torch_dataset import TorchIterable
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.tracebacks import shorten
 
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
@@ -216,7 +217,11 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         epoch = self._next_epoch()
-        batches = evened(self, epoch, self._begin, self._count, self._bookmark.handed(epoch))
+        try:
+            batches = evened(self, epoch, self._begin, self._count, self._bookmark.handed(epoch))
+        except Exception as error:
+            shorten(error)
+            raise
         return HandedOn(batches, self._bookmark.progress) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
