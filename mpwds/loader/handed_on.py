@@ -1,4 +1,4 @@
-"""Counting what a program gets, where steps of the loader take batches ahead of it."""
+"""Counts the batches that a program receives, where the loader takes some ahead of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Counting(Protocol):
 
 
 class HandedOn(Iterator[Any]):
-    """The last step of an epoch: what is delivered here has been delivered.
+    """The last step of an epoch, which counts the batches that the program receives.
 
     Args:
-        source: The step before.
-        counting: Told of each batch, and of the end.
+        source: Gives the batches.
+        counting: Counts each batch, and is marked as finished at the end.
     """
 
     def __init__(self, source: Iterator[Any], counting: Counting) -> None:

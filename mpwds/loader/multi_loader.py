@@ -129,6 +129,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
+        Tracebacks leave out the frames of this package unless ``MPWDS_FULL_TRACEBACK=1`` is set.
         :class:`~mpwds.errors.WorkerDied`: a worker was killed or exited.
         :class:`~mpwds.errors.SharedMemoryError`: no memory for a batch.
         :class:`~mpwds.errors.EvenEpochError`: a rank has no batch, is gone or failed (``even``).
