@@ -1,32 +1,42 @@
-# One virtual environment serves every target; it is made anew when what it holds changes.
+# One virtual environment serves every target. A target installs what it needs when it is first made.
+SHELL := bash
+.SHELLFLAGS := -eo pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/ready
-PEERS := $(VENV)/peers
+# torch for the CPU is a tenth of the size. For a GPU: make bench TORCH_INDEX=https://pypi.org/simple
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
 BENCH ?= transport pipeline rebatch loader startup large device
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test test-trainers lint bench soak clean
+.NOTPARALLEL:
 
-demo: $(READY)
+demo: $(VENV)/has-demo
 	$(BIN)/mpwds demo $(ARGS)
 
 # Tests mostly wait for processes to start: two at a time take half as long, a file's in one process.
-test: $(READY)
+test: $(VENV)/has-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-lint: $(READY)
+# With Lightning, Accelerate, Transformers, Keras and jax.
+test-trainers: $(VENV)/has-test $(VENV)/has-trainers
+	$(BIN)/python -m pytest $(or $(ARGS),tests/trainers)
+
+lint: $(VENV)/has-test $(VENV)/has-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
-bench: $(PEERS)
+# What cannot be installed here is left out, and the benchmarks say so.
+bench: $(VENV)/has-test
+	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
 # `make soak ARGS="--minutes 1"`; then trainers that are killed at random moments, new ones each time.
-soak: $(READY)
+soak: $(VENV)/has-test
 	$(BIN)/python tools/soak.py $(ARGS)
 	MPWDS_FAULT_ROUNDS=20 MPWDS_FAULT_SEED=$$(date +%s) \
 	    $(BIN)/python -m pytest --timeout 600 tests/loader/faults/test_trainer_ends.py -k a_signal_ends
@@ -35,14 +45,20 @@ clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml tools/constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mpwds needs Python 3.10 or later: make PYTHON=/path/to/python3")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt --editable '.[dev]'
-	touch $(READY)
+INSTALL = $(BIN)/python -u -m pip install --disable-pip-version-check --constraint tools/constraints.txt
+# A line for each package that is downloaded, with its size, in place of all that pip tells.
+SHORTLY = sed -un -e '/\.metadata/d; s/ (from .*//; s/^Installing collected.*/  unpacking/p' \
+	-e 's/^ *\(Downloading\|Using cached\|Processing\) \(.*\/\)\?\([^-]*-[^-]*\)-.*\.whl/  \3/p'
 
-# Who is measured beside us. Where that cannot be installed, the benchmark says what it leaves out.
-$(PEERS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt --editable '.[bench]' \
-		|| echo "spdl and grain cannot be installed here: measured without them"
-	touch $(PEERS)
+# An extra of pyproject.toml.
+$(VENV)/has-%: $(VENV)/has-torch pyproject.toml
+	@echo "Installing mpwds[$*] into $(VENV)"
+	@$(INSTALL) --editable '.[$*]' | $(SHORTLY)
+	@touch $@
+
+$(VENV)/has-torch: tools/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mpwds needs Python 3.10 or later: make PYTHON=/path/to/python3")'
+	@echo "Installing torch into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) torch | $(SHORTLY)
+	@touch $@

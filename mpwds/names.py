@@ -158,7 +158,10 @@ def find(name: str) -> Any:
         from importlib.metadata import version
 
         return version("mpwds")
-    raise AttributeError(f"module 'mpwds' has no attribute {name!r}")
+    from mpwds.mistakes import did_you_mean
+
+    similar = "" if name.startswith("_") else did_you_mean(name, HOMES)
+    raise AttributeError(f"module 'mpwds' has no attribute {name!r}{similar}", name=name)
 
 
 class WebdatasetModules(Loader):

@@ -20,10 +20,16 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
         'RuntimeWarning'
     """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
-def _is_ours(module: str) -> bool:
+def is_ours(module: str) -> bool:
+    """Whether a module of that name belongs to this package.
+
+    Example:
+        >>> is_ours("mpwds.nest"), is_ours("numpy")
+        (True, False)
+    """
     return module.partition(".")[0] == __package__

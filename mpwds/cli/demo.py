@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpwds.cli.progress import Progress
-    from mpwds.cli.task import ImageTask
-    from mpwds.cli.training import Outcome, Settings
+    from mpwds.cli.training import ImageTask, Outcome, Settings
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
 _DEFAULT_SIZE = 64
-_SMALLEST_SIZE = 8
+_SMALLEST_SIZE, _LARGEST_SIZE = 8, 1024
 
 _DESCRIPTION = """\
 Writes scikit-learn's 1,797 handwritten digits to 16 tar shards in a cache folder, then trains a
@@ -44,17 +43,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     own.add_argument("--test", nargs="+", metavar="PATTERN", help="shards with the held-out samples")
     own.add_argument(
         "--size",
-        type=_at_least(_SMALLEST_SIZE),
+        type=_integer(_SMALLEST_SIZE, _LARGEST_SIZE),
         metavar="PIXELS",
-        help=f"height and width to bring images to (default: {_DEFAULT_SIZE})",
+        help=f"height and width to bring images to, {_SMALLEST_SIZE} to {_LARGEST_SIZE} "
+        f"(default: {_DEFAULT_SIZE})",
     )
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=_at_least(1), default=12, metavar="N", help="default: %(default)s")
+    training.add_argument("--epochs", type=_integer(1), default=12, metavar="N", help="default: %(default)s")
     training.add_argument(
-        "--workers", type=_at_least(0), default=2, metavar="N", help="worker processes (default: %(default)s)"
+        "--workers", type=_integer(0), default=2, metavar="N", help="worker processes (default: %(default)s)"
     )
     training.add_argument(
-        "--batch-size", type=_at_least(1), default=64, metavar="N", help="default: %(default)s"
+        "--batch-size", type=_integer(1), default=64, metavar="N", help="default: %(default)s"
     )
     training.add_argument(
         "--lr", type=_positive, default=3e-3, metavar="RATE", help="learning rate (default: %(default)s)"
@@ -75,6 +75,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         parser.error("--cache-dir is for the digits, which --data replaces")
 
     began_s = time.perf_counter()
+    from mpwds.cli.digits import default_cache_dir
     from mpwds.cli.progress import Progress
     from mpwds.cli.training import Settings, train
 
@@ -84,7 +85,9 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         settings = Settings(arguments.epochs, min(arguments.workers, task.shards), arguments.lr)
         progress.show(f"starting {_count(settings.workers, 'worker')}")
         outcome = train(task, settings, progress)
-    print(_summary(task, settings, outcome, time.perf_counter() - began_s))
+    picture = default_cache_dir().parent / "demo.png"
+    _write_picture(picture, task, outcome)
+    print(_summary(task, settings, outcome, picture, time.perf_counter() - began_s))
     print(_suggestion(arguments.data is not None, task, settings, outcome))
     if arguments.data is None and outcome.accuracy < _EXPECTED_ACCURACY:
         print(
@@ -120,13 +123,22 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> ImageTask:
     )
 
 
-def _summary(task: ImageTask, settings: Settings, outcome: Outcome, total_s: float) -> str:
+def _write_picture(path: Path, task: ImageTask, outcome: Outcome) -> None:
+    from mpwds.cli.contact_sheet import write_contact_sheet
+
+    labels = [task.names[number] for number in outcome.labels.tolist()]
+    title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
+    write_contact_sheet(path, outcome.images.numpy(), labels, title)
+
+
+def _summary(task: ImageTask, settings: Settings, outcome: Outcome, picture: Path, total_s: float) -> str:
     return f"""
   data       {task.place} ({_count(task.shards, "shard")})
-  samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {task.classes} classes
+  samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {len(task.names)} classes
   accuracy   {outcome.accuracy:.1%} on the held-out samples
   speed      {outcome.samples / outcome.seconds:,.0f} samples/s with {_count(settings.workers, "worker")}
   waiting    {outcome.first_batch_s:.1f} s for the first batch, then {outcome.waiting:.0%} of the time
+  picture    {picture}
   time       {total_s:.1f} s in all
 """
 
@@ -144,14 +156,16 @@ def _suggestion(is_own: bool, task: ImageTask, settings: Settings, outcome: Outc
     return f"Next, train longer: the same command with --epochs {2 * settings.epochs}"
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    expected = f"a whole number from {least}" + ("" if most is None else f" to {most}")
+
     def integer(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
         return value
 
     return integer

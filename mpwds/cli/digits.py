@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.task import SEED, SHUFFLED_SAMPLES, ImageTask
+from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask
 
 SAMPLES = 1797
 CLASSES = 10
@@ -55,7 +55,7 @@ def digits_task(directory: Path, batch_size: int) -> ImageTask:
         held_out=batches(mpwds.WebDataset(_paths(directory, "test"))),
         train_samples=_TRAIN_SAMPLES,
         held_out_samples=SAMPLES - _TRAIN_SAMPLES,
-        classes=CLASSES,
+        names=[str(digit) for digit in range(CLASSES)],
         size=SIZE,
         shards=TRAIN_SHARDS + HELD_OUT_SHARDS,
         place=str(directory),

@@ -10,6 +10,7 @@ from typing import TextIO
 _REDRAW_S = 0.2
 _USUAL_COLUMNS = 80
 _BETWEEN_FIELDS = "  "
+_BAR = 12
 
 
 class Progress:
@@ -36,15 +37,20 @@ class Progress:
         self._drawn = ""
         self._next_s = 0.0
 
-    def show(self, text: str) -> None:
-        """Redraws the line if it is a terminal's and was not drawn in the last fifth of a second."""
-        if self._is_terminal and time.monotonic() >= self._next_s:
-            self._draw(text)
+    def show(self, text: str, share: float | None = None) -> None:
+        """Redraws the line if it is a terminal's and was not drawn in the last fifth of a second.
 
-    def milestone(self, text: str) -> None:
-        """Redraws the line at once, or prints ``text`` where there is no terminal."""
+        Args:
+            text: The line.
+            share: How much of the work is done, from 0 to 1. A bar shows it on a terminal.
+        """
+        if self._is_terminal and time.monotonic() >= self._next_s:
+            self._draw(text, share)
+
+    def milestone(self, text: str, share: float | None = None) -> None:
+        """Redraws the line at once, or prints ``text`` without a bar where there is no terminal."""
         if self._is_terminal:
-            self._draw(text)
+            self._draw(text, share)
         else:
             print(text, file=self._stream, flush=True)
 
@@ -58,7 +64,8 @@ class Progress:
             print(file=self._stream, flush=True)
             self._drawn = ""
 
-    def _draw(self, text: str) -> None:
+    def _draw(self, text: str, share: float | None) -> None:
+        text = text if share is None else _bar(share) + text
         # One column stays free: at a full line some terminals go on to the next, where \r does not lead back.
         text = _shortened(text, self._columns() - 1)
         self._stream.write("\r" + text.ljust(len(self._drawn)))
@@ -71,6 +78,11 @@ class Progress:
             return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_COLUMNS
         except OSError:
             return _USUAL_COLUMNS
+
+
+def _bar(share: float) -> str:
+    done = min(_BAR, int(_BAR * share))
+    return f"[{'#' * done}{'.' * (_BAR - done)}] "
 
 
 def _shortened(text: str, columns: int) -> str:

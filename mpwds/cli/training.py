@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mpwds
 from mpwds.cli.progress import Progress
-from mpwds.cli.task import SEED, ImageTask
 
 if TYPE_CHECKING:
     import torch
 
+    from mpwds.pipeline.dataset import DataPipeline
+
+SEED = 0
+"""Seed of all that is random in the demo, so that two runs give the same figures."""
+
+SHUFFLED_SAMPLES = 1000
+"""Samples that each worker holds to draw from."""
+
+
+IMAGES_SHOWN = 48
+"""Images of the first batch that are kept to be shown."""
+
 _SMALLEST_MAP = 4
 _MOST_CHANNELS = 128
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """Images to classify: for training, and held out to see what was learned.
+
+    Args:
+        train: Yields batches of images, uint8 of shape (N, 3, size, size), and of class numbers, int64 of
+            shape (N,).
+        held_out: The same, of samples that ``train`` does not yield.
+        train_samples: Number of samples in an epoch of ``train``.
+        held_out_samples: Number of samples in ``held_out``.
+        names: What the classes are called, in the order of their numbers.
+        size: Height and width of the images in pixels.
+        shards: Number of shards that all these come from.
+        place: Where the shards lie, for people.
+    """
+
+    train: DataPipeline
+    held_out: DataPipeline
+    train_samples: int
+    held_out_samples: int
+    names: Sequence[str]
+    size: int
+    shards: int
+    place: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +81,8 @@ class Outcome:
         seconds: Time spent training, without the test at the end.
         waited_s: The part of it spent in the loader's ``next()``.
         first_batch_s: The part of that until the first batch came, with the workers' start.
+        images: The first images that came, uint8 of shape (N, 3, size, size), at most 48.
+        labels: Their class numbers.
     """
 
     accuracy: float = 0.0
@@ -51,6 +90,8 @@ class Outcome:
     seconds: float = 0.0
     waited_s: float = 0.0
     first_batch_s: float = 0.0
+    images: Any = None
+    labels: Any = None
 
     @property
     def waiting(self) -> float:
@@ -71,9 +112,10 @@ def train(task: ImageTask, settings: Settings, progress: Progress) -> Outcome:
     torch.manual_seed(SEED)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - settings.workers))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = small_cnn(task.classes, task.size).to(device)
+    model = small_cnn(len(task.names), task.size).to(device)
     outcome = Outcome()
     _fit(model, device, task, settings, outcome, progress)
+    progress.show("testing on the held-out samples")
     outcome.accuracy = _accuracy(model, device, task, settings)
     return outcome
 
@@ -122,6 +164,11 @@ def _fit(
             watch = _Stopwatch()
             samples, loss_sum, line = 0, 0.0, ""
             for images, labels in watch.timed(loader):
+                if outcome.images is None:
+                    outcome.images, outcome.labels = (
+                        images[:IMAGES_SHOWN].clone(),
+                        labels[:IMAGES_SHOWN].clone(),
+                    )
                 loss = torch.nn.functional.cross_entropy(model(_scaled(images, device)), labels.to(device))
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
@@ -133,9 +180,9 @@ def _fit(
                     f"{samples / watch.seconds:,.0f} samples/s  "
                     f"waited {watch.waited_s / watch.seconds:.0%} for data"
                 )
-                progress.show(line)
+                progress.show(line, (epoch - 1 + samples / task.train_samples) / settings.epochs)
             schedule.step()
-            progress.milestone(line)
+            progress.milestone(line, epoch / settings.epochs)
             outcome.samples += samples
             outcome.seconds += watch.seconds
             outcome.waited_s += watch.waited_s

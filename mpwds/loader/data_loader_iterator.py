@@ -22,11 +22,11 @@ from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.parts import IterableSource
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ class DataLoaderIterator(Iterator[Any]):
         try:
             with self._record(self._profile_name):
                 return self._next()
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             self._entrance.release()
 

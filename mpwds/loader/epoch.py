@@ -18,6 +18,7 @@ from mpwds.loader.remote import RemoteWorker
 from mpwds.loader.trainer_times import TrainerTimes
 from mpwds.loader.waiting import message_here, next_message
 from mpwds.sharedmem import interrupts
+from mpwds.tracebacks import shorten
 
 T = TypeVar("T")
 
@@ -86,7 +87,11 @@ class EpochIterator(Iterator[Any]):
         self._ended_because = ""
 
     def __next__(self) -> Any:
-        return self._advance(wait=True)
+        try:
+            return self._advance(wait=True)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def next_now(self) -> Any:
         """As ``next()``, but ``NOT_YET`` if that would wait."""

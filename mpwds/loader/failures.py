@@ -1,36 +1,42 @@
-"""An exception of a worker, carried to the trainer and raised there as what it was."""
+"""Sends a worker's exception to the trainer, which raises it with its own type."""
 
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
 from types import FunctionType
 from typing import Any
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError, WorkerTraceback
+from mpwds.tracebacks import FULL, shorten
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The fields of a message that carries ``error``: its type and content, and its traceback as text.
+    """The fields of a message with ``error``: its type and content, and its traceback as text.
 
-    Attributes that cannot be pickled stay behind.
+    Attributes that cannot be pickled are left out.
     """
+    shorten(error, keep_first=False)
     text = "".join(traceback.format_exception(error))
+    if sys.version_info < (3, 11):  # which does not print notes
+        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
     summary = "".join(traceback.format_exception_only(error)).strip()
     return {"exception": _pickled(error), "summary": summary, "traceback": text}
 
 
 def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
-    """The exception that :func:`describe` described, with the worker's traceback as its cause.
+    """The exception that was passed to :func:`describe`, with the worker's traceback as its cause.
 
-    One whose type or arguments cannot be pickled comes back as a plain :class:`MpwdsError` with the same
-    text.
+    If its type or arguments cannot be pickled, it is a plain :class:`MpwdsError` with the same text.
     """
     error = _unpickled(fields["exception"])
     if error is None:
         error = MpwdsError(fields["summary"])
-    error.__cause__ = WorkerTraceback(f"in worker {worker} (pid {pid}):\n\n{fields['traceback']}")
+    error.__cause__ = WorkerTraceback(
+        f"in worker {worker} (pid {pid}); {FULL}=1 shows all frames:\n\n{fields['traceback']}"
+    )
     return error
 
 

@@ -20,6 +20,7 @@ from mpwds.loader.resumable_stream import LoaderIterator, LoaderStream, Resumabl
 from mpwds.loader.stages_clock import clocked
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Composable, Fluent, Self
@@ -27,6 +28,7 @@ from mpwds.pipeline.parts import culprit, in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 
 
+@explained
 class Rebatching(Composable):
     """Base of loaders, and of what is behind them, for the stage that they have alone."""
 

@@ -23,6 +23,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.tracebacks import shorten
 
 
 class LocalIterator(Iterator[Any]):
@@ -78,6 +79,9 @@ class LocalIterator(Iterator[Any]):
             raise RuntimeError(TAKE_TURNS)
         try:
             return self._next()
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             self._entrance.release()
 

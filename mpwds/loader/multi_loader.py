@@ -31,6 +31,7 @@ from mpwds.loader.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.setup import WorkerSetup
 from mpwds.loader.stats import LoaderStats
 from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.repetitions import is_repetition
@@ -39,6 +40,7 @@ from mpwds.pipeline.torch_dataset import TorchIterable
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.tracebacks import shorten
 
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
@@ -124,6 +126,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
+        Tracebacks leave out the frames of this package unless ``MPWDS_FULL_TRACEBACK=1`` is set.
         :class:`~mpwds.errors.WorkerDied`: a worker was killed or exited.
         :class:`~mpwds.errors.SharedMemoryError`: no memory for a batch.
         :class:`~mpwds.errors.EvenEpochError`: a rank has no batch, is gone or failed (``even``).
@@ -138,6 +141,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     _cuda: ClassVar[CudaAccess] = CudaAccess()
 
+    @explained
     def __init__(
         self,
         dataset: Any,
@@ -205,7 +209,11 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         epoch = self._next_epoch()
-        batches = evened(self, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        try:
+            batches = evened(self, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        except Exception as error:
+            shorten(error)
+            raise
         return CountOnYield(batches, self._position.progress) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -235,15 +243,16 @@ class MultiLoader(LoaderStages, TorchIterable):
         except BaseException:
             times.end()
             raise
+        in_order = self.in_order and not in_any_order(self.dataset)
         iterator = EpochIterator(
             workers,
             generation,
             progress,
-            in_order=self.in_order and not in_any_order(self.dataset),
+            in_order=in_order,
             timeout=self.timeout,
             on_leave=_nothing if self.persistent else self._group.close,
             on_failure=self._group.close,
-            on_death=Restarts(self._group, generation, progress, self.on_worker_death),
+            on_death=Restarts(self._group, generation, progress, self.on_worker_death, in_order),
             owner=self,
             times=times,
         )

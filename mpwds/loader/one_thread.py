@@ -6,6 +6,8 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from mpwds.tracebacks import shorten
+
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 """The message for the second thread."""
 
@@ -38,6 +40,9 @@ class OneThread(Iterator[Any]):
             raise RuntimeError(TAKE_TURNS)
         try:
             return next(self._elements)
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             self._entrance.release()
 

@@ -13,39 +13,46 @@ from mpwds.warn import warn
 OnWorkerDeath = Literal["raise", "restart"]
 
 MOST_DEATHS = 3
-"""A worker that dies so often without a batch in between is not started again."""
+"""A worker that dies this often without delivering a batch in between is not started again."""
 
 
 class Restarts:
-    """Puts new processes in the place of workers that died in an epoch.
+    """Replaces workers that die during an epoch.
 
-    Everything that a worker had sent is delivered before its death is noticed, so the new process has only
-    to begin behind that: from the worker's last state, without the batches that came since.
+    Everything that a worker had sent is delivered before its death is noticed. So the new process starts from
+    the worker's last state, and drops the batches that were delivered since.
 
     Args:
         group: The workers.
-        generation: The epoch's.
-        progress: How far it is.
+        generation: The epoch's generation.
+        progress: How much of the epoch was delivered.
         on_worker_death: ``"raise"`` raises the error.
+        in_order: Whether workers take turns.
     """
 
     def __init__(
-        self, group: WorkerGroup, generation: int, progress: EpochProgress, on_worker_death: OnWorkerDeath
+        self,
+        group: WorkerGroup,
+        generation: int,
+        progress: EpochProgress,
+        on_worker_death: OnWorkerDeath,
+        in_order: bool,
     ) -> None:
         self._group = group
         self._generation = generation
         self._progress = progress
         self._allowed = on_worker_death == "restart"
+        self._in_order = in_order
         self._deaths: dict[int, tuple[int, int]] = {}  # of each worker: at which batch, how often there
 
     def __call__(self, death: WorkerDied) -> RemoteWorker:
-        """The worker that takes the place of one that died.
+        """Starts a new process for a worker that died, and returns it.
 
         Warns:
-            RuntimeWarning: With what the error says.
+            RuntimeWarning: Who died, of what, and that a new process took its place.
 
         Raises:
-            WorkerDied: Workers are not to be started again, or this one died too often.
+            WorkerDied: ``on_worker_death`` is ``"raise"``, or this worker died too often.
         """
         index = death.worker
         worker = self._progress.workers[index]
@@ -65,10 +72,9 @@ class Restarts:
         position = worker.position(worker.received)
         remote = self._group.restart(index)
         remote.start(self._progress.epoch, self._generation, position)
-        again = position.first - position.at
-        # The user's ``for`` statement, above: this function, _next_message, _next and __next__.
+        order = " and the order is unchanged" if self._in_order else ""
         warn(
-            f"{death}. A new process goes on in its place (restart {remote.restarts}); it makes {again} "
-            f"batch{'' if again == 1 else 'es'} again that had been delivered"
+            f"{death}. A new process (pid {remote.process.pid}, restart {remote.restarts}) took its place: "
+            f"no batch is lost or delivered twice{order}"
         )
         return remote

@@ -13,6 +13,7 @@ from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.randomness import States, put_aside, put_back
 from mpwds.pipeline.stream import Stream
+from mpwds.tracebacks import shorten
 
 
 class Filter(ABC):
@@ -83,6 +84,9 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
             _, element = advance()
         except StopIteration:
             return
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             if outermost:
                 put_aside.states = None

@@ -10,13 +10,14 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import mpwds  # which imports a stage when it is asked for: a worker starts sooner without the others
+from mpwds.mistakes import Suggesting, explained
 from mpwds.pipeline.stages.pipelinefilter import stage_of
 
 P = ParamSpec("P")
 Self = TypeVar("Self", bound="Composable")
 
 
-class Composable(ABC):
+class Composable(Suggesting, ABC):
     """Base of datasets that make copies of themselves with more stages."""
 
     @abstractmethod
@@ -54,7 +55,7 @@ class _Adds(Generic[P]):
         return self._method if dataset is None else MethodType(self._method, dataset)
 
     def _made(self) -> Callable[..., Any]:
-        make = self._function()
+        make = explained(self._function())
 
         def method(self: Composable, /, *args: P.args, **keywords: P.kwargs) -> Composable:
             return self.compose(make(*args, **keywords))
@@ -71,6 +72,7 @@ class _Adds(Generic[P]):
         return method
 
 
+@explained
 class Fluent(Composable):
     """What has stages. Each method returns a copy with one more stage; the dataset stays as it is."""
 

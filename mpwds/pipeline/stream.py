@@ -31,6 +31,7 @@ class Description(str):
         url: The shard, where the element has one.
         key: The sample's key, where it has one.
         offset: Byte offset of the sample's first header in the shard, where it has one.
+        listed: If the element is a shard, how the list of shards was given, and the URLs in it.
 
     Example:
         >>> place = Description('sample "0017" of x.tar', url="x.tar", key="0017", offset=512)
@@ -38,19 +39,26 @@ class Description(str):
         ('on sample "0017" of x.tar', '0017', 'x.tar')
     """
 
-    __slots__ = ("key", "offset", "url")
+    __slots__ = ("key", "listed", "offset", "url")
 
     url: str | None
     key: str | None
     offset: int | None
+    listed: tuple[str, Sequence[str]] | None
 
     def __new__(
-        cls, text: str, url: str | None = None, key: str | None = None, offset: int | None = None
+        cls,
+        text: str,
+        url: str | None = None,
+        key: str | None = None,
+        offset: int | None = None,
+        listed: tuple[str, Sequence[str]] | None = None,
     ) -> Description:
         place = super().__new__(cls, text)
         place.url = url
         place.key = key
         place.offset = offset
+        place.listed = listed
         return place
 
     def row_of(self, row: str) -> Description:

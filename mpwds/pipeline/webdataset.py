@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.mixing.mix import RandomMix
@@ -95,6 +96,7 @@ class WebDataset(DataPipeline):
             .to_tuple('png', 'cls')
     """
 
+    @explained
     def __init__(
         self,
         urls: Urls | SpecLike | PipelineSource,

@@ -13,6 +13,12 @@ import mpwds
 from mpwds.cli.main import main
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """Nothing is written to the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def command():
     """The words that start ``mpwds``."""

@@ -9,6 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import psutil
 import pytest
+import torch
+from PIL import Image
 
 from mpwds.cli import training
 from mpwds.cli.main import main
@@ -41,6 +43,15 @@ def test_learns_the_digits_from_an_empty_cache(first):
     assert float(re.search(r"accuracy +([\d.]+)% on the held-out samples", result.stdout)[1]) >= 97
 
 
+def test_shows_what_it_read_in_a_picture_whose_path_it_prints(first):
+    result, directory = first
+    path = directory.parent / "demo.png"
+    assert f"picture    {path}\n" in result.stdout
+    with Image.open(path) as picture:
+        assert picture.size[0] > 800
+        assert len(picture.getcolors(1 << 20)) > 20
+
+
 def test_leaves_the_shards_in_the_cache_folder(first):
     result, directory = first
     assert f"wrote 1,797 handwritten digits in {directory}" in result.stdout
@@ -66,7 +77,8 @@ def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run
 
 
 def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
-    outcome = Outcome(accuracy=0.949, samples=1356, seconds=1.0, waited_s=0.2, first_batch_s=0.1)
+    images, labels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    outcome = Outcome(0.949, 1356, 1.0, 0.2, 0.1, images, labels)
     monkeypatch.setattr(training, "train", lambda *_: outcome)
     assert main(["demo", "--cache-dir", str(digits)]) == 1
     errors = capsys.readouterr().err
@@ -84,8 +96,8 @@ def test_a_terminal_gets_one_line_that_is_redrawn(digits, monkeypatch, read_term
     output = output.result().replace("\r\n", "\n")
     line = next(line for line in output.split("\n") if "epoch" in line)
     assert line.startswith("\rstarting 2 workers")
-    assert "\repoch 1/2  loss " in line
-    assert "\repoch 2/2  loss " in line
+    assert "\r[######......] epoch 1/2  loss " in line
+    assert "\r[############] epoch 2/2  loss " in line
     assert all(len(drawn) < 80 for drawn in line.split("\r"))
 
 

@@ -73,6 +73,7 @@ def test_no_command_prints_the_help_and_is_a_mistake(capsys):
         ("demo", "--epochs", "0"),
         ("demo", "--workers", "-1"),
         ("demo", "--lr", "nan"),
+        ("demo", "--data", "x.tar", "--size", "1025"),
         ("demo", "--test", "x.tar"),
         ("demo", "--size", "32"),
         ("demo", "--data", "x.tar", "--size", "7"),
@@ -84,6 +85,12 @@ def test_arguments_that_make_no_sense_are_refused_before_any_work(arguments, cap
         main(arguments)
     assert end.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_a_size_that_no_network_takes_is_an_error_that_says_the_range(capsys):
+    with pytest.raises(SystemExit):
+        main(["demo", "--data", "x.tar", "--size", "100000"])
+    assert "--size: expected a whole number from 8 to 1024, got '100000'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 
 import mpwds
 from mpwds.cli.progress import Progress
-from mpwds.cli.task import ImageTask
-from mpwds.cli.training import Outcome, Settings, small_cnn, train
+from mpwds.cli.training import ImageTask, Outcome, Settings, small_cnn, train
 
 
 @pytest.mark.parametrize("size", [8, 9, 31, 32, 64, 100, 224])
@@ -31,7 +30,7 @@ def test_the_accuracy_is_measured_on_the_held_out_samples():
         held_out=mpwds.DataPipeline([*batches(3, 1), (batches(1, 0)[0][0], np.array([1]))]),
         train_samples=60,
         held_out_samples=4,
-        classes=2,
+        names=["dark", "bright"],
         size=8,
         shards=1,
         place="memory",

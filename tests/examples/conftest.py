@@ -1,6 +1,5 @@
 """Runs programs as a user would, on one rank or on several."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-collect_ignore_glob = ["programs/*", "ranks/*"]  # run, not imported
+collect_ignore_glob = ["programs/*"]  # run, not imported
 
 
 @pytest.fixture
@@ -26,9 +25,3 @@ def run():
         return done.stdout.splitlines()
 
     return run
-
-
-def needs(package, extra):
-    """Skips the test where an extra is not installed."""
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs mpwds[{extra}]")

@@ -15,9 +15,6 @@ import pytest
 from mpwds.loader import forkserver
 from tests.fake_cuda import kept_to_the_rules
 
-# Run by test_jax_arrays in a process of its own; --doctest-modules would import it, and jax, here.
-collect_ignore = ["jax_specification.py"]
-
 
 @pytest.fixture(autouse=True)
 def _nothing_left(nothing_left):

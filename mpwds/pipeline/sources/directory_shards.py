@@ -19,7 +19,6 @@ import os
 import re
 import socket
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -33,6 +32,7 @@ from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.braces import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{8})-(?P<time_ns>\d+))?_")
 _NO_LOCKS = "0" * 8
@@ -364,10 +364,10 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
     shards = sorted(filter(os.path.isfile, found))
     claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
     if claimed:
-        warnings.warn(
+        warn(
             f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here, "
             f"{os.path.basename(claimed[0])} for one; if no such program runs, rename them",
-            stacklevel=3,
+            UserWarning,
         )
     if not shards:
         raise ValueError(f"no shards in {directory}: no file there has a name like {SHARDS}")

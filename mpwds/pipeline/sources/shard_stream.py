@@ -6,13 +6,14 @@ import os
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handled import Handled
-from mpwds.pipeline.handlers import Handler
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address
 from mpwds.storage.streams.rewrite import rewrite_url
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, that of the next one (``None`` behind the last), and the element."""
+
+
+_MOST_FILES = 100_000
+"""Files of a folder that are looked at for the shards that are there, when one is missing."""
 
 
 class Reading(NamedTuple):
@@ -228,10 +233,25 @@ class ShardStream(Handled):
         add_incident(error, str(self._stage), place)
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
+        if isinstance(error, (FileNotFoundError, IsADirectoryError)) and self._handler is reraise_exception:
+            self._explain_absence(error, address[0])
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
             kept = self._cache.path(place.url)
             if file_of(place.url) is None and os.path.exists(kept):
                 add_note(error, f"it was read from the cache: to fetch it again, remove {kept}")
+
+    def _explain_absence(self, error: Exception, shard: Any) -> None:
+        place = self._source.describe(as_address(shard))
+        path = None if place.url is None else file_of(place.url)
+        if path is None:
+            return
+        if os.path.isdir(path):
+            add_note(
+                error, f"it is a folder: for the shards in it put a slash behind its name, {path + '/'!r}"
+            )
+        elif place.listed is not None and not os.path.exists(path):
+            listed, urls = place.listed
+            add_note(error, f"it is one of the {len(urls)} shards of {listed}: {_present(path, urls)}")
 
     def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
@@ -264,6 +284,34 @@ class ShardStream(Handled):
         if state["shard"] is not None:
             shard = as_address(state["shard"])
             self._begin(shard, self._source.fetch(shard), state["offset"])
+
+
+def _present(missing: str, urls: Sequence[str]) -> str:
+    """Which of ``urls`` are in the folder of the file that is missing, or what else is there."""
+    folder = os.path.dirname(missing)
+    try:
+        with os.scandir(folder or ".") as entries:
+            present = {entry.name for entry in islice(entries, _MOST_FILES)}
+    except OSError:
+        return f"there is no folder {folder}"
+    paths = (file_of(url) for url in urls)
+    names = [os.path.basename(path) for path in paths if path and os.path.dirname(path) == folder]
+    there = [name for name in names if name in present]
+    if there:
+        return f"of these {folder or 'this folder'} holds {_few(there)}"
+    archives = sorted(name for name in present if name.endswith(".tar"))
+    return (
+        f"{folder or 'this folder'} holds {_few(archives) if archives else 'no .tar file'}, and none of them"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names, of more than four the ends."""
+    return (
+        ", ".join(names)
+        if len(names) < 5
+        else f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} files)"
+    )
 
 
 class _Stopped(Exception):

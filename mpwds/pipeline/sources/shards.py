@@ -94,7 +94,7 @@ class ShardList(IterableSource):
                 "so some have nothing to do",
                 stacklevel=2,
             )
-        stream: Stream[Any] = Shards(urls, order)
+        stream: Stream[Any] = Shards(urls, order, listed(self._given))
         if self._nodesplitter is not None:
             stream = self._nodesplitter.stream(stream, context)
         if self.shuffle and context.moment != everywhere.moment:
@@ -151,7 +151,7 @@ class SimpleShardList(IterableSource):
             random.Random(f"shards/{context.seed or 0}/{context.alike_on_ranks().moment}").shuffle(order)
         elif self.seed is not None:
             random.Random(self.seed).shuffle(order)
-        return Shards(urls, order)
+        return Shards(urls, order, listed(self._given))
 
 
 class Shards:
@@ -160,14 +160,16 @@ class Shards:
     Args:
         urls: All shards; an address is a shard's number among them.
         order: The addresses to yield.
+        listed: How the shards were given, for error messages.
 
     Example:
         >>> list(Shards(["a.tar", "b.tar"], [1]))
         [(1, {'url': 'b.tar'})]
     """
 
-    def __init__(self, urls: Sequence[str], order: Sequence[int]) -> None:
+    def __init__(self, urls: Sequence[str], order: Sequence[int], listed: str = "") -> None:
         self._urls = urls
+        self._listed = listed
         self._order = order
         self._cursor = 0
 
@@ -185,7 +187,8 @@ class Shards:
         return {"url": self._urls[address]}
 
     def describe(self, address: Any, element: object = None) -> Description:
-        return Description(f"shard {self._urls[address]}", self._urls[address])
+        url = self._urls[address]
+        return Description(f"shard {url}", url, listed=(self._listed, self._urls) if self._listed else None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"cursor": self._cursor}

@@ -12,6 +12,8 @@ from mpwds.storage.streams.braces import expand_braces
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _NESTED_VARIABLES = 10
+_NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
+_GLOB = re.compile(r"[*?]")
 # In abfss://container@account.dfs.core.windows.net/ it is not a secret.
 _USERINFO = re.compile(r"(?i)(?<!abfs://)(?<!abfss://)(?<=://)[^/@\s'\"]+@")
 _SECRET_PARAMETER = re.compile(
@@ -38,8 +40,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         The names in the order they are written; at least one.
 
     Raises:
-        ValueError: There is no shard, a variable is not set, braces do not match, or they stand for more than
-            a million names.
+        ValueError: There is no shard, a variable is not set, braces do not match, hold no range, or stand for
+            more than a million names; or a pattern is a glob.
         TypeError: ``urls``, or one of its elements, is neither a string nor a path.
 
     Source:
@@ -142,7 +144,32 @@ def _file_url_path(url: str) -> str:
 
 
 def _expand_pattern(pattern: str) -> list[str]:
-    return expand_braces(*map(_substitute_variables, pattern.split("::")))
+    parts = [_substitute_variables(part) for part in pattern.split("::")]
+    for part in parts:
+        _check_range(part)
+    shards = expand_braces(*parts)
+    for part in parts:
+        _check_glob(part)
+    return shards
+
+
+def _check_range(pattern: str) -> None:
+    wrong = _NO_RANGE.search(pattern)
+    if wrong and url_scheme(pattern) != "pipe":
+        raise ValueError(
+            f"{wrong[0]} in {without_credentials(pattern)!r} is no range: "
+            f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
+        )
+
+
+def _check_glob(pattern: str) -> None:
+    """Refuses a glob, which would name a shard that cannot be there."""
+    is_file = url_scheme(pattern) in ("", "file")
+    if is_file and _GLOB.search(pattern) and not os.path.exists(expand_braces(pattern)[0]):
+        raise ValueError(
+            f"{pattern!r} is a glob, which is not expanded: write braces, such as train-{{000..011}}.tar, or "
+            f"give a list of files, sorted(glob.glob({pattern!r}))"
+        )
 
 
 def _substitute_variables(pattern: str) -> str:

@@ -2,13 +2,14 @@
 
 import sys
 
+import accelerate.accelerator as preparing
+import accelerate.data_loader as building
 import pytest
 import torch.utils.data
 
 import mpwds
 
-preparing = pytest.importorskip("accelerate.accelerator", reason="needs mpwds[huggingface]")
-building = sys.modules["accelerate.data_loader"]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(autouse=True)

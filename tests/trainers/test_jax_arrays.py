@@ -1,6 +1,5 @@
 """output="jax", tested where jax may start its threads; and without jax."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from mpwds.loader import jax_arrays
 HERE = os.path.dirname(__file__)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs mpwds[jax]")
 @pytest.mark.timeout(300)
 def test_loaders_deliver_jax_arrays_as_specified():
     run = subprocess.run(

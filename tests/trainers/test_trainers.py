@@ -7,25 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import ROOT, needs
+from tests.examples.conftest import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
 RANKS = Path(__file__).parent / "ranks"
-
-needs_lightning = needs("lightning", "lightning")
-needs_huggingface = needs("transformers", "huggingface")
-needs_keras = needs("keras", "keras")
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param("lightning_fit.py", marks=needs_lightning),
-        pytest.param("accelerate_loop.py", marks=needs_huggingface),
-        pytest.param("keras_fit.py", marks=needs_keras),
-    ],
-)
+@pytest.mark.parametrize("example", ["lightning_fit.py", "accelerate_loop.py", "keras_fit.py"])
 def test_an_example_learns_from_both_loaders(run, example):
     lines = run(EXAMPLES / example)
     epochs = [re.fullmatch(r"epoch (\d): loss ([\d.]+), accuracy ([\d.]+)", line) for line in lines]
@@ -39,7 +28,6 @@ def test_an_example_learns_from_both_loaders(run, example):
         assert last_accuracy > 0.9
 
 
-@needs_huggingface
 def test_a_trainer_learns_from_both_loaders_and_resumes_in_the_middle_of_an_epoch(run, tmp_path):
     lines = run(EXAMPLES / "huggingface_trainer.py", tmp_path)
     scores = [line.split()[-1] for line in lines if line.startswith("accuracy after each epoch")]
@@ -89,21 +77,18 @@ def check_each_sample_is_seen_once(seen):
         assert epochs[0] != epochs[1], f"{case}: both epochs have the same order"
 
 
-@needs_lightning
 def test_ranks_of_lightning_see_each_sample_once(run):
     seen = seen_by_ranks(told(run(RANKS / "of_lightning.py", ranks=2)))
     assert set(seen) == {"DataLoader", "MultiLoader", "rebatched", "DataLoader of a pipeline"}
     check_each_sample_is_seen_once(seen)
 
 
-@needs_keras
 def test_ranks_of_keras_see_each_sample_once(run):
     seen = seen_by_ranks(told(run(RANKS / "of_keras.py", ranks=2)))
     assert set(seen) == {"DataLoader", "MultiLoader", "rebatched"}
     check_each_sample_is_seen_once(seen)
 
 
-@needs_huggingface
 def test_ranks_of_accelerate_and_trainer_see_each_sample_once(run, tmp_path):
     messages = told(run(RANKS / "of_huggingface.py", tmp_path, ranks=2))
     seen = seen_by_ranks(messages)
@@ -122,13 +107,11 @@ def check_the_rest_came(resumed, count):
         assert len(run["batches"]) == 30 - run["steps"]
 
 
-@needs_lightning
 def test_lightning_resumed_on_two_ranks_gives_each_the_rest_of_its_own(run, tmp_path):
     program = Path(__file__).parent / "programs" / "resumed_in_lightning.py"
     check_the_rest_came(told(run(program, tmp_path, ranks=2)), 20)
 
 
-@needs_lightning
 def test_lightning_resumed_in_the_middle_of_an_epoch_gets_the_rest_of_it(run, tmp_path):
     messages = told(run(Path(__file__).parent / "programs" / "resumed_in_lightning.py", tmp_path))
     *resumed, validation = messages

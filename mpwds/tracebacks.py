@@ -1,0 +1,73 @@
+"""Short tracebacks: the frames of the user's code, without the package's own around them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import TracebackType
+
+from mpwds.errors import WorkerTraceback
+from mpwds.warn import is_ours
+
+FULL = "MPWDS_FULL_TRACEBACK"
+"""Environment variable that keeps all frames."""
+
+
+def shorten(error: BaseException, keep_first: bool = True) -> None:
+    """Removes this package's frames from the traceback of ``error`` and of the errors behind it.
+
+    Frames of the user and of other packages stay. So does the innermost frame, because it says where the
+    error was raised. An exception that a worker raised has its frames in its cause.
+
+    Does nothing if the environment variable ``MPWDS_FULL_TRACEBACK`` is set, and not ``0``.
+
+    Args:
+        error: What was raised. To be called where it leaves this package, before ``raise``.
+        keep_first: Whether to keep the outermost frame, which is that of the caller.
+
+    Example:
+        >>> try:
+        ...     int("one")
+        ... except ValueError as error:
+        ...     shorten(error)
+        ...     error.__traceback__ is not None
+        True
+    """
+    if os.environ.get(FULL, "0") not in ("", "0"):
+        return
+    for each in _with_those_behind(error):
+        first = each.__traceback__
+        if first is None:
+            continue
+        frames = list(_frames(first))
+        kept = [frame for frame in frames[:-1] if not _is_ours(frame)]
+        if not (isinstance(each.__cause__, WorkerTraceback) and _is_ours(frames[-1])):
+            kept.append(frames[-1])
+        if not kept or (each is error and keep_first and kept[0] is not first):
+            kept.insert(0, first)
+        for frame, following in zip(kept, [*kept[1:], None], strict=True):
+            frame.tb_next = following
+        each.__traceback__ = kept[0]
+
+
+def _with_those_behind(error: BaseException) -> Iterator[BaseException]:
+    """``error``, its causes and contexts, and the members of exception groups among them."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+            yield each
+
+
+def _frames(first: TracebackType) -> Iterator[TracebackType]:
+    frame: TracebackType | None = first
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return is_ours(frame.tb_frame.f_globals.get("__name__", ""))
