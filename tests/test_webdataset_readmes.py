@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+import time
 from itertools import islice
 from random import randrange
 
@@ -473,10 +474,11 @@ def test_a_yaml_file_specifies_a_dataset_of_several_collections(folder, tmp_path
 
 def test_shards_are_cached_in_a_directory(folder, tmp_path):
     url = f"pipe:cat {folder}/openimages-train-000000.tar"
-    (tmp_path / "cache").mkdir()
     dataset = wds.WebDataset(url, cache_dir=str(tmp_path / "cache"))
     assert len(list(dataset)) == len(list(dataset)) == 8
-    assert [path.is_file() for path in (tmp_path / "cache").rglob("*.tar")] == [True]
+    deadline = time.monotonic() + 60
+    while [path.is_file() for path in (tmp_path / "cache").rglob("*.tar")] != [True]:
+        assert time.monotonic() < deadline
 
 
 def test_urls_are_rewritten(openimages, folder, monkeypatch):

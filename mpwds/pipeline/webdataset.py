@@ -58,7 +58,7 @@ class WebDataset(DataPipeline):
             that size (100 for ``True``).
         cache_size: Bytes that ``cache_dir`` may hold; no limit if negative, no cache if 0. The environment
             variable ``WDS_CACHE_SIZE`` goes before it.
-        cache_dir: Directory that keeps shards, which must exist (:class:`mpwds.ShardCache`); samples get its
+        cache_dir: Directory that keeps shards (:class:`mpwds.ShardCache`); it is created. Samples get its
             file as ``__local_path__`` (those of local shards have that in any case). The environment variable
             ``WDS_CACHE`` goes before it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
@@ -80,7 +80,8 @@ class WebDataset(DataPipeline):
             may have: 1 GiB by default.
 
     Raises:
-        ValueError: There are no shards, ``cache_dir`` does not exist, or a ``.json`` index is given.
+        ValueError: There are no shards, or a ``.json`` index is given.
+        OSError: ``cache_dir`` cannot be created.
         SpecError: The specification is wrong.
         TypeError: ``urls`` is nothing of that kind.
         ShardError: While iterating, a shard is damaged or has a name twice in a sample.
@@ -261,8 +262,7 @@ def _cache(
     if directory is None or size == 0:
         return None
     directory = os.path.expanduser(os.fspath(directory))
-    if not os.path.isdir(directory):
-        raise ValueError(f"cache directory {directory} does not exist")
+    os.makedirs(directory, exist_ok=True)
     from mpwds.storage.caches.shard_cache import ShardCache
 
     verbose = verbose or os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")

@@ -10,15 +10,15 @@ from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import file_of, url_of
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.caches.tar_check import is_whole_shard
 from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.tar.check import is_whole_shard
 
 
 class StreamingOpen:
     """Stage that opens shards: ``{"url": ..., "stream": ...}``, and ``local_path`` where it is a file.
 
-    ``mpwds.tar_file_expander`` and ``mpwds.group_by_keys`` make samples of that; ``tarfile_to_samples``
-    does all of it, faster and with addresses.
+    ``mpwds.tar_file_expander`` and ``mpwds.group_by_keys`` make samples of them. ``tarfile_to_samples`` does
+    the same in one stage, faster and with addresses.
 
     Args:
         verbose: Without effect.
@@ -61,16 +61,16 @@ class StreamingOpen:
 class FileCache(StreamingOpen):
     """Stage that opens shards from a cache on a local disk: a :class:`StreamingOpen` that keeps them.
 
-    The stream is there at once and follows the download; the file at ``local_path`` appears when it is
-    complete. See :class:`mpwds.ShardCache`, which does the work. Local files are opened where they are.
+    The stream follows the download; the file at ``local_path`` appears when it is complete. See
+    :class:`mpwds.ShardCache`, which does the work. Local files are opened where they are.
 
     Args:
-        cache_dir: The directory, which must exist; by default the environment variable ``WDS_CACHE``, or
-            ``./_cache``.
-        url_to_name: Makes a shard's name in it from its URL.
-        verbose: Whether to tell what is fetched and removed.
-        validator: Tells of a file whether to keep it: tar archives that are whole, by default; ``None`` keeps
-            everything.
+        cache_dir: The directory, created when it is needed; by default the environment variable
+            ``WDS_CACHE``, or ``./_cache``.
+        url_to_name: Returns a shard's name in it from its URL.
+        verbose: Whether to print what is fetched and removed.
+        validator: Returns from a file's path whether to keep it. By default tar archives that are whole are
+            kept; ``None`` keeps everything.
         handler: What to do about a shard that cannot be opened; raises by default.
         cache_size: Bytes that it may hold; no limit below 1.
         cache_cleanup_interval: Without effect.

@@ -1,31 +1,226 @@
-"""Clean-up of a directory of cached files, as webdataset's users call it themselves."""
+"""The size of a cache directory: noted in one file, and kept by removing what was not used for longest."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mpwds.storage.caches.files import mark_of, partials, shards
-from mpwds.storage.caches.locks import same_file, try_exclusive
+from mpwds.storage.caches.locks import lock, release
+from mpwds.storage.caches.names import PARTIALS, PRIVATE, mark_path
+
+_AHEAD_BYTES = 64 << 20  # reserved at a time, where there is room and the shard's size is unknown
+_RECOUNT_S = 600.0
+_LOCK_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Usage:
+    """The bytes in a cache directory, as its lock file notes them.
+
+    The figures may be wrong: files come and go by hand, and processes are killed. So they are counted anew
+    before anything is removed, every ten minutes, and when the note cannot be read.
+
+    Attributes:
+        total: Bytes of all files but partial ones.
+        foreign: Those of them that the cache did not fetch, and never removes.
+        counted_s: When they were counted, by ``time.time()``.
+        reserved: Bytes that each partial file, by its name, may have.
+    """
+
+    total: int = 0
+    foreign: int = 0
+    counted_s: float = 0.0
+    reserved: dict[str, int] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def locked_usage(directory: str) -> Iterator[Usage]:
+    """Locks a cache directory; what the caller changes in the usage is noted at the end.
+
+    Raises:
+        OSError: The directory is not writable or has no locks, or is locked by others for a minute.
+    """
+    path = os.path.join(directory, PRIVATE, "lock")
+    descriptor = lock(path, create=True, timeout_s=_LOCK_TIMEOUT_S)
+    if descriptor is None:
+        raise TimeoutError(
+            errno.ETIMEDOUT, f"other processes hold the lock for {_LOCK_TIMEOUT_S:.0f} s", path
+        )
+    try:
+        usage = _parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        yield usage
+        text = json.dumps(asdict(usage)).encode()
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+    finally:
+        release(descriptor)
+
+
+@dataclass(frozen=True)
+class SizeLimit:
+    """The limit of a cache directory's size, which all processes that use it keep together.
+
+    Args:
+        directory: The cache directory.
+        size_bytes: Bytes that its files may have; negative for no limit.
+        verbose: Print on standard error which shards are removed.
+    """
+
+    directory: str
+    size_bytes: int
+    verbose: bool = False
+
+    def reserve(self, partial: str, needed: int, size: int | None) -> int:
+        """Makes room for a partial file.
+
+        Args:
+            partial: Its path.
+            needed: Bytes that it is about to have.
+            size: Bytes that it will have in the end, if known.
+
+        Returns:
+            Bytes that it may have now; 0 if there is no room.
+
+        Raises:
+            OSError: The directory cannot be locked.
+        """
+        if self.size_bytes < 0:
+            return sys.maxsize
+        needed = max(needed, size or 0)
+        with locked_usage(self.directory) as usage:
+            usage.reserved.pop(os.path.basename(partial), None)
+            if abs(time.time() - usage.counted_s) > _RECOUNT_S:
+                self._count(usage)
+            free = self.size_bytes - usage.total - sum(usage.reserved.values())
+            granted = min(free, needed if size else needed + _AHEAD_BYTES)
+            if granted < needed:
+                granted = needed if self._evict(usage, self.size_bytes - needed) else 0
+            usage.reserved[os.path.basename(partial)] = granted
+        return granted
+
+    def give_back(self, partial: str) -> None:
+        """Ends the reservation of a partial file that is gone."""
+        if self.size_bytes >= 0:
+            with locked_usage(self.directory) as usage:
+                usage.reserved.pop(os.path.basename(partial), None)
+
+    def _evict(self, usage: Usage, allowed: int) -> bool:
+        """Removes shards until no more than ``allowed`` bytes are left; returns whether that succeeded."""
+
+        def fits(held: int) -> bool:
+            return held + sum(usage.reserved.values()) <= allowed
+
+        for name in list(usage.reserved):
+            if not _is_locked(os.path.join(self.directory, PRIVATE, PARTIALS, name)):
+                del usage.reserved[name]  # its process was killed
+        if not fits(usage.foreign):
+            return False
+        shards = sorted(self._count(usage))
+        removed = 0
+        for _, name, size in shards:
+            # A sixteenth goes at once, so that the shards are counted once in so many fetches.
+            if fits(usage.total) and (removed == 0 or removed >= len(shards) // 16):
+                break
+            if remove(self.directory, name, self.verbose):
+                usage.total -= size
+                removed += 1
+        return fits(usage.total)
+
+    def _count(self, usage: Usage) -> list[tuple[int, str, int]]:
+        """Counts the files' bytes; returns last use, name and size of each that may be removed."""
+        usage.total = usage.foreign = 0
+        usage.counted_s = time.time()
+        shards = []
+        for name, status in files_in(self.directory):
+            usage.total += status.st_size
+            try:
+                used_ns = os.stat(mark_path(self.directory, name)).st_mtime_ns
+            except FileNotFoundError:
+                usage.foreign += status.st_size
+            else:
+                shards.append((used_ns, name, status.st_size))
+        return shards
+
+
+def files_in(directory: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """The relative names of a cache directory's files, but for its private ones; no symbolic links."""
+    try:
+        entries = list(os.scandir(os.path.join(directory, below)))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        name = os.path.join(below, entry.name)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if entry.is_file(follow_symlinks=False):
+                yield name, entry.stat(follow_symlinks=False)
+            elif entry.is_dir(follow_symlinks=False) and name != PRIVATE:
+                yield from files_in(directory, name)
+
+
+def remove(directory: str, name: str, verbose: bool = False) -> bool:
+    """Removes a file of a cache directory unless it is being read; returns whether it is gone."""
+    path = os.path.join(directory, name)
+    descriptor = lock(path)
+    if descriptor is None:
+        return not os.path.exists(path)
+    try:
+        if verbose:
+            print(f"# deleting {path}", file=sys.stderr)
+        os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(mark_path(directory, name))
+    finally:
+        release(descriptor)
+    return True
+
+
+def remove_abandoned(directory: str) -> None:
+    """Removes the partial files of processes that were killed."""
+    folder = os.path.join(directory, PRIVATE, PARTIALS)
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.endswith(".partial") and (descriptor := lock(path)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                os.unlink(path + ".mark")
+            release(descriptor)
+
+
+def _parse(text: bytes) -> Usage:
+    try:
+        noted = json.loads(text)
+        reserved = {str(name): int(size) for name, size in noted["reserved"].items()}
+        return Usage(int(noted["total"]), int(noted["foreign"]), float(noted["counted_s"]), reserved)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Usage()
+
+
+def _is_locked(path: str) -> bool:
+    descriptor = lock(path)
+    if descriptor is not None:
+        release(descriptor)
+    return descriptor is None and os.path.exists(path)
 
 
 class LRUCleanup:
     """Removes files of a directory, the least recently used first, until the rest is small enough.
 
-    ``ShardCache(directory, size_bytes)`` keeps its size by itself; this is for directories that
-    are filled in other ways. *Any* file of the directory may be removed, whoever put it there, except what a
-    ``ShardCache`` is reading or filling at the moment.
+    ``ShardCache(directory, size_bytes)`` keeps its size by itself; this is for directories that are filled
+    in other ways. It removes *any* file, whoever put it there, except one that a ``ShardCache`` is reading.
 
     Args:
-        cache_dir: The directory. What is in its subdirectories counts as well.
+        cache_dir: The directory; its subdirectories count as well.
         cache_size: Bytes that may remain.
-        keyfn: When a file was used, from its path: the least goes first.
-        verbose: Tell on standard error what is removed.
-        interval: Seconds within which further calls do nothing; ``None`` for none.
+        keyfn: Called with a path; files with the smallest result go first.
+        verbose: Print on standard error which files are removed.
+        interval: Seconds after a clean-up in which :meth:`cleanup` does nothing; ``None`` for 0.
 
     Source:
         ``webdataset.cache.LRUCleanup``.
@@ -57,15 +252,11 @@ class LRUCleanup:
         self.last_run = 0.0
 
     def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
-        """Makes it another directory.
-
-        Args:
-            cache_dir: The directory.
-        """
+        """Sets the directory."""
         self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
-        """Removes files until the rest is small enough; a directory that does not exist is small enough.
+        """Removes files until the rest is small enough; does nothing if the directory does not exist.
 
         Raises:
             ValueError: No directory was given.
@@ -77,34 +268,14 @@ class LRUCleanup:
         if self.interval is not None and now - self.last_run < self.interval:
             return
         directory = os.fspath(self.cache_dir)
-        files = [(os.path.join(directory, name), status.st_size) for name, status in shards(directory)]
-        files += [(path, status.st_size) for path, status in partials(directory)]
-        total = sum(size for _, size in files)
-        if total > self.cache_size:
-            for _, path, size in sorted(self._by_use(files), key=lambda file: file[0]):
-                if total <= self.cache_size:
-                    break
-                total -= size * self._remove(directory, path)
+        files = []
+        for name, status in files_in(directory):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                files.append((self.keyfn(os.path.join(directory, name)), name, status.st_size))
+        total = sum(size for _, _, size in files)
+        for _, name, size in sorted(files, key=lambda file: file[0]):
+            if total <= self.cache_size:
+                break
+            if remove(directory, name, self.verbose):
+                total -= size
         self.last_run = now
-
-    def _by_use(self, files: list[tuple[str, int]]) -> list[tuple[Any, str, int]]:
-        keyed = []
-        for path, size in files:
-            with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
-                keyed.append((self.keyfn(path), path, size))
-        return keyed
-
-    def _remove(self, directory: str, path: str) -> bool:
-        """Removes a file unless it is in use; returns whether it is gone."""
-        try:
-            with open(path, "rb") as file:
-                if not try_exclusive(file.fileno()) or not same_file(file.fileno(), path):
-                    return False
-                if self.verbose:
-                    print(f"# deleting {path}", file=sys.stderr)
-                os.unlink(path)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(mark_of(directory, os.path.relpath(path, directory)))
-        except FileNotFoundError:
-            pass
-        return True

@@ -11,26 +11,53 @@ from urllib.parse import quote, urlsplit
 from mpwds.storage.streams.urls import without_credentials
 
 PRIVATE = ".mpwds"
-"""The directory inside a cache directory for what is no shard: partial files, marks, the lock."""
+"""The folder of a cache directory for marks, partial files and the lock file."""
+
+PARTIALS = "partial"
+"""The folder in ``PRIVATE`` for shards that are being fetched."""
 
 _PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
 _REMOTE = re.compile(r"(https?|hdfs|gs|ais|s3):")
-_SIGNED = re.compile(r"(?i)(^|&)(x-amz-signature|x-goog-signature|signature|sig)=")
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
-_NAME_BYTES = 200  # of 255 that file systems take: partial files and marks have longer names
+_QUERY = re.compile(r"\?([^\s'\"#]*)")
+_NAME_BYTES = 200  # of 255 that file systems allow: partial files and marks have longer names
+
+# Kinds of signed URLs: what all their queries have, and the parameters that differ between two signatures of
+# an object. Other parameters may select an object: versionId, snapshot.
+_SIGNATURES = [
+    (
+        ("x-amz-signature=",),
+        "x-amz-algorithm x-amz-credential x-amz-date x-amz-expires x-amz-signedheaders x-amz-signature "
+        "x-amz-security-token x-amz-s3session-token x-amz-region-set",
+    ),
+    (
+        ("awsaccesskeyid=", "signature=", "expires="),
+        "awsaccesskeyid signature expires x-amz-security-token",
+    ),
+    (
+        ("x-goog-signature=",),
+        "x-goog-algorithm x-goog-credential x-goog-date x-goog-expires x-goog-signedheaders x-goog-signature",
+    ),
+    (("googleaccessid=", "signature=", "expires="), "googleaccessid signature expires"),
+    (("key-pair-id=", "signature="), "key-pair-id signature expires policy hash-algorithm"),
+    (  # Azure: a shared access signature always has its version, which is a date
+        (r"sv=\d{4}-\d\d-\d\d(&|$)", "sig="),
+        "sv ss srt sp se st spr sip sig sr si sdd ses scid saoid suoid skoid sktid skt ske sks skv",
+    ),
+]
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
     """The name under which webdataset's cache keeps a URL: the last part of its path.
 
-    Of a URL whose scheme says nothing about its form (``pipe:``), the last 128 characters, quoted.
+    The name of a ``pipe:`` URL, or one of an unknown scheme, is its last 128 characters, quoted.
 
     Args:
         url: The URL.
-        ndir: Directories of its path that are kept before the last part.
+        ndir: Number of directories of its path to keep before the last part.
 
     Raises:
-        TypeError: ``url`` is no string.
+        TypeError: ``url`` is not a string.
 
     Source:
         ``webdataset.cache.url_to_cache_name``.
@@ -50,13 +77,13 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
 
 
 def pipe_cleaner(spec: str) -> str:
-    """The URL that a ``pipe:`` command reads, as far as one can guess: its first word that is one.
+    """The URL that a ``pipe:`` command probably reads: its first word that is a URL.
 
     Args:
-        spec: A ``pipe:`` URL; any other is returned as it is.
+        spec: A ``pipe:`` URL; any other is returned unchanged.
 
     Returns:
-        The URL, or the command where no word of it is one.
+        The URL, or the command if no word of it is a URL.
 
     Source:
         ``webdataset.cache.pipe_cleaner``.
@@ -77,11 +104,11 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
 
     Args:
         url: The URL.
-        url_to_name: Makes the name; it may hold directories. A URL that it returns, as ``pipe_cleaner`` does,
-            is named by :func:`url_to_cache_name`.
+        url_to_name: Returns the name, which may contain directories, or another URL (``pipe_cleaner``) for
+            :func:`url_to_cache_name`.
 
     Raises:
-        TypeError: The name is no string.
+        TypeError: The name is not a string.
         ValueError: The name leads out of the cache directory, or is too long.
 
     Example:
@@ -101,7 +128,7 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
     parts = name.split("/")
     if {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name:
         raise ValueError(
-            f"url_to_name gives {name!r} for {shown!r}, which is no name of a file inside the cache directory"
+            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache directory"
         )
     if max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
         raise ValueError(
@@ -111,34 +138,45 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
 
 
 def distinct_name(name: str, source: str) -> str:
-    """Another name for a file whose own one is taken by the shard of another URL.
+    """The name of a shard whose own name another URL's shard has.
 
     Args:
         name: The name that both have.
-        source: What :func:`source_digest` says of the URL.
+        source: :func:`source_digest` of the URL.
 
     Example:
         >>> distinct_name("train/000.tar.gz", "0f1e2d3c4b5a6978")
-        'train/000-0f1e2d3c.tar.gz'
+        'train/000-0f1e2d3c4b5a6978.tar.gz'
     """
     directory, slash, last = name.rpartition("/")
     stem, dot, extensions = last.partition(".")
-    return f"{directory}{slash}{stem}-{source[:8]}{dot}{extensions}"
+    return f"{directory}{slash}{stem}-{source}{dot}{extensions}"
+
+
+def mark_path(directory: str, name: str) -> str:
+    """The path of the mark of a shard (:class:`mpwds.storage.caches.entry.Mark`)."""
+    return os.path.join(directory, PRIVATE, name + ".mark")
 
 
 def source_digest(url: str) -> str:
-    """Tells apart what two URLs name: 16 hexadecimal digits.
+    """Identifies the object that a URL names, by 16 hexadecimal digits.
 
-    User names and passwords in a URL do not count, nor does the query of a signed URL, which differs each
-    time.
+    Leaves out user names, passwords and the parameters of signatures (S3, Google, Azure, CloudFront).
 
     Example:
-        >>> source_digest("https://me:pass@host/x.tar") == source_digest("https://host/x.tar?X-Amz-Signature=0f1e")
+        >>> source_digest("https://host/x.tar") == source_digest("https://me:pass@host/x.tar?X-Amz-Signature=0f")
         True
-        >>> source_digest("https://host/get?shard=1") == source_digest("https://host/get?shard=2")
+        >>> source_digest("https://host/get?shard=1&sig=0f") == source_digest("https://host/get?shard=2&sig=0f")
         False
     """
-    bare = _USERINFO.sub("", url)
-    resource, _, query = bare.partition("?")
-    identity = resource if _SIGNED.search(query) else bare
+    identity = _QUERY.sub(_without_signature, _USERINFO.sub("", url))
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def _without_signature(match: re.Match[str]) -> str:
+    query = match[1]
+    for patterns, names in _SIGNATURES:
+        if all(re.search(rf"(?i)(^|&){pattern}", query) for pattern in patterns):
+            kept = [each for each in query.split("&") if each.partition("=")[0].lower() not in names.split()]
+            return "?" + "&".join(kept) if kept else ""
+    return match[0]

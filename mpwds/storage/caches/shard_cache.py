@@ -1,22 +1,26 @@
-"""Shards on a local disk: each is fetched once per node, and read while it is fetched."""
+"""Shards on a local disk: a node fetches each one once."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import warnings
 from collections.abc import Callable
 from typing import BinaryIO
 
-from mpwds.storage.caches.files import CacheFiles, read_mark
-from mpwds.storage.caches.fill import Fill, Opener, Validator, begin, fills
-from mpwds.storage.caches.locks import same_file, try_shared
+from mpwds.storage.caches.entry import CacheEntry
+from mpwds.storage.caches.eviction import SizeLimit
+from mpwds.storage.caches.fetch import (
+    FetchOptions,
+    join,
+    unread,
+    wait_for_other,
+    warn_not_kept,
+)
 from mpwds.storage.caches.names import url_to_cache_name
-from mpwds.storage.caches.reader import CacheReader, Found
-from mpwds.storage.caches.room import CacheRoom
-from mpwds.storage.caches.tar_check import is_whole_shard
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.tar.check import is_whole_shard
 
 _BUFFER_BYTES = 256 * 1024
 
@@ -26,38 +30,40 @@ _warned: set[str] = set()
 class ShardCache:
     """A directory that keeps shards, for all processes of a machine.
 
-    ``open`` gives a shard's bytes: from its file where it is kept, else while it is fetched, by a thread of
-    the process that asked first. All others that ask meanwhile, in whatever process, read the growing file,
-    so it is fetched once; if the one who fetches it dies, another takes over, and no reader loses a byte or
-    gets one twice. A shard appears under its name when it is complete and on disk, so that name never shows
-    a part of one.
+    :meth:`open` reads a kept shard from its file. It fetches any other in a thread, and its stream follows
+    the growing file; so do further readers of the same process. Other processes wait until the file is
+    complete, so a node fetches each shard once; if the process that fetches dies, a waiting one takes
+    over. A shard gets its name when it is complete and on disk.
 
-    Local files are opened as they are. A shard that you put into the directory under its name is used as it
-    is. The raw bytes are kept: what is compressed stays so.
+    It opens local files where they are, and uses a shard that you put into the directory under its name.
+    It keeps the raw bytes: compressed shards stay compressed. Two URLs that have the same name
+    (``train/000.tar`` and ``val/000.tar`` do, by default) get different files.
 
-    Two URLs that have the same name (``train/000.tar`` and ``val/000.tar`` do, by default) get different
-    files: the second one's name is lengthened. Only files put there by hand are taken at their name.
+    A shard that cannot be kept is streamed, with one warning: the shard is larger than the cache, the disk
+    is full, the directory cannot be written, or the validator refuses the bytes.
 
-    What cannot be kept is streamed, with one warning: a shard larger than the cache, a full disk, a
-    directory that cannot be written, bytes that the validator does not like. Nothing of it is lost, and what
-    was fetched before the disk was full is not fetched again.
+    Objects can be pickled, and used in forks. If you close a stream early, fetching goes on in the
+    background, for up to ``prefetch_shards`` shards; it ends with the process.
 
-    Objects can be pickled, and used in forks. A reader that is closed early leaves the fetching to go on in
-    the background while no more than ``prefetch_shards`` do so; it ends with the process.
+    The directory should be on a local disk. Containers may share it, under different paths. It needs
+    ``flock`` locks. On NFS, Linux passes them to the server (unless mounted with ``nolock`` or
+    ``local_lock``), so the hosts share one download. Without that, each host fetches on its own and may
+    remove a shard that another host reads; checksums show a shard that two hosts wrote at once.
 
     Args:
-        directory: Where to keep them; made when it is needed. The disk should be local: it needs file locks.
-        size_bytes: Bytes that its files may have in all; negative for no limit. Shards not used for longest
-            are removed, but never one that is being read, or a file that you put there; such files count,
-            though. Allow for what all workers read at a time, and the shards fetched ahead.
-        url_to_name: Makes a shard's name, relative to the directory, from its URL.
-        verbose: Tell on standard error what is fetched and removed.
-        prefetch_shards: Shards that are fetched ahead at a time, by each process (:meth:`prefetch`).
-        validator: Says of the path of a file that was fetched whether it is worth keeping, so that a
-            server's error page, or half of a shard, is not kept for ever. By default it reads it as a tar
-            archive (:func:`mpwds.storage.caches.tar_check.is_whole_shard`); ``None`` for no check.
-        opener: ``opener(url, offset)`` gives a URL's bytes; ``open_at`` of
-            ``mpwds.storage.streams.gopen`` by default.
+        directory: Where to keep shards; created when it is needed.
+        size_bytes: Bytes that its files may have in all; negative for no limit. The shards that were not
+            used for longest are removed, a sixteenth of them at once, but never one that is being read nor
+            a file that you put there; such files count, though. Allow for the shards that all workers
+            read at a time, and for those fetched ahead.
+        url_to_name: Returns a shard's name, relative to the directory, from its URL.
+        verbose: Print on standard error what is fetched and removed.
+        prefetch_shards: Number of shards that each process fetches ahead at a time (:meth:`prefetch`).
+        validator: Returns, from the path of a fetched file, whether to keep it, so that a server's error page
+            or half of a shard is not kept. By default it reads the file as a tar archive
+            (:func:`mpwds.storage.tar.check.is_whole_shard`); ``None`` for no check.
+        opener: ``opener(url, offset)`` opens a URL at a byte; by default
+            :func:`mpwds.storage.streams.gopen.open_at`.
 
     Attributes:
         directory: The directory's absolute path.
@@ -85,93 +91,80 @@ class ShardCache:
         url_to_name: Callable[[str], str] = url_to_cache_name,
         verbose: bool = False,
         prefetch_shards: int = 1,
-        validator: Validator | None = is_whole_shard,
-        opener: Opener | None = None,
+        validator: Callable[[str], bool] | None = is_whole_shard,
+        opener: Callable[[str, int], BinaryIO] | None = None,
     ) -> None:
         if prefetch_shards < 0:
             raise ValueError(f"prefetch_shards must not be negative, got {prefetch_shards}")
         self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
         self.prefetch_shards = prefetch_shards
-        self._size = int(size_bytes)
         self._url_to_name = url_to_name
-        self._verbose = verbose
-        self._validator = validator
-        self._opener = opener
-        self._room = CacheRoom(self.directory, self._size, verbose)
+        limit = SizeLimit(self.directory, int(size_bytes), verbose)
+        self._options = FetchOptions(opener or open_at, validator, limit, prefetch_shards)
 
     def __repr__(self) -> str:
-        limit = f", size_bytes={self._size}" if self._size >= 0 else ""
-        return f"ShardCache({self.directory!r}{limit})"
+        size = self._options.limit.size_bytes
+        return f"ShardCache({self.directory!r}{f', size_bytes={size}' if size >= 0 else ''})"
 
     def open(self, url: str | os.PathLike[str], offset: int = 0, keep: bool = True) -> BinaryIO:
-        """Opens a shard for reading from a byte on.
+        """Opens a shard for reading. Waits while another process fetches it.
 
         Args:
-            url: The shard. What is local is opened as it is.
-            offset: Byte at which to start. A shard that is not there yet is fetched from its beginning,
-                and the first read waits until that byte is there.
-            keep: Fetch the shard into the cache if it is not there. ``False`` streams it from ``offset``
-                on, and is for reading a sample or two of it.
+            url: The shard; a local one is opened where it is.
+            offset: Byte at which to start. A shard that is not kept yet is fetched from its beginning, and
+                the first read waits for that byte.
+            keep: Whether to fetch the shard into the cache if it is not there. ``False`` streams it from
+                ``offset`` on, to read a few samples of it.
 
         Returns:
-            A binary stream. Of a complete shard it is a plain file, which holds a lock that keeps the shard
-            from being removed until it is closed.
+            A binary stream. That of a kept shard is a plain file, with a lock that keeps the shard from being
+            removed until it is closed.
 
         Raises:
-            ValueError: ``url_to_name`` gives no usable name, or ``offset`` is negative.
-            StreamError: While reading, what the URL's own stream raises; or the shard changed while it was
-                read, and a process that fetched it died.
+            ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
+            StreamError: While reading: what the URL's own stream raises.
         """
         url = os.fspath(url)
         if offset < 0:
             raise ValueError(f"offset in a shard must not be negative, got {offset}")
-        if not self._is_kept_here(url):
-            return self._open_at(url, offset)
-        files = self._files(url)
-        try:
-            found = self._find(url, files, keep)
-        except (OSError, RuntimeError) as error:
-            self._warn(error)
-            found = Found(None)
-        if found.is_complete and found.descriptor is not None:
-            file = os.fdopen(found.descriptor, "rb", buffering=_BUFFER_BYTES)
-            file.seek(offset)
-            return file
-        if found.descriptor is None:
-            return self._open_at(url, offset)
-        raw = CacheReader(
-            url, offset, found, lambda: self._find(url, files, True), self._open_at, self._stop_unread
-        )
-        return io.BufferedReader(raw, _BUFFER_BYTES)
+        stream = None
+        if self._is_kept_here(url):
+            entry = self._entry(url)
+            try:
+                stream = self._open_kept(url, entry, offset, keep)
+            except (OSError, RuntimeError) as error:
+                self._warn(error)
+        return self._options.opener(url, offset) if stream is None else stream
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
-        """Begins to fetch a shard that will be wanted soon, in the background; at most ``prefetch_shards``
-        at a time.
+        """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
 
-        What goes wrong is told when the shard is opened.
+        Errors are raised when the shard is opened.
 
         Args:
             url: The shard.
 
         Returns:
-            Whether it is fetched by this process now: not if it is there, local, or being fetched already.
+            Whether this process fetches it now: not if it is kept, local, or fetched by another process.
         """
         url = os.fspath(url)
-        if not self._is_kept_here(url) or len(self._unread()) >= self.prefetch_shards:
+        if not self._is_kept_here(url) or len(unread(self.directory)) >= self.prefetch_shards:
             return False
         try:
-            found = self._find(url, self._files(url), True)
+            entry = self._entry(url)
+            descriptor = entry.open()
+            if descriptor is not None:
+                os.close(descriptor)
+                return False
+            reader = join(url, entry, self._options)
         except (OSError, RuntimeError):
             return False
-        if found.descriptor is not None:
-            os.close(found.descriptor)
-        if found.fill is None:
-            return False
-        found.fill.leave()
-        return True
+        if reader is not None:
+            reader.close()
+        return reader is not None
 
     def path(self, url: str | os.PathLike[str]) -> str:
-        """Where a shard is kept, or would be: the file may be missing. Of a local one, its path.
+        """The path of a shard's file, which may be missing; for a local shard, its own path.
 
         Args:
             url: The shard.
@@ -181,98 +174,35 @@ class ShardCache:
             '/cache/000.tar'
         """
         url = os.fspath(url)
-        return self._choose(self._files(url)).path if self._is_kept_here(url) else local_path(url)
+        return self._entry(url).chosen().path if self._is_kept_here(url) else local_path(url)
 
     def _is_kept_here(self, url: str) -> bool:
         return url != "-" and not is_local(url)
 
-    def _files(self, url: str) -> CacheFiles:
-        return CacheFiles.of(self.directory, url, self._url_to_name)
+    def _entry(self, url: str) -> CacheEntry:
+        return CacheEntry.of(self.directory, url, self._url_to_name)
 
-    def _choose(self, files: CacheFiles) -> CacheFiles:
-        """The files by their own name, or by another one where another URL's shard has that."""
-        mark = read_mark(files.mark)
-        taken = mark is not None and mark.source != files.source and os.path.exists(files.path)
-        return files.other() if taken else files
-
-    def _find(self, url: str, files: CacheFiles, keep: bool) -> Found:
-        """Where the shard can be read; begins to fetch it if it is to be kept."""
+    def _open_kept(self, url: str, entry: CacheEntry, offset: int, keep: bool) -> BinaryIO | None:
+        """Opens the shard's file, or the stream of its fetch; ``None`` if the shard is to be streamed."""
         while True:
-            descriptor = self._open_complete(files)
+            descriptor = entry.open()
             if descriptor is not None:
-                return Found(descriptor, is_complete=True)
+                file = os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES)
+                file.seek(offset)
+                return file
             if not keep:
-                return Found(None)
-            fill, descriptor = begin(
-                url,
-                files,
-                self._room,
-                self._open_at,
-                lambda: self._is_complete(files),
-                self._validator,
-                self._verbose,
-            )
-            if descriptor is not None:
-                return Found(descriptor, fill, paths=(files.path, files.other().path))
-
-    def _is_complete(self, files: CacheFiles) -> bool:
-        descriptor = self._open_complete(files)
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor is not None
-
-    def _open_complete(self, files: CacheFiles) -> int | None:
-        """A descriptor of the complete shard, locked against removal; ``None`` if it is not there."""
-        while True:
-            chosen = self._choose(files)
-            try:
-                descriptor = os.open(chosen.path, os.O_RDONLY | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
                 return None
+            reader = join(url, entry, self._options, offset)
+            if reader is not None:
+                return io.BufferedReader(reader, _BUFFER_BYTES)
             try:
-                try_shared(
-                    descriptor
-                )  # whoever locks it exclusively, only for a moment, does not touch its bytes
-                if same_file(descriptor, chosen.path):
-                    if self._is_sound(descriptor, chosen):
-                        return descriptor
-                    os.close(descriptor)
-                    return None
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-
-    def _is_sound(self, descriptor: int, files: CacheFiles) -> bool:
-        """Whether a file is what the cache noted about it; notes that it is used."""
-        mark = read_mark(files.mark)
-        if mark is None:
-            return True
-        if mark.source != files.source:
-            return False
-        fault = mark.fault(descriptor)
-        if fault is not None:
-            warnings.warn(f"{files.path} {fault}: it is fetched again", RuntimeWarning, stacklevel=2)
-            return False
-        with contextlib.suppress(OSError):  # of another user: it will be thought older than it is
-            os.utime(files.mark)
-        return True
-
-    def _open_at(self, url: str, offset: int) -> BinaryIO:
-        if self._opener is not None:
-            return self._opener(url, offset)
-        from mpwds.storage.streams.gopen import open_at
-
-        return open_at(url, offset)
-
-    def _unread(self) -> list[Fill]:
-        return [fill for fill in fills(self.directory) if fill.readers == 0 and not fill.is_whole]
-
-    def _stop_unread(self) -> None:
-        """Stops the oldest of the fills that nobody reads, as far as they are too many."""
-        unread = self._unread()
-        for fill in unread[: max(0, len(unread) - self.prefetch_shards)]:
-            fill.stop()
+                refused = wait_for_other(url, entry)
+            except TimeoutError as error:
+                warn_not_kept(entry, url, str(error))
+                return None
+            if refused is not None:
+                refused.seek(offset)
+                return refused
 
     def _warn(self, error: Exception) -> None:
         if self.directory in _warned:

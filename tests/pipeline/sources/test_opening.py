@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 import mpwds
@@ -36,6 +38,9 @@ def test_a_cache_keeps_what_it_opens(tmp_path):
     [(_, path, data)] = contents(stage(["pipe:echo hello"]))
     assert data == b"hello\n"
     assert path == str(tmp_path / "hello")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "hello").exists():
+        assert time.monotonic() < deadline
     assert (tmp_path / "hello").read_bytes() == b"hello\n"
 
 

@@ -1,12 +1,15 @@
-"""webdataset's clean-up of cache directories."""
+"""The size of a cache directory: reservations, eviction, counting; and webdataset's clean-up."""
 
 import io
 import os
+import zlib
 
 import pytest
 
-from mpwds.storage.caches.eviction import LRUCleanup
-from mpwds.storage.caches.fill import fills
+from mpwds.storage.caches import fetch as cache_fetch
+from mpwds.storage.caches.entry import CacheEntry
+from mpwds.storage.caches.eviction import LRUCleanup, SizeLimit, locked_usage
+from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.caches.shard_cache import ShardCache
 
 
@@ -64,16 +67,191 @@ def test_verbose_tells_what_goes(files, capsys):
     assert capsys.readouterr().err == f"# deleting {files / './0.tar'}\n".replace("/./", "/")
 
 
+def _settle():
+    for fetch in list(cache_fetch._running.values()):
+        with fetch.changed:
+            assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=60)
+
+
 def test_what_a_shard_cache_is_reading_stays(tmp_path):
     cache = ShardCache(tmp_path, validator=None, opener=lambda url, offset: io.BytesIO(bytes(1000)))
     for name in ("0", "1"):
         with cache.open(f"http://host/{name}.tar") as stream:
             assert len(stream.read()) == 1000
-        for fill in fills(cache.directory):
-            fill.wait_beyond(1000)
+        _settle()
     with cache.open("http://host/0.tar") as stream:
         LRUCleanup(tmp_path, 0, keyfn=by_number).cleanup()
         assert names(tmp_path) == ["0.tar"]
         assert stream.read() == bytes(1000)
     LRUCleanup(tmp_path, 0, keyfn=by_number).cleanup()
     assert names(tmp_path) == []
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / ".mpwds" / "partial").mkdir(parents=True)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def begun(directory):
+    """Makes the partial file of a shard, locked as by the process that fetches it; gives its path."""
+    locks = []
+
+    def begun(name, size=0):
+        partial = CacheEntry.of(directory, f"https://host/{name}").partial
+        locks.append(lock(partial, create=True))
+        os.ftruncate(locks[-1], size)
+        return partial
+
+    yield begun
+    for descriptor in locks:
+        release(descriptor)
+
+
+def complete(directory, name, size):
+    entry = CacheEntry.of(directory, f"https://host/{name}")
+    with open(entry.partial, "wb") as file:
+        file.write(bytes(size))
+    entry.publish(zlib.crc32(bytes(size)))
+    return entry
+
+
+def reserve(directory, limit, partial, size):
+    return SizeLimit(directory, limit).reserve(partial, size, size) == size
+
+
+def kept(directory):
+    return sorted(name for name in os.listdir(directory) if name != ".mpwds")
+
+
+def note(directory):
+    return os.path.join(directory, ".mpwds", "lock")
+
+
+def test_what_one_process_has_reserved_another_does_not_get(directory, begun):
+    a, b = begun("a"), begun("b")
+    assert reserve(directory, 1000, a, 600)
+    assert not reserve(directory, 1000, b, 500)
+    assert reserve(directory, 1000, b, 400)
+    assert reserve(directory, 1000, a, 500)
+    assert reserve(directory, 1000, b, 500)
+
+
+def test_processes_that_see_the_directory_under_other_paths_share_reservations(directory, begun, tmp_path):
+    a, b = begun("a"), begun("b")
+    alias = str(tmp_path / "alias")
+    os.symlink(directory, alias)
+    assert reserve(alias, 1000, a.replace(directory, alias), 600)
+    assert not reserve(directory, 1000, b, 500)
+
+
+def test_what_a_process_that_is_gone_had_reserved_is_free_again(directory, begun):
+    assert reserve(directory, 1000, os.path.join(directory, ".mpwds", "partial", "gone.partial"), 900)
+    assert reserve(directory, 1000, begun("b"), 1000)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "", '{"total": "x"}', '{"total": 1}', "null"])
+def test_a_note_that_cannot_be_read_is_made_anew(directory, begun, text):
+    complete(directory, "a", 300)
+    with open(note(directory), "w") as file:
+        file.write(text)
+    b = begun("b")
+    assert not reserve(directory, 1000, b, 1001)
+    assert reserve(directory, 1000, b, 700)
+    with locked_usage(directory) as usage:
+        assert usage.total == 300
+    assert reserve(directory, 1000, b, 701)
+    assert kept(directory) == []
+
+
+@pytest.mark.parametrize("wrong", [0, 10_000])
+def test_a_wrong_total_removes_nothing_that_fits_and_is_right_again_after_a_while(directory, begun, wrong):
+    a, b = complete(directory, "a", 300), begun("b")
+    assert reserve(directory, 1000, b, 100)
+    with locked_usage(directory) as usage:
+        usage.total = wrong
+        usage.counted_s -= 601
+    assert reserve(directory, 1000, b, 700)
+    assert kept(directory) == ["a"]
+    assert reserve(directory, 1000, b, 701)
+    assert not os.path.exists(a.path)
+
+
+def test_a_total_that_is_too_high_is_counted_before_anything_is_removed(directory, begun):
+    complete(directory, "a", 300)
+    b = begun("b")
+    assert reserve(directory, 1000, b, 100)
+    with locked_usage(directory) as usage:
+        usage.total = 10_000
+    assert reserve(directory, 1000, b, 700)
+    assert kept(directory) == ["a"]
+
+
+def test_nothing_is_removed_where_it_would_not_be_enough(directory, begun):
+    complete(directory, "a", 300)
+    assert reserve(directory, 2000, begun("b"), 800)
+    c = begun("c")
+    assert not reserve(directory, 1000, c, 300)
+    assert kept(directory) == ["a"]
+    assert reserve(directory, 1000, c, 200)
+    assert kept(directory) == []
+
+
+def test_a_shard_and_its_mark_go_together(directory, begun):
+    shard = complete(directory, "a", 300)
+    assert os.path.exists(shard.mark)
+    assert reserve(directory, 1000, begun("b"), 900)
+    assert not os.path.exists(shard.path)
+    assert not os.path.exists(shard.mark)
+
+
+def test_without_a_limit_there_is_always_room(directory, begun):
+    assert SizeLimit(directory, -1).reserve(begun("a"), 1 << 60, None) >= 1 << 60
+
+
+def test_a_sixteenth_of_many_shards_goes_at_once_the_least_recently_used_ones(directory, begun):
+    for number in range(64):
+        mark = complete(directory, f"{number:02}", 10).mark
+        os.utime(mark, (number, number))
+    assert reserve(directory, 645, begun("b"), 10)
+    assert kept(directory) == [f"{number:02}" for number in range(4, 64)]
+
+
+def test_a_fetch_looks_at_as_few_files_in_a_large_cache_as_in_a_small_one(tmp_path, monkeypatch):
+    """Counted over as many fetches as there are between two counts of all files in the larger cache."""
+    looked = {}
+    for shards in (32, 320):
+        directory = str(tmp_path / str(shards))
+        cache = ShardCache(
+            directory, 10 * shards, validator=None, opener=lambda url, offset: io.BytesIO(bytes(10))
+        )
+        os.makedirs(os.path.join(directory, ".mpwds", "partial"))
+        for number in range(shards):
+            complete(directory, f"old-{number}", 10)
+        calls = []
+        with monkeypatch.context() as patch:
+            for name in ("stat", "scandir", "listdir", "open", "unlink", "fstat"):
+                patch.setattr(os, name, _counting(getattr(os, name), calls))
+            for number in range(40):
+                with cache.open(f"http://host/new-{number}") as stream:
+                    assert stream.read() == bytes(10)
+                _settle()
+        assert shards - shards // 16 <= len(kept(directory)) <= shards
+        looked[shards] = len(calls) / 40
+    assert looked[320] < 1.5 * looked[32], looked
+
+
+def _counting(function, calls):
+    """Counts calls of a function of ``os``, and the entries that it lists."""
+
+    def counting(*arguments, **options):
+        calls.append(function)
+        result = function(*arguments, **options)
+        if function.__name__ not in ("scandir", "listdir"):
+            return result
+        entries = list(result)
+        calls.extend(entries)
+        return entries
+
+    return counting

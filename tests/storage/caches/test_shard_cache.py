@@ -11,10 +11,8 @@ import threading
 
 import pytest
 
-from mpwds.storage.caches import fill as cache_fill
+from mpwds.storage.caches import fetch as cache_fetch
 from mpwds.storage.caches import shard_cache
-from mpwds.storage.caches.files import CacheFiles
-from mpwds.storage.caches.room import CacheRoom
 from mpwds.storage.caches.shard_cache import ShardCache
 
 
@@ -71,7 +69,7 @@ class _Shard(io.RawIOBase):
 
 @pytest.fixture(autouse=True)
 def _warnings_anew(monkeypatch):
-    monkeypatch.setattr(cache_fill, "_warned", set())
+    monkeypatch.setattr(cache_fetch, "_warned", set())
     monkeypatch.setattr(shard_cache, "_warned", set())
 
 
@@ -104,9 +102,10 @@ def read(cache, name, offset=0, **options):
 
 def settle(cache, *but):
     """Waits until nothing is being fetched, apart from what is named."""
-    for fill in cache_fill.fills(cache.directory):
-        if fill.url not in map(url, but):
-            fill.wait_beyond(1 << 60)
+    for fetch in list(cache_fetch._running.values()):
+        if fetch.entry.directory == cache.directory and fetch.url not in map(url, but):
+            with fetch.changed:
+                assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=60)
 
 
 def kept(cache):
@@ -114,8 +113,7 @@ def kept(cache):
 
 
 def partials(cache):
-    private = os.path.join(cache.directory, ".mpwds")
-    return [name for name in os.listdir(private) if name.endswith(".partial")]
+    return os.listdir(os.path.join(cache.directory, ".mpwds", "partial"))
 
 
 # ---------------------------------------------------------------------------------------------- keeping
@@ -150,18 +148,8 @@ def test_a_shard_and_its_mark_are_on_disk_before_it_gets_its_name(make, remote, 
     read(cache, "a")
     settle(cache)
     shard, mark = on_disk["a.tar"]
-    assert (shard.endswith(".partial"), mark) == (True, "a.tar.mark.new")
-
-
-def test_a_shard_that_another_process_has_just_completed_is_not_fetched_again(make, tmp_path):
-    files = CacheFiles.of(str(tmp_path), url("a"), by_last_part)
-    room = CacheRoom(str(tmp_path), -1)
-
-    def never(url, offset):
-        raise AssertionError("fetched")
-
-    assert cache_fill.begin(url("a"), files, room, never, is_there=lambda: True) == (None, None)
-    assert not os.path.exists(files.partial)
+    assert mark == shard + ".mark"
+    assert shard.endswith(".partial")
 
 
 def test_another_object_with_the_directory_finds_it(make, remote):
@@ -315,7 +303,7 @@ def test_a_file_that_was_written_over_is_fetched_again(make, remote):
     with open(cache.path(url("a")), "r+b") as file:
         file.seek(1000)
         file.write(b"damaged")
-    with pytest.warns(RuntimeWarning, match="was written to since it was fetched, and holds other bytes"):
+    with pytest.warns(RuntimeWarning, match="was written to after it was fetched, and has other bytes now"):
         assert read(cache, "a") == remote.shards["a"]
     settle(cache)
     assert read(cache, "a") == remote.shards["a"]
@@ -334,26 +322,17 @@ def test_a_file_that_was_copied_or_touched_is_used(make, remote):
     assert remote.opened == [("a", 0)]
 
 
-def test_what_a_killed_process_left_is_replaced(make, remote):
+@pytest.mark.parametrize("name", "ab")
+def test_what_a_killed_process_left_is_removed_when_any_shard_is_fetched(make, remote, name):
     cache = make()
-    files = cache._files(url("a"))
-    files.make_directories()
-    with open(files.partial, "wb") as file:
-        file.write(b"damaged")
+    partial = cache._entry(url(name)).partial
+    os.makedirs(os.path.dirname(partial))
+    for path in (partial, partial + ".mark"):
+        with open(path, "wb") as file:
+            file.write(b"damaged")
     assert read(cache, "a") == remote.shards["a"]
     settle(cache)
     assert kept(cache) == ["a.tar"]
-    assert partials(cache) == []
-
-
-def test_what_killed_processes_left_of_other_shards_is_removed(make, remote):
-    cache = make()
-    files = cache._files(url("b"))
-    files.make_directories()
-    with open(files.partial, "wb") as file:
-        file.write(b"stale")
-    read(cache, "a")
-    settle(cache)
     assert partials(cache) == []
 
 
@@ -448,7 +427,7 @@ def test_a_shard_larger_than_the_cache_is_streamed_with_one_warning(make, remote
     cache = make(31_000)
     read(cache, "c")
     settle(cache)
-    with pytest.warns(RuntimeWarning, match="there is no room for") as caught:
+    with pytest.warns(RuntimeWarning, match="has no room for it") as caught:
         assert read(cache, "a") == remote.shards["a"]
         assert read(cache, "b", 35_000) == remote.shards["b"][35_000:]
     assert len(caught) == 1
@@ -529,7 +508,7 @@ def test_a_reader_that_closes_early_leaves_the_rest_to_the_background(make, remo
     assert kept(cache) == ["a.tar"]
 
 
-def test_of_those_left_to_the_background_all_beyond_prefetch_shards_are_stopped(make, remote):
+def test_no_more_than_prefetch_shards_are_left_to_the_background(make, remote):
     gates = [remote.gates.setdefault((name, 5120), threading.Event()) for name in "ab"]
     cache = make(prefetch_shards=1)
     for name in "ab":
@@ -538,7 +517,7 @@ def test_of_those_left_to_the_background_all_beyond_prefetch_shards_are_stopped(
     for gate in gates:
         gate.set()
     settle(cache)
-    assert kept(cache) == ["b.tar"]
+    assert kept(cache) == ["a.tar"]
     assert partials(cache) == []
 
 

@@ -1,4 +1,4 @@
-"""The shard cache among processes: one fetches, all read, and any of them may die at any time."""
+"""The shard cache among processes: one fetches, the others wait, and any of them may die at any time."""
 
 import contextlib
 import hashlib
@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 
 import pytest
 
-from mpwds.storage.caches import fill as cache_fill
-from mpwds.storage.caches import reader as cache_reader
-from mpwds.storage.caches.files import lock_path, partials, shards
-from mpwds.storage.caches.locks import exclusively
+from mpwds.storage.caches import fetch as cache_fetch
+from mpwds.storage.caches import shard_cache
+from mpwds.storage.caches.eviction import files_in, locked_usage
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.http import pools
 
@@ -90,7 +90,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(cache_fill, "_warned", set())
+    monkeypatch.setattr(shard_cache, "_warned", set())
+    monkeypatch.setattr(cache_fetch, "_warned", set())
     with Server() as server:
         yield server
         server.gate.set()
@@ -128,43 +129,62 @@ def finish(process):
 
 def contents(directory):
     names = os.listdir(directory)
-    left = [name for name in os.listdir(os.path.join(directory, ".mpwds")) if name.endswith(".partial")]
-    return sorted(name for name in names if name != ".mpwds"), left
+    return sorted(name for name in names if name != ".mpwds"), partials(directory)
+
+
+def partials(directory):
+    try:
+        return os.listdir(os.path.join(directory, ".mpwds", "partial"))
+    except FileNotFoundError:
+        return []
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def waits(process):
+    """Whether a process has a partial file open: it waits for another one that fetches it."""
+    folder = f"/proc/{process.pid}/fd"
+    with contextlib.suppress(FileNotFoundError):
+        return any(os.readlink(f"{folder}/{name}").endswith(".partial") for name in os.listdir(folder))
+    return False
+
+
+def begin_fetching(server, start):
+    """Starts a process that has begun to fetch and gets no further until the server's gate is opened."""
+    server.gate.clear()
+    fetching = start(first=1000)
+    assert fetching.stdout.readline() == "reading\n"
+    return fetching
 
 
 def test_many_processes_that_want_a_shard_make_one_request(server, directory, start):
-    server.gate.clear()
-    processes = [start(first=1000) for _ in range(4)]
-    for process in processes:
-        assert process.stdout.readline() == "reading\n"
+    processes = [begin_fetching(server, start), *(start() for _ in range(3))]
+    until(lambda: all(map(waits, processes)))
     server.gate.set()
     assert [finish(process) for process in processes] == [server.digest] * 4
     assert server.requests == ["/a.tar"]
     assert contents(directory) == (["a.tar"], [])
 
 
-def test_when_the_one_who_fetches_is_killed_a_reader_takes_over_without_losing_a_byte(
-    server, directory, start
-):
-    server.gate.clear()
-    fetching = start(first=1000)
-    assert fetching.stdout.readline() == "reading\n"
-    followers = [start(first=len(server.body) // 4) for _ in range(2)]
-    for follower in followers:
-        assert follower.stdout.readline() == "reading\n"
-    assert server.requests == ["/a.tar"]
+def test_when_the_one_who_fetches_is_killed_one_that_waits_takes_over(server, directory, start):
+    fetching = begin_fetching(server, start)
+    waiting = [start() for _ in range(2)]
+    until(lambda: all(map(waits, waiting)))
     fetching.send_signal(signal.SIGKILL)
     fetching.wait()
     server.gate.set()
-    assert [finish(follower) for follower in followers] == [server.digest] * 2
+    assert [finish(process) for process in waiting] == [server.digest] * 2
     assert server.requests == ["/a.tar"] * 2
     assert contents(directory) == (["a.tar"], [])
 
 
 def test_what_a_killed_process_left_is_never_served(server, directory, start):
-    server.gate.clear()
-    fetching = start(first=1000)
-    assert fetching.stdout.readline() == "reading\n"
+    fetching = begin_fetching(server, start)
     fetching.send_signal(signal.SIGKILL)
     fetching.wait()
     assert contents(directory)[0] == []
@@ -174,18 +194,130 @@ def test_what_a_killed_process_left_is_never_served(server, directory, start):
     assert contents(directory) == (["a.tar"], [])
 
 
-def test_a_shard_that_changes_between_two_fetchers_is_an_error_not_a_mixture(server, directory, start):
+KILLED = """if True:
+    import importlib, os, sys
+    from mpwds.storage.caches.shard_cache import ShardCache
+
+    url, directory, module, function, when = sys.argv[1:]
+    module = importlib.import_module(module)
+    call = getattr(module, function)
+    def killed(*arguments, **options):
+        if when == "after":
+            call(*arguments, **options)
+        os.kill(os.getpid(), 9)
+    ShardCache(directory, 1e9).prefetch(url + "?first")  # notes the directory's usage
+    while len(os.listdir(directory)) < 2:
+        pass
+    setattr(module, function, killed)
+    with ShardCache(directory, 1e9).open(url) as stream:
+        stream.read()
+        import time; time.sleep(60)
+"""
+
+POINTS = [
+    ("os", "preadv", "before"),  # while it fetches
+    ("os", "fsync", "before"),  # the shard is complete
+    ("os", "fsync", "after"),
+    ("os", "replace", "before"),  # the mark gets its name
+    ("os", "replace", "after"),
+    ("os", "rename", "before"),  # the shard gets its name
+    ("os", "rename", "after"),
+    ("os", "ftruncate", "before"),  # the usage is noted
+    ("os", "close", "before"),
+]
+
+
+@pytest.mark.parametrize(("module", "function", "when"), POINTS)
+def test_wherever_the_fetching_process_is_killed_the_next_finds_all_in_order(
+    server, directory, module, function, when
+):
+    arguments = [sys.executable, "-c", KILLED, server.url(), directory, module, function, when]
+    process = subprocess.run(arguments, timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    limit = 3.5 * len(server.body)
+    for name in "ab":
+        with ShardCache(directory, limit).open(server.url(name)) as stream:
+            assert stream.read() == server.body
+        settle(directory)
+    assert partials(directory) == []
+    for name in "cd":
+        with ShardCache(directory, limit).open(server.url(name)) as stream:
+            assert stream.read() == server.body
+        settle(directory)
+    shards = contents(directory)[0]
+    assert len(shards) == 3
+    assert {"c.tar", "d.tar"} <= set(shards)
+    for name in shards:
+        with open(os.path.join(directory, name), "rb") as file:
+            assert file.read() == server.body
+
+
+def settle(directory):
+    until(
+        lambda: not any(fetch.entry.directory == directory for fetch in list(cache_fetch._running.values()))
+    )
+
+
+REFUSED = """if True:
+    import sys, warnings
+    from mpwds.storage.caches.shard_cache import ShardCache
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ShardCache(sys.argv[2]).open(sys.argv[1]) as stream:
+            if sys.argv[3] == "fetch":
+                print("reading", stream.read(10), flush=True)
+            stream.seek(5) if stream.seekable() else None
+            data = stream.read()
+            print("read", len(data))
+            while sys.argv[3] == "fetch" and not caught:
+                pass
+    print(*(str(each.message) for each in caught))
+"""
+
+
+def test_a_shard_that_the_validator_refuses_is_not_fetched_again_by_those_who_waited(server, directory):
+    server.body = server.body[: len(server.body) // 2]
     server.gate.clear()
-    fetching = start(first=1000)
-    assert fetching.stdout.readline() == "reading\n"
-    with ShardCache(directory).open(server.url()) as stream:
-        stream.read(10_000)
-        server.body = server.body[:5000] + b"another" + server.body[5007:]
-        fetching.send_signal(signal.SIGKILL)
-        fetching.wait()
-        server.gate.set()
-        with pytest.raises(OSError, match="it changed while it was read"):
-            stream.read()
+    processes = []
+    for role in ("fetch", "wait", "wait"):
+        arguments = [sys.executable, "-c", REFUSED, server.url(), directory, role]
+        processes.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
+        if role == "fetch":
+            assert processes[0].stdout.readline().startswith("reading")
+    until(lambda: all(map(waits, processes)))
+    server.gate.set()
+    read = [process.communicate(timeout=60)[0].split("\n") for process in processes]
+    assert [size for size, *_ in read] == [f"read {len(server.body) - skipped}" for skipped in (10, 5, 5)]
+    assert ["not kept in the cache" in said and "not a whole shard" in said for _, said, _ in read] == [
+        True
+    ] * 3
+    assert server.requests == ["/a.tar"]
+    assert contents(directory) == ([], [])
+
+
+def test_one_that_waits_streams_the_shard_when_the_directory_becomes_unusable(server, directory, start):
+    fetching = begin_fetching(server, start)
+    waiting = start()
+    until(lambda: waits(waiting))
+    partial = os.path.join(directory, ".mpwds", "partial")
+    os.rename(partial, partial + "-gone")
+    with open(partial, "w"):
+        pass
+    server.gate.set()
+    assert finish(waiting) == server.digest
+    assert finish(fetching) == server.digest
+
+
+def test_a_directory_under_another_path_is_the_same_cache(server, directory, start, tmp_path):
+    fetching = begin_fetching(server, start)
+    (tmp_path / "elsewhere").symlink_to(directory)
+    arguments = [sys.executable, "-c", READER, server.url(), str(tmp_path / "elsewhere"), "0", "1e9"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    until(lambda: waits(process))
+    server.gate.set()
+    assert finish(process) == finish(fetching) == server.digest
+    assert server.requests == ["/a.tar"]
 
 
 def test_a_process_that_ends_half_way_leaves_no_partial_file(server, directory):
@@ -197,14 +329,12 @@ def test_a_process_that_ends_half_way_leaves_no_partial_file(server, directory):
 
 
 def test_one_that_is_stopped_is_not_waited_for_for_ever(server, directory, start, monkeypatch):
-    monkeypatch.setattr(cache_reader, "patience_s", 0.2)
-    server.gate.clear()
-    fetching = start(first=1000)
-    assert fetching.stdout.readline() == "reading\n"
+    monkeypatch.setattr(cache_fetch, "patience_s", 0.2)
+    fetching = begin_fetching(server, start)
     fetching.send_signal(signal.SIGSTOP)
     server.gate.set()
     with (
-        pytest.warns(RuntimeWarning, match="is read from its URL"),
+        pytest.warns(RuntimeWarning, match="is streamed, but not kept .* has written nothing for"),
         ShardCache(directory).open(server.url()) as stream,
     ):
         assert stream.read() == server.body
@@ -225,13 +355,14 @@ def test_processes_together_keep_the_size_and_read_everything(server, directory,
 
 def _size(directory):
     """Bytes of all shards and partial files, at one moment: nothing is removed or named meanwhile."""
-    os.makedirs(os.path.join(directory, ".mpwds"), exist_ok=True)
-    with exclusively(lock_path(directory)):
-        files = [*shards(directory), *partials(directory)]
+    partial = os.path.join(directory, ".mpwds", "partial")
+    os.makedirs(partial, exist_ok=True)
+    with locked_usage(directory):
+        files = [*files_in(directory), *files_in(partial)]
         return sum(status.st_size for _, status in files)
 
 
-def test_a_fork_follows_what_its_parent_fetches(server, directory):
+def test_a_fork_reads_on_what_its_parent_fetches(server, directory):
     server.gate.clear()
     cache = ShardCache(directory)
     with cache.open(server.url()) as stream:
@@ -240,27 +371,23 @@ def test_a_fork_follows_what_its_parent_fetches(server, directory):
         here, there = context.Pipe()
         child = context.Process(target=_read_both, args=(stream, cache, server.url(), there))
         child.start()
-        assert here.recv() == "reading"
+        until(lambda: waits(child))
         server.gate.set()
-        rest, whole = here.recv()
+        whole, rest = here.recv()
         child.join()
         assert stream.read() == server.body[1000:]
     assert rest == hashlib.sha256(server.body[1000:]).hexdigest()
     assert whole == hashlib.sha256(server.body).hexdigest()
-    assert server.requests == ["/a.tar"]
+    assert server.requests == ["/a.tar"] * 2
 
 
 def _read_both(stream, cache, url, connection):
-    with cache.open(url) as own:
-        head = own.read(1000)
-        connection.send("reading")
-        rest = stream.read()
-        connection.send([hashlib.sha256(rest).hexdigest(), hashlib.sha256(head + own.read()).hexdigest()])
+    connection.send([_digest(cache, url), hashlib.sha256(stream.read()).hexdigest()])
 
 
 @pytest.mark.filterwarnings("error")  # it would give up after a while, and say so
 def test_a_fork_that_lives_on_does_not_keep_the_lock_of_its_dead_parent(server, directory, monkeypatch):
-    monkeypatch.setattr(cache_reader, "patience_s", 5.0)
+    monkeypatch.setattr(cache_fetch, "patience_s", 5.0)
     server.gate.clear()
     program = """if True:
         import os, sys, time

@@ -1,8 +1,9 @@
-"""Whether a file looks like a shard, by its first bytes or by all of them."""
+"""Checks that a file is a tar shard, by its first bytes or by all of them."""
 
 from __future__ import annotations
 
 import os
+import tarfile
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
@@ -36,17 +37,21 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
         header = file.read(_BLOCK)
     if header.startswith(_COMPRESSED):
         return True
-    if len(header) < _BLOCK:
+    if len(header) == _BLOCK and not any(header):  # an empty archive
+        return True
+    try:
+        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.TarError:
         return False
-    return not any(header) or _checksum(header) == _stored_checksum(header)
+    return True
 
 
 def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
     """Whether a file is a tar archive, compressed or not, that can be read to its end.
 
-    Headers are read, and what is compressed is decompressed: that tells a download that broke off without
-    an error, as that of ``pipe:curl ... || true`` does. An archive without end mark counts as whole, and so
-    does one whose compression cannot be undone here because a package is missing.
+    Reads all headers, and decompresses a compressed archive, to find a download that broke off without an
+    error (``pipe:curl ... || true``). An archive without an end mark counts as whole, and so does one that
+    cannot be decompressed because a package is missing.
 
     Args:
         fname: Its path.
@@ -81,15 +86,3 @@ def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
 
 def _skip(name: str) -> None:
     return None
-
-
-def _checksum(header: bytes) -> int:
-    """The sum of a header's bytes, its checksum's own eight counted as spaces."""
-    return sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-
-
-def _stored_checksum(header: bytes) -> int:
-    try:
-        return int(header[148:156].partition(b"\0")[0], 8)
-    except ValueError:
-        return -1
