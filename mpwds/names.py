@@ -20,11 +20,11 @@ MODULES = ("nest", "tenbin")
 # These do the job: they are what `dir(mpwds)` shows.
 NAMES = {
     "mpwds.errors": "DecodeError MpwdsError ShardError WorkerDied WorkerTimeout",
-    "mpwds.loader.accelerated": "use_in_accelerate",
-    "mpwds.loader.data_loader": "DataLoader",
+    "mpwds.loader.dataloader.accelerated": "use_in_accelerate",
+    "mpwds.loader.dataloader.data_loader": "DataLoader",
     "mpwds.loader.multi_loader": "MultiLoader",
-    "mpwds.loader.stats": "LoaderStats",
-    "mpwds.loader.web_loader": "WebLoader",
+    "mpwds.loader.stats.stats": "LoaderStats",
+    "mpwds.loader.dataloader.web_loader": "WebLoader",
     "mpwds.pipeline.collation.padded": "padded",
     "mpwds.pipeline.dataset": "DataPipeline",
     "mpwds.pipeline.decoding.decoders": "handle_extension",
@@ -63,7 +63,7 @@ FURTHER_NAMES = {
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
         "StreamNotFound TenbinError WorkerTraceback"
     ),
-    "mpwds.loader.stats": "StageStats WorkerStats",
+    "mpwds.loader.stats.stats": "StageStats WorkerStats",
     "mpwds.pipeline.caching.db_cache": "DBCache",
     "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",

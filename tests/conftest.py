@@ -10,7 +10,7 @@ import hypothesis
 import psutil
 import pytest
 
-from mpwds.loader import forkserver
+from mpwds.loader.processes import forkserver
 
 # Where a change is judged, the same examples each time; elsewhere, new ones. Timings decide nothing.
 hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("CI")), deadline=None)

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpwds.loader.web_loader import WebLoader
+    from mpwds.loader.dataloader.web_loader import WebLoader
     from mpwds.pipeline.dataset import DataPipeline as FluidWrapper
     from mpwds.pipeline.fluent import Fluent as FluidInterface
     from mpwds.pipeline.webdataset import WebDataset
@@ -22,7 +22,7 @@ _HOMES = {
     "FluidInterface": ("mpwds.pipeline.fluent", "Fluent"),
     "FluidWrapper": ("mpwds.pipeline.dataset", "DataPipeline"),
     "WebDataset": ("mpwds.pipeline.webdataset", "WebDataset"),
-    "WebLoader": ("mpwds.loader.web_loader", "WebLoader"),
+    "WebLoader": ("mpwds.loader.dataloader.web_loader", "WebLoader"),
 }
 
 

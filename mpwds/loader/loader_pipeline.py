@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mpwds.loader.agreement import Even
-from mpwds.loader.even import even_length, evened, is_to_be_even
-from mpwds.loader.ledger import Since
 from mpwds.loader.lengths import count_behind, count_delivered
-from mpwds.loader.one_thread import OneThread
-from mpwds.loader.position import CountOnYield, LoaderPosition, PipelinePosition
-from mpwds.loader.progress import EpochProgress
-from mpwds.loader.rebatched import Rebatched
-from mpwds.loader.regrouped import regrouped
-from mpwds.loader.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
-from mpwds.loader.stages_clock import clocked
-from mpwds.loader.stats import LoaderStats
-from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.loader.output.one_thread import OneThread
+from mpwds.loader.ranks.agreement import Even
+from mpwds.loader.ranks.even import even_length, evened, is_to_be_even
+from mpwds.loader.rebatch.rebatched import Rebatched
+from mpwds.loader.rebatch.regrouped import regrouped
+from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
+from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
+from mpwds.loader.stats.collector import Since
+from mpwds.loader.stats.stages_clock import clocked
+from mpwds.loader.stats.stats import LoaderStats
+from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline

@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mpwds.loader import checks
-from mpwds.loader.agreement import EVEN, Even
-from mpwds.loader.counters import Counters
-from mpwds.loader.delivery import Delivery, FinalOutput
-from mpwds.loader.elements import as_dataset
-from mpwds.loader.epoch import EpochIterator
-from mpwds.loader.even import MOST_AHEAD, evened, is_to_be_even
-from mpwds.loader.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
-from mpwds.loader.launchers import LAUNCHERS
-from mpwds.loader.ledger import Ledger, Since, WorkerReading
+from mpwds.loader import options as checks
+from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.engine.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.engine.in_process import LocalIterator
+from mpwds.loader.engine.restarts import OnWorkerDeath, Restarts
 from mpwds.loader.loader_pipeline import LoaderStages
-from mpwds.loader.local import LocalIterator
-from mpwds.loader.meter import Meter
-from mpwds.loader.position import CountOnYield, LoaderPosition
-from mpwds.loader.processes import interrupts_deferred
-from mpwds.loader.progress import EpochProgress
-from mpwds.loader.progress_bar import ShownTimes, require_tqdm
-from mpwds.loader.restarts import OnWorkerDeath, Restarts
-from mpwds.loader.setup import WorkerSetup
-from mpwds.loader.stats import LoaderStats
-from mpwds.loader.trainer_times import TrainerTimes
+from mpwds.loader.output.delivery import Delivery, FinalOutput
+from mpwds.loader.processes.launchers import LAUNCHERS
+from mpwds.loader.processes.processes import interrupts_deferred
+from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.ranks.agreement import EVEN, Even
+from mpwds.loader.ranks.even import MOST_AHEAD, evened, is_to_be_even
+from mpwds.loader.resume.position import CountOnYield, LoaderPosition
+from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
+from mpwds.loader.stats.progress_bar import ShownTimes, require_tqdm
+from mpwds.loader.stats.stats import LoaderStats
+from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.worker.counters import Counters
+from mpwds.loader.worker.elements import as_dataset
+from mpwds.loader.worker.meter import Meter
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import in_any_order
@@ -86,7 +86,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share the
             memory of NumPy's where jax can
-            (:func:`~mpwds.loader.jax_arrays.with_jax_arrays` says where). Stages behind the workers get NumPy
+            (``mpwds.loader.output.jax_arrays`` says where). Stages behind the workers get NumPy
             arrays then; those that the last of them yields become jax's.
         seed: Overrides the dataset's seed; for a dataset that is not ours it seeds ``random``,
             ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).

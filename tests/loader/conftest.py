@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from mpwds.loader import forkserver
+from mpwds.loader.processes import forkserver
 from tests.fake_cuda import kept_to_the_rules
 
 

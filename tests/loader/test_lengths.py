@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.elements import elements
-from mpwds.loader.progress import EpochProgress
+from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.worker.elements import elements
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 

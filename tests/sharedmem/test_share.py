@@ -101,7 +101,7 @@ def test_a_shared_list_is_dealt_to_workers_like_a_list():
 
 
 def test_a_shared_list_reaches_workers_without_being_copied():
-    from mpwds.loader import setup
+    from mpwds.loader.processes import setup
 
     shared = mpwds.share([str(number) for number in range(100_000)])
     descriptor = setup.store(pickled := setup.pickled(setup.WorkerSetup(shared, workers=1, blocks=4)))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import mpwds
-from mpwds.loader import jax_arrays
+from mpwds.loader.output import jax_arrays
 
 HERE = os.path.dirname(__file__)
 

@@ -3,7 +3,7 @@
     python tools/bench/stages.py
     python tools/bench/stages.py --rounds 3 --only cost
 
-*Cost*: processor time of a worker's work on an epoch (all that ``mpwds.loader.worker`` does but the
+*Cost*: processor time of a worker's work on an epoch (all that ``mpwds.loader.worker.worker`` does but the
 messages), with the meter and without it, in turn; medians of all rounds. *Noise* is the ratio of two series
 without it. Pipelines of small elements are the hard ones; the message of a batch takes 10 us more, which are
 in no row.
@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from mpwds import DataPipeline, nest, tenbin
-from mpwds.loader.counters import Counters
-from mpwds.loader.elements import elements
-from mpwds.loader.meter import Meter
+from mpwds.loader.worker.counters import Counters
+from mpwds.loader.worker.elements import elements
+from mpwds.loader.worker.meter import Meter
 from mpwds.pipeline.context import Context
 
 ALONE = Context(owns_process=True, deferred=True)

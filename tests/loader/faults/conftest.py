@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpwds.loader import forkserver
+from mpwds.loader.processes import forkserver
 from tests.loader.faults import processes
 from tests.loader.faults.programs import Program
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from mpwds.loader import forkserver
+from mpwds.loader.processes import forkserver
 
 
 def possessions():

@@ -46,7 +46,7 @@ def test_closed_standard_streams_do_not_matter(program, start_method, closed, tm
 
 def test_a_dataset_whose_module_prints_does_without_standard_streams(program, tmp_path):
     module = """
-        from tests.loader.data_loader_datasets import Numbers
+        from tests.loader.dataloader.data_loader_datasets import Numbers
 
         print("imported")
 

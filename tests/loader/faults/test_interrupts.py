@@ -10,7 +10,7 @@ import time
 import pytest
 
 import mpwds
-from mpwds.loader.remote import RemoteWorker
+from mpwds.loader.engine.local_worker import RemoteWorker
 from mpwds.sharedmem import interrupts
 from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, loader_of, pids_of
 from tests.loader.faults.processes import wait_until, wait_until_gone

@@ -1,0 +1,309 @@
+"""Iterating a DataLoader that has workers."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds.loader.dataloader import start_methods, torch_collate
+from mpwds.loader.dataloader.fetching import FetchingSetup
+from mpwds.loader.dataloader.state import is_iterable
+from mpwds.loader.dataloader.task_epoch import TaskEpoch
+from mpwds.loader.engine.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
+from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource
+from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.arena import MOST_BLOCKS
+from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.sharedmem.pinning import Pinning
+from mpwds.tracebacks import shorten
+from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.loader.dataloader.data_loader import DataLoader
+
+_PINNED_BY_COPYING = "batches are copied to pinned memory one by one"
+
+
+class DataLoaderIterator(Iterator[Any]):
+    """The batches of one epoch of a DataLoader, or of one after the other where its workers persist.
+
+    It has workers of its own, which end with the epoch (unless they persist), when it is dropped, by
+    :meth:`close`, or with the process.
+
+    Args:
+        loader: The loader; it is not kept.
+
+    Raises:
+        TypeError: What the workers need cannot be pickled, and they may not be forks of this process.
+        ValueError: ``prefetch_factor`` is 0.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        import torch
+
+        if not loader.prefetch_factor:
+            raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
+        self._process = os.getpid()
+        self._entrance = threading.Lock()
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._record = torch.autograd.profiler.record_function
+        self._indices: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._pin = _pinning(loader)
+        # Once here and once when the epoch begins, as in torch: a sampler may draw numbers when it is asked.
+        iter(self._indices)
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        loader.record.take_back_seed(loader)
+        access = CudaAccess()
+        pins = self._pin is not None and access.device_count() > 0  # other accelerators register nothing
+        pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
+        launcher = start_methods.launcher_of(loader)
+        options = GroupOptions(launcher, "torch", warn_of_copies=False, pinning=pinning)
+        self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
+        self._finalizer = weakref.finalize(self, _finish, self._group)
+        self._epoch: TaskEpoch | None
+        self._times = TrainerTimes()
+        self._begin(loader)
+
+    def reset(self, loader: DataLoader[Any]) -> None:
+        """Leaves the epoch, if it is not over, and begins another, with the workers that are there."""
+        self._begin(loader)
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
+                "fork: iterate the loader anew here"
+            )
+        if not self._entrance.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            with self._record(self._profile_name):
+                return self._next()
+        except Exception as error:
+            shorten(error)
+            raise
+        finally:
+            self._entrance.release()
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError(f"a {type(self).__name__} cannot be pickled: pickle its loader")
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the running workers."""
+        return self._group.pids
+
+    def close(self) -> None:
+        """Ends the workers. A later ``next()`` ends the iteration."""
+        self._epoch = None
+        self._times.end()
+        self._group.close()
+
+    def _shutdown_workers(self) -> None:
+        """torch's name for :meth:`close`: programs call it, for want of a public one."""
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_times"):
+            self._times.end()
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        self._record_of_epoch = loader.record
+        self._yielded = loader.record.answered.count
+        self._length = _announced_length(loader)
+        self._dataset = loader.dataset
+        self._persists = loader.persistent_workers
+        self._timeout = loader.timeout
+        self._epoch = None
+        self._times.end()
+        self._times = loader.accounts.begin(self._group, in_order=loader.in_order, in_process=False)
+        self._start(loader)
+        workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
+        self._epoch = TaskEpoch(
+            workers,
+            generation,
+            iter(self._indices),
+            in_order=loader.in_order,
+            prefetch=loader.prefetch_factor or 1,
+            timeout=loader.timeout or None,
+            answered=loader.record.answered,
+            again=is_iterable(loader.dataset),
+            times=self._times,
+        )
+
+    def _start(self, loader: DataLoader[Any]) -> None:
+        """Starts the workers, if they do not run: as forks where others cannot unpickle what they need."""
+        if not loader._forks.might_help:
+            return
+        self._group.start()
+        try:
+            self._group.wait_until_ready(loader.timeout or None)
+        except MpwdsError:  # told when a batch is asked for
+            return
+        except BaseException as error:
+            self._group.close()
+            if not start_methods.may_fork(loader, error):
+                raise
+            self._group.start()
+        loader._forks.might_help = False
+
+    def _next(self) -> Any:
+        epoch = self._epoch
+        if epoch is None:
+            raise StopIteration
+        try:
+            answer = self._next_answer(epoch)
+        except StopIteration:
+            if self._epoch is None:
+                raise
+            self._epoch = None
+            self._record_of_epoch.finish()
+            if not self._persists:
+                self._group.close()
+            raise
+        except WorkerDied as error:
+            self.close()
+            raise _told_as_torch_does(error) from None
+        except WorkerTimeout as error:
+            self.close()
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
+        except (KeyboardInterrupt, MpwdsError):
+            self.close()
+            raise
+        batch = answer()
+        self._yielded += 1
+        if self._length is not None and self._yielded > self._length:
+            self._warn_of_length()
+        return batch if self._pin is None else self._pin(batch)
+
+    def _next_answer(self, epoch: TaskEpoch) -> Callable[[], Any]:
+        try:
+            return epoch.next_answer()
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._group.pids:
+                raise
+            # Another thread has closed this meanwhile, or the interpreter's exit has.
+            self._epoch = None
+            raise StopIteration from error
+
+    def _warn_of_length(self) -> None:
+        warn(
+            f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
+            f"len(dataloader)), but {self._yielded} samples have been fetched. For multiprocessing "
+            "data-loading, this could be caused by not properly configuring the IterableDataset replica at "
+            "each worker: it iterates the whole dataset, unless that divides itself by "
+            "torch.utils.data.get_worker_info()",
+            UserWarning,
+        )
+
+
+def _finish(group: WorkerGroup) -> None:
+    """What is left to do when an iterator is collected, or the interpreter exits."""
+    with interrupts.kept():
+        group.close()
+
+
+def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], FetchingSetup]:
+    from torch.utils.data import default_collate, default_convert
+
+    batches = loader.batch_sampler is not None
+    is_default = loader.collate_fn is (default_collate if batches else default_convert)
+    facts: dict[str, Any] = {
+        "dataset": _without_epoch(loader.dataset),
+        "workers": loader.num_workers,
+        "blocks": min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
+        "base_seed": base_seed,
+        "iterable": is_iterable(loader.dataset),
+        "batches": batches,
+        "collate_fn": None if is_default else loader.collate_fn,
+        "drop_last": loader.drop_last,
+        "worker_init_fn": loader.worker_init_fn,
+    }
+
+    def make() -> FetchingSetup:
+        here = Context.current()
+        return FetchingSetup(
+            **facts,
+            rank=here.rank,
+            world_size=here.world_size,
+            argv=list(sys.argv),
+            collate_functions=torch_collate.users_functions(),
+        )
+
+    return make
+
+
+def _announced_length(loader: DataLoader[Any]) -> int | None:
+    """The length of an iterable dataset, if ``len(loader)`` has told it: more elements are warned of."""
+    length: int | None = getattr(loader, "_IterableDataset_len_called", None)
+    return length if is_iterable(loader.dataset) else None
+
+
+def _count_epoch(dataset: Any) -> int:
+    """The number of the epoch that begins, of a dataset of ours: its copies in the workers cannot count."""
+    if not isinstance(dataset, (DataPipeline, IterableSource)):
+        return 0
+    epoch = dataset._epoch
+    dataset.set_epoch(epoch + 1)
+    return epoch
+
+
+def _without_epoch(dataset: Any) -> Any:
+    """A dataset of ours as the workers get it: each epoch tells them its number."""
+    if not isinstance(dataset, (DataPipeline, IterableSource)):
+        return dataset
+    dataset = copy.copy(dataset)
+    dataset.set_epoch(0)
+    return dataset
+
+
+def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
+    """What copies a batch to pinned memory, where that is asked for and of use.
+
+    It leaves tensors that are pinned already as they are, and calls ``pin_memory()`` of whatever has that.
+    """
+    if not loader.pin_memory:
+        return None
+    import torch
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    if loader.pin_memory_device:
+        warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device, ignore "
+            f"pin_memory_device='{loader.pin_memory_device}'.",
+            UserWarning,
+        )
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # since torch 2.6
+    if not accelerator.is_available():
+        warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
+            "won't be used.",
+            UserWarning,
+        )
+        return None
+    return pin_memory
+
+
+def _told_as_torch_does(error: WorkerDied) -> WorkerDied:
+    code = error.exitcode
+    if code is not None and code < 0:
+        how = f"is killed by signal: {signal.strsignal(-code)}. "
+    else:
+        how = f"exited unexpectedly{'' if code is None else f' with exit code {code}'}. "
+    return WorkerDied(f"DataLoader worker (pid {error.pid}) {how}{error}", error.worker, error.pid, code)

@@ -1,0 +1,199 @@
+"""What torch's ``default_collate`` and ``default_convert`` make, written straight into shared memory.
+
+In a worker the columns of a batch are not made: something that writes its rows stands for each, and the
+transport has it written where it belongs. Whatever is unusual is left to torch itself, errors included.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpwds.imports import after_import
+from mpwds.loader.engine.arrays import AsTensor
+from mpwds.nest.classes import fields_of
+from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack, can_be_stacked_into
+
+CollateMap = Mapping[Any, Callable[..., Any]]
+"""Functions by types, as torch's ``default_collate_fn_map`` holds them."""
+
+_FOR_TORCH = FIXED_SIZE - {np.dtype(name) for name in ("uint16", "uint32", "uint64")}  # not before torch 2.3
+_TORCH_NAMES = frozenset(dtype.name for dtype in _FOR_TORCH)
+
+
+def collate(batch: Sequence[Any]) -> Any:
+    """The batch that ``torch.utils.data.default_collate`` makes, its tensors not made yet.
+
+    Args:
+        batch: Samples: tensors, arrays, numbers, text, or dicts, tuples and lists of these, in any nesting.
+
+    Raises:
+        TypeError, RuntimeError, KeyError: What torch's function raises for the same batch.
+
+    Example:
+        >>> column, names = collate([(1.5, "a"), (2.5, "b")])
+        >>> column.shape, names
+        ((2,), ('a', 'b'))
+    """
+    if _users_functions:
+        return _by_torch(batch)
+    first = batch[0]
+    column = _COLUMNS.get(type(first))
+    if column is not None:
+        return column(batch)
+    torch = sys.modules.get("torch")
+    if torch is not None and type(first) is torch.Tensor:
+        return _tensors(batch)
+    if isinstance(first, tuple) and hasattr(first, "_fields") and fields_of(type(first)) is not None:
+        return type(first)(*[collate(values) for values in zip(*batch, strict=False)])
+    return _by_torch(batch)
+
+
+def convert(data: Any) -> Any:
+    """What ``torch.utils.data.default_convert`` makes of a sample, its arrays not made yet.
+
+    Example:
+        >>> type(convert({"x": np.zeros(3), "name": "a"})["x"]).__name__
+        'AsTensor'
+    """
+    kind = type(data)
+    if (kind is np.ndarray and data.dtype in _FOR_TORCH) or kind is Stack:
+        return AsTensor(data)
+    if kind is dict:
+        return {key: convert(value) for key, value in data.items()}
+    if kind is list or kind is tuple:
+        return [convert(value) for value in data]
+    if kind in _UNCHANGED:
+        return data
+    from torch.utils.data import default_convert
+
+    convert_by_torch: Callable[[Any], Any] = default_convert
+    return convert_by_torch(data)
+
+
+def users_functions() -> dict[Any, Callable[..., Any]]:
+    """What was added to torch's ``default_collate_fn_map`` here, for :func:`take_functions` in a worker."""
+    module: Any = sys.modules.get("torch.utils.data._utils.collate")
+    table: CollateMap = getattr(module, "default_collate_fn_map", {})
+    return {
+        kind: function
+        for kind, function in table.items()
+        if getattr(function, "__module__", "") not in (module.__name__, __name__)
+    }
+
+
+def take_functions(functions: CollateMap) -> None:
+    """Worker: adds the user's functions to torch's ``default_collate_fn_map``.
+
+    Torch's own function for tensors, in a worker, allocates shared memory for torch's own transport: a
+    ``collate_fn`` that calls ``default_collate`` gets one that does not.
+    """
+    _users_functions.update(functions)
+
+    def tell(module: Any) -> None:
+        table = getattr(module, "default_collate_fn_map", {})
+        import torch
+
+        if table.get(torch.Tensor) is getattr(module, "collate_tensor_fn", None):
+            table[torch.Tensor] = _stack_privately
+        table.update(functions)
+
+    after_import("torch.utils.data._utils.collate", tell)
+
+
+_users_functions: dict[Any, Callable[..., Any]] = {}
+
+
+class _Rows(Stack):
+    """Arrays of one shape and dtype, copied by one call of NumPy."""
+
+    __slots__ = ()
+
+    def write_into(self, out: npt.NDArray[Any]) -> None:
+        shape = out.shape
+        if len(shape) == 1:
+            out[...] = self._rows
+        else:
+            np.concatenate(self._rows, out=out.reshape(shape[0] * shape[1], *shape[2:]))
+
+
+def _arrays(rows: Sequence[Any]) -> Any:
+    dtype, shape = rows[0].dtype, rows[0].shape
+    alike = set(map(type, rows)) == {np.ndarray} and {row.shape for row in rows} == {shape}
+    if not alike or dtype not in _FOR_TORCH or not all(row.dtype is dtype for row in rows):
+        return _by_torch(rows)
+    return AsTensor(_Rows(rows, dtype))
+
+
+def _tensors(rows: Sequence[Any]) -> Any:
+    import torch
+
+    first = rows[0]
+    name = str(first.dtype).removeprefix("torch.")
+    plain = name in _TORCH_NAMES and first.is_cpu and first.layout is torch.strided and not first.is_nested
+    alike = set(map(type, rows)) == {type(first)} and list(map(_shape, rows)).count(first.shape) == len(rows)
+    if plain and alike and can_be_stacked_into(rows):
+        return AsTensor(Stack(rows, np.dtype(name)))
+    return _by_torch(rows)
+
+
+_shape = operator.attrgetter("shape")
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    kind = type(values[0])
+    if set(map(type, values)) == {kind}:
+        try:
+            return AsTensor(np.array(values, _OF_NUMBERS[kind]))
+        except OverflowError:
+            pass
+    return _by_torch(values)
+
+
+def _unchanged(values: Sequence[Any]) -> Sequence[Any]:
+    return values
+
+
+def _dicts(samples: Sequence[Any]) -> Any:
+    return {key: collate([sample[key] for sample in samples]) for key in samples[0]}
+
+
+def _sequences(samples: Sequence[Any]) -> Any:
+    if len(set(map(len, samples))) > 1:
+        raise RuntimeError("each element in list of batch should be of equal size")
+    return [collate(values) for values in zip(*samples, strict=True)]
+
+
+def _by_torch(batch: Sequence[Any]) -> Any:
+    from torch.utils.data import default_collate
+
+    collate_by_torch: Callable[[Any], Any] = default_collate
+    return collate_by_torch(batch)
+
+
+def _stack_privately(batch: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:
+    import torch
+
+    if batch[0].is_nested or batch[0].layout is not torch.strided:
+        from torch.utils.data._utils.collate import collate_tensor_fn
+
+        return collate_tensor_fn(batch)  # which refuses them
+    return torch.stack(list(batch), 0)
+
+
+_OF_NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
+_UNCHANGED = frozenset({str, bytes, int, float, bool, complex, type(None)})
+_COLUMNS: dict[type, Callable[[Sequence[Any]], Any]] = {
+    np.ndarray: _arrays,
+    **dict.fromkeys(_OF_NUMBERS, _numbers),
+    str: _unchanged,
+    bytes: _unchanged,
+    dict: _dicts,
+    list: _sequences,
+    tuple: _sequences,
+}

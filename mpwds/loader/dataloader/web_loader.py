@@ -1,0 +1,202 @@
+"""WebLoader: a DataLoader with stages behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.rebatch.regrouped import regrouped
+from mpwds.loader.resume.state import VERSION, described_stages, field
+from mpwds.loader.stats.collector import Since
+from mpwds.loader.stats.stats import LoaderStats
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.iterator_streams import IteratorStream
+from mpwds.pipeline.replay import skip
+from mpwds.pipeline.stream import Stage
+from mpwds.warn import warn
+
+
+class WebLoader(Rebatching, DataPipeline):
+    """Iterates a dataset by a ``DataLoader``; the stages that are added to it run in this process.
+
+    Args:
+        args: For the DataLoader.
+        kw: For the DataLoader.
+
+    Attributes:
+        loader: The DataLoader.
+
+    Raises:
+        ValueError, TypeError: As DataLoader, for arguments that do not fit together.
+
+    Source:
+        ``webdataset.WebLoader``.
+
+    Example:
+        >>> dataset = DataPipeline(range(6)).batched(3)
+        >>> loader = WebLoader(dataset, batch_size=None, num_workers=2)
+        >>> sorted(map(int, loader.unbatched()))
+        [0, 1, 2, 3, 4, 5]
+        >>> [len(batch) for batch in loader.rebatched(4, shuffle=6)]
+        [4, 2]
+    """
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        from mpwds.loader.dataloader.data_loader import DataLoader
+
+        loader: DataLoader[Any] = DataLoader(*args, **kw)
+        super().__init__(_Loaded(loader))
+        self.loader = loader
+        self._call = f"WebLoader({loader.dataset!r}, num_workers={loader.num_workers})"
+        self._run: _Run | None = None
+        self._loaded: Mapping[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        from mpwds.loader.dataloader.state import start_of_next
+
+        loaded, self._loaded = self._loaded, None
+        begun = start_of_next(self.loader) if loaded is None else loaded["loader"]
+        epoch = self._epoch
+        run = self._run = _Run(epoch, begun)
+        elements = super().__iter__()
+        delivered = 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"]
+        if delivered:
+            warn(
+                f"the stages behind a WebLoader are continued by running the first {delivered} elements of "
+                "the epoch again",
+                UserWarning,
+            )
+            skip(elements, delivered)
+            run.delivered = delivered
+        return run.counted(elements)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
+        super().set_epoch(epoch)
+        self.loader.set_epoch(epoch)
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """The ``DataLoader``'s ``stats``. The time of stages that run here is part of ``elsewhere_s``.
+
+        Args:
+            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+
+        Raises:
+            ValueError: ``since`` is neither.
+        """
+        return self.loader.stats(since)
+
+    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        return regrouped(stages)
+
+    def compose(self, *stages: Any) -> WebLoader:
+        extended = super().compose(*stages)
+        extended._run = extended._loaded = None
+        return extended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration stands: the ``DataLoader``'s state.
+
+        With stages: that of the epoch's start, and how many elements were delivered since.
+
+        Example:
+            >>> loader = WebLoader(range(6), batch_size=2, shuffle=True).unbatched()
+            >>> numbers = iter(loader)
+            >>> first, state = int(next(numbers)), loader.state_dict()
+            >>> state["delivered"], len(state["loader"]["generator"])
+            (1, 6744)
+        """
+        from mpwds.loader.dataloader.state import start_of_next
+
+        run, described = self._run, self._described()
+        unfinished = run is not None and not run.finished
+        if run is None or not described:
+            loader = self.loader.state_dict()
+        else:
+            loader = run.begun if unfinished else start_of_next(self.loader)
+        return {
+            "version": VERSION,
+            "kind": "WebLoader",
+            "stages": described,
+            "epoch": run.epoch if run is not None and unfinished else self._epoch,
+            "delivered": run.delivered if run is not None and unfinished and described else 0,
+            "loader": loader,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next ``iter()`` go on where ``state_dict`` was saved, as ``DataLoader`` does.
+
+        With stages the epoch is run again from its start, and what was delivered is dropped; one warning says
+        so. With ``repeat`` or ``with_epoch`` this takes a ``generator``, or what follows the DataLoader's
+        first epoch has another order.
+
+        Args:
+            state_dict: What ``state_dict()`` returned.
+
+        Raises:
+            ValueError: It is the state of another loader: the message says what differs.
+        """
+        if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
+            raise ValueError(f"a WebLoader's state is what its state_dict() gave, got {state_dict!r}")
+        if state_dict.get("version") != VERSION or state_dict.get("stages") != self._described():
+            raise ValueError(
+                f"the state is of version {state_dict.get('version')!r} and stages "
+                f"{state_dict.get('stages')}; this loader is of version {VERSION} and has {self._described()}"
+            )
+        epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
+        if delivered and not self.loader.in_order:
+            raise ValueError(
+                "the epoch would have to be run again from its start, and with in_order=False batches come "
+                "in another order then: use in_order=True, or begin the epoch anew"
+            )
+        self.loader.load_state_dict(field(state_dict, "loader", dict))
+        self._epoch = epoch
+        self._loaded = state_dict
+
+    def _described(self) -> list[str]:
+        stages = described_stages(self.stages)
+        return stages if self._epochs == ONCE else [*stages, str(self._epochs)]
+
+
+class _Run:
+    """One iteration.
+
+    Attributes:
+        epoch: Its number.
+        begun: The DataLoader's state at its start.
+        delivered: Elements that were delivered.
+        finished: It is at its end.
+    """
+
+    def __init__(self, epoch: int, begun: dict[str, Any]) -> None:
+        self.epoch = epoch
+        self.begun = begun
+        self.delivered = 0
+        self.finished = False
+
+    def counted(self, elements: Iterator[Any]) -> Iterator[Any]:
+        for element in elements:
+            self.delivered += 1
+            yield element
+        self.finished = True
+
+
+class _Loaded:
+    """Source of a pipeline: what a DataLoader delivers. Its elements cannot be made again."""
+
+    addressable: ClassVar[bool] = False
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __str__(self) -> str:
+        return "DataLoader"
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def stream(self, context: Context = ALONE) -> IteratorStream:
+        return IteratorStream(iter(self._loader), "that the workers delivered")

@@ -1,0 +1,106 @@
+"""Objects of any class in a batch: pickled, the data of their arrays out of band."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpwds.loader.processes.dataset_pickler import reduced_tensor
+from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.pickling import _Pickler as _OwnClassPickler
+
+
+@dataclass
+class OutOfBand:
+    """A pickled object.
+
+    Args:
+        pickled: Its pickle, without the data of its arrays.
+        buffers: That data, as uint8 arrays of one dimension.
+    """
+
+    pickled: bytes
+    buffers: list[Any]
+
+
+def take_apart(item: Any) -> Any:
+    """Replaces each object that must be pickled by an :class:`OutOfBand`.
+
+    Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else.
+
+    Returns:
+        The new batch; ``item`` itself if it holds no such object.
+
+    Example:
+        >>> batch = [1, collections.UserDict(x=np.zeros(3))]
+        >>> type(take_apart(batch)[1]).__name__, len(take_apart(batch)[1].buffers)
+        ('OutOfBand', 1)
+        >>> put_together(take_apart(batch))
+        [1, {'x': array([0., 0., 0.])}]
+    """
+    kind = type(item)
+    if kind in _LEFT:
+        return item
+    if kind is dict:
+        if set(map(type, item.values())) <= _LEFT:
+            return item
+        parts = [take_apart(value) for value in item.values()]
+        changed = any(part is not value for part, value in zip(parts, item.values(), strict=True))
+        return dict(zip(item, parts, strict=True)) if changed else item
+    if kind is list or kind is tuple or (issubclass(kind, tuple) and fields_of(kind) is not None):
+        if set(map(type, item)) <= _LEFT:
+            return item
+        parts = [take_apart(value) for value in item]
+        if all(part is value for part, value in zip(parts, item, strict=True)):
+            return item
+        return parts if kind is list else tuple.__new__(kind, parts)
+    return item if _nest_knows(kind) else _pickled(item)
+
+
+def put_together(item: Any) -> Any:
+    """Undoes :func:`take_apart`."""
+    kind = type(item)
+    if kind is OutOfBand:
+        return pickle.loads(item.pickled, buffers=[memoryview(buffer) for buffer in item.buffers])
+    if kind is dict:
+        return {key: put_together(value) for key, value in item.items()}
+    if kind is list:
+        return [put_together(value) for value in item]
+    if isinstance(item, tuple):
+        return tuple.__new__(kind, [put_together(value) for value in item])
+    return item
+
+
+def _nest_knows(kind: type) -> bool:
+    """Whether ``mpwds.nest`` sends instances of this type without pickling them."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    is_array = issubclass(kind, (np.generic, tensor)) or hasattr(kind, "write_into")
+    return is_array or fields_of(kind) is not None
+
+
+def _pickled(item: Any) -> Any:
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(item)
+    except Exception:
+        return item  # mpwds.nest raises the error, which says where it is
+    return OutOfBand(stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
+
+
+class _Pickler(_OwnClassPickler):
+    def reducer_override(self, item: Any) -> Any:
+        reduced = reduced_tensor(item)
+        return super().reducer_override(item) if reduced is None else reduced
+
+
+_LEFT = frozenset(
+    {*PLAIN_OR_INT, complex, bytearray, np.ndarray, collections.OrderedDict, collections.defaultdict}
+)

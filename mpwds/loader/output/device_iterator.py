@@ -1,0 +1,114 @@
+"""Batches on a device: copied there on a stream of their own, some of them ahead."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from mpwds.loader.engine.epoch import NOT_YET
+from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.output.replacing import replaced
+from mpwds.sharedmem.cuda import CopyStream
+
+
+class DeviceIterator(Iterator[Any]):
+    """What an iterator delivers, its tensors copied to a device.
+
+    The copies are begun on a side stream as soon as batches are here, up to ``ahead`` before they are asked
+    for, and run while the device computes. A batch that is delivered can be used at once on the stream that
+    is current then. Errors, and the end, come behind the batches that came before them.
+
+    Args:
+        source: The iterator.
+        stream: For the copies.
+        ahead: Batches on the device that are not asked for yet, at the most.
+        next_now: As ``next(source)``, but ``NOT_YET`` if that would wait. Without it nothing is copied ahead.
+        is_closed: Whether what is copied ahead is not to be delivered any more.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        stream: CopyStream,
+        ahead: int = 0,
+        next_now: Callable[[], Any] | None = None,
+        is_closed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        import torch
+
+        self._tensor: type = torch.Tensor
+        self._source = source
+        self._stream = stream
+        self._ahead = ahead
+        self._next_now = next_now
+        self._is_closed = is_closed
+        self._entrance = threading.Lock()
+        self._sent: deque[_Sent] = deque()
+        self._original: list[Any] = []
+        self._ending: Exception | None = None
+        self._finalizing = sys.is_finalizing
+
+    def __next__(self) -> Any:
+        if not self._entrance.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            return self._next()
+        finally:
+            self._entrance.release()
+
+    @property
+    def ahead(self) -> int:
+        """Batches that the source has delivered and this has not."""
+        return len(self._sent)
+
+    def _next(self) -> Any:
+        if self._is_closed():
+            self._sent.clear()
+        else:
+            self._send_what_is_here()
+        if not self._sent:
+            if self._ending is not None:
+                ending, self._ending = self._ending, None
+                raise ending
+            self._send(next(self._source))
+        sent = self._sent.popleft()
+        self._stream.hand_over(sent.tensors, sent.mark)
+        return sent.batch
+
+    def _send_what_is_here(self) -> None:
+        while self._next_now is not None and self._ending is None and len(self._sent) <= self._ahead:
+            try:
+                batch = self._next_now()
+            except Exception as ending:
+                self._ending = ending.with_traceback(None)  # whose frames refer to this iterator
+                return
+            if batch is NOT_YET:
+                return
+            self._send(batch)
+
+    def _send(self, batch: Any) -> None:
+        tensors: list[Any] = []
+
+        def copied(tensor: Any) -> Any:
+            tensors.append(self._stream.copied(tensor))
+            return tensors[-1]
+
+        # The batch before this one, which the source may have held until now, is let go of here: the fences
+        # of its blocks then stand behind its copies.
+        with self._stream.selected():
+            self._original[:] = [batch]
+            self._sent.append(_Sent(replaced(batch, self._tensor, copied), tensors, self._stream.mark()))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_finalizing") and self._original and not self._finalizing():
+            with self._stream.selected():
+                self.__dict__.clear()  # the batch, and the source that may hold it too
+
+
+class _Sent(NamedTuple):
+    batch: Any
+    tensors: list[Any]
+    mark: Any

@@ -1,0 +1,71 @@
+"""NumPy arrays as jax's, where possible without a copy."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpwds.loader.output.replacing import replaced
+
+_ALIGNMENT = 64
+"""What jax asks of memory that it is to take over without a copy."""
+
+
+def check_installed() -> None:
+    """Sees to it that jax can be imported later, without doing it.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    if importlib.util.find_spec("jax") is None:
+        raise ImportError("output='jax' needs the package jax: pip install 'mpwds[jax]'")
+
+
+def with_jax_arrays(batch: Any) -> Any:
+    """A batch with jax arrays in the place of NumPy's.
+
+    jax takes over the memory of an array as it is (by DLPack), and holds it until no array of its own and no
+    computation that it has begun needs it any more. What is not contiguous or not aligned to 64 bytes is
+    copied; so is bfloat16, and, unless ``jax_enable_x64`` is set, what has 64 bits, which become 32 as
+    everywhere in jax. The arrays are on the CPU (``jax.device_put`` moves a whole batch). Arrays that jax
+    does not have, of objects, text or times, stay NumPy's, and so do NumPy's scalars.
+
+    Args:
+        batch: Any nesting of dict, list, tuple, namedtuple and dataclass.
+    """
+    return replaced(batch, np.ndarray, _converter())
+
+
+@functools.cache
+def _converter() -> Callable[[Any], Any]:
+    try:
+        import jax
+        import jax.dlpack
+        import jax.dtypes
+    except ImportError as error:
+        raise ImportError(
+            f"output='jax' needs the package jax: pip install 'mpwds[jax]' ({error})"
+        ) from error
+    cpu = jax.devices("cpu")[0]
+
+    def convert(array: Any) -> Any:
+        dtype = array.dtype
+        if dtype.kind not in "biufc" and dtype.name != "bfloat16":
+            return array
+        if not dtype.isnative:
+            array = array.astype(dtype.newbyteorder("="))
+        can_be_shared = (
+            dtype.kind in "biufc"
+            and jax.dtypes.canonicalize_dtype(dtype) == dtype
+            and array.flags.c_contiguous
+            and array.flags.writeable
+            and array.nbytes > 0
+            and array.ctypes.data % _ALIGNMENT == 0
+        )
+        return jax.dlpack.from_dlpack(array) if can_be_shared else jax.device_put(array, cpu)
+
+    return convert

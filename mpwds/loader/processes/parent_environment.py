@@ -1,0 +1,81 @@
+"""What a fork of the trainer would inherit, carried to workers that are not forks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+from mpwds.imports import after_import
+from mpwds.loader.processes.processes import THREAD_VARIABLES
+
+_MULTIPROCESSING = "multiprocessing.process"
+
+
+class ParentEnvironment(NamedTuple):
+    """What a fork of the trainer would inherit.
+
+    Args:
+        environ: Environment variables.
+        folder: The working directory; empty where it has been removed.
+        path: ``sys.path``.
+        processors: The processors that it may run on.
+        arguments: ``sys.argv``: modules that parse it when they are imported find it.
+        key: By which the servers of ``multiprocessing`` (its managers) know their processes; empty where
+            the trainer has not imported it.
+    """
+
+    environ: dict[str, str]
+    folder: str
+    path: list[str]
+    processors: list[int]
+    arguments: list[str]
+    key: bytes
+
+
+def current() -> ParentEnvironment:
+    """This process' environment.
+
+    Example:
+        >>> current().folder == os.getcwd()
+        True
+    """
+    folder = ""
+    with contextlib.suppress(OSError):
+        folder = os.getcwd()
+    path = [item for item in sys.path if isinstance(item, str)]
+    multiprocessing = sys.modules.get(_MULTIPROCESSING)
+    key = b"" if multiprocessing is None else bytes(multiprocessing.current_process().authkey)
+    processors = sorted(os.sched_getaffinity(0))
+    return ParentEnvironment(dict(os.environ), folder, path, processors, list(sys.argv), key)
+
+
+def adopt(parent: ParentEnvironment) -> None:
+    """Gives this process the environment of its trainer. The numbers of threads that were set here stay.
+
+    Example:
+        >>> adopt(current())
+    """
+    variables = parent.environ
+    for name in set(os.environ) - set(variables) - set(THREAD_VARIABLES):
+        del os.environ[name]
+    os.environ.update(variables)
+    if parent.folder:
+        with contextlib.suppress(OSError):
+            os.chdir(parent.folder)
+    sys.path[:] = parent.path
+    if sorted(os.sched_getaffinity(0)) != parent.processors:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, parent.processors)
+    sys.argv = list(parent.arguments)
+    _take_key(parent.key)
+
+
+def _take_key(key: bytes) -> None:
+    def take(multiprocessing: ModuleType) -> None:
+        multiprocessing.current_process().authkey = key
+
+    if key:
+        after_import(_MULTIPROCESSING, take)

@@ -1,0 +1,204 @@
+"""Starting worker processes, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NamedTuple
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+class WorkerEnds(NamedTuple):
+    """The descriptors of a worker's ends (see ``engine.protocol``)."""
+
+    channel: int
+    handover: int
+    bell: int
+    lifeline: int
+    status: int
+
+
+class WorkerProcess:
+    """A running worker process, this process' child.
+
+    Args:
+        pid: Its process id.
+
+    Raises:
+        OSError: There is no descriptor left to watch it with; it has been ended.
+
+    Attributes:
+        pid: Its process id.
+        exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when
+            someone else in this process has reaped it.
+        is_stuck: It has not done what it should in the time it had.
+        hint: Why it was killed, where this process did it and knows.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.exitcode: int | None = None
+        self.is_stuck = False
+        self.hint = ""
+        self._ended = False
+        self._poller = select.poll()
+        try:
+            self._sentinel = os.pidfd_open(pid)
+        except ProcessLookupError:  # gone already, and reaped by someone else
+            self._ended = True
+        except OSError:
+            self._end_unwatched()
+            raise
+        else:
+            self._poller.register(self._sentinel, select.POLLIN)
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process ends."""
+        return self._sentinel
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the process to end and reaps it; false if it still runs after ``timeout_s``."""
+        if not self._ended and self._poller.poll(max(0.0, timeout_s) * 1000):
+            self._ended = True
+            os.close(self._sentinel)
+            self.exitcode = self._reap()
+        return self._ended
+
+    def kill(self) -> None:
+        """Sends SIGKILL, if the process still runs."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
+
+    def _end_unwatched(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self) -> int | None:
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            return None
+        return os.waitstatus_to_exitcode(status)
+
+
+def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
+    """Waits ``grace_s`` for all processes to end, then kills those that have not; reaps every one."""
+    deadline = time.monotonic() + grace_s
+    late = [process for process in processes if not process.wait(deadline - time.monotonic())]
+    for process in late:
+        process.kill()
+    for process in late:
+        process.wait(60)
+
+
+def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:
+    """Starts a fresh interpreter that calls a function.
+
+    It inherits nothing of this process but ``descriptors``, and gets its ``sys.path`` and flags.
+    ``__main__`` is not imported again. Numeric libraries are told to use one thread, unless the user told
+    them something else: workers share the machine's cores, and the libraries ask when they are imported.
+
+    Args:
+        entry: The function, as ``"module:name"``.
+        descriptors: File descriptors to keep open, under the same numbers.
+        arguments: What the function is called with.
+    """
+    module, _, name = entry.partition(":")
+    path = [item for item in sys.path if isinstance(item, str)]
+    # An argument for each item: the system limits the length of one argument to 128 kB.
+    program = (
+        f"import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {module} import {name}; "
+        f"{name}({', '.join(map(str, arguments))})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    with _interrupts_blocked():
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", program, *path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            env={**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ},
+        )
+    # From here the process is ours to reap: without this, Popen warns when it is collected.
+    process.returncode = 0
+    return WorkerProcess(process.pid)
+
+
+def fork(target: Callable[[], None]) -> int:
+    """Forks this process, calls ``target`` in the child and ends it; returns the child's process id."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()  # else the child writes again what this process had buffered
+    with _interrupts_blocked():
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                target()
+                status = 0
+            except SystemExit as exit_request:
+                status = exit_request.code if isinstance(exit_request.code, int) else 1
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                with contextlib.suppress(Exception):
+                    sys.stderr.flush()
+                os._exit(status)
+    return pid
+
+
+def fill_standard_descriptors() -> None:
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
+
+    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
+    stands for the stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C inside this block takes effect at its end: nothing is left half started or half closed."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    interrupts: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *interrupt: interrupts.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts:
+            handler(*interrupts[-1])
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A worker is born with SIGINT blocked, so that Ctrl-C cannot reach it before it ignores it."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

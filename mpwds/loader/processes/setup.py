@@ -1,0 +1,236 @@
+"""What a worker needs to begin, carried from the trainer in one memory segment that all workers map."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import pickle
+import sys
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from mpwds.errors import MpwdsError
+from mpwds.loader.processes import loaded_code, parent_environment, unpicklable
+from mpwds.loader.processes.dataset_pickler import pickled_apart
+from mpwds.loader.processes.parent_environment import ParentEnvironment
+from mpwds.sharedmem import segment
+from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
+
+_ALIGNMENT = 64
+
+
+@dataclass
+class WorkerSetup:
+    """The dataset and the facts that are the same for all workers of a loader.
+
+    Args:
+        dataset: What the workers iterate.
+        workers: Their number.
+        blocks: Blocks of each worker's arena.
+        rank: Index of the trainer among ``world_size``.
+        world_size: Number of trainers.
+        seed: The loader's seed, if it has one.
+        argv: ``sys.argv`` of the trainer.
+    """
+
+    dataset: Any
+    workers: int
+    blocks: int
+    rank: int = 0
+    world_size: int = 1
+    seed: int | None = None
+    argv: list[str] = field(default_factory=list)
+
+
+class CannotPickle(TypeError):
+    """What the workers need holds something that cannot be pickled.
+
+    Attributes:
+        what: The path to it and what it is: ``dataset.files[3] is a TextIOWrapper``.
+    """
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+class StillImported(RuntimeError):
+    """What the workers need comes from a module that is still being imported here.
+
+    They would import it too, and come to the place where workers are started, and so would theirs.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"workers would import the module {module!r}, which is still being imported here and starts "
+            "workers: iterate in a function that is called when the import is over, or let the workers be "
+            "forks of this process"
+        )
+        self.module = module
+
+
+class Pickled(NamedTuple):
+    """A setup that is ready to be stored. Workers can be started as long as this is there.
+
+    Args:
+        parts: The pickle, and behind it the large arrays where they are: in this process' memory, or in such
+            that workers can map as well.
+        modules: Modules that unpickling it will import.
+        mappings: Keeps the latter.
+    """
+
+    parts: list[memoryview | Region]
+    modules: list[str]
+    mappings: Mappings | None = None
+
+
+def pickled(setup: WorkerSetup) -> Pickled:
+    """``setup`` pickled by cloudpickle, for :func:`store`; arrays and tensors are left where they are.
+
+    Raises:
+        CannotPickle: It holds something that cannot be pickled.
+        StillImported: A module that it needs is not imported yet.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data, modules = pickled_apart(setup, buffers.append)
+    except Exception as error:
+        what = unpicklable.find(setup)
+        raise CannotPickle(
+            f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): open "
+            "files, locks and connections where the dataset is iterated, or use start_method='fork'",
+            what,
+        ) from error
+    _check_imported(modules)
+    arrays = [buffer.raw() for buffer in buffers]
+    mappings = Mappings() if any(array.nbytes for array in arrays) else None
+    parts = [_where(array, mappings) for array in arrays]
+    return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+
+def fingerprint(setup: WorkerSetup) -> bytes | None:
+    """What tells one setup from another: its pickle, and the code of the modules that unpickling imports.
+
+    Of arrays above 1 MB, a sample of the bytes counts.
+
+    Returns:
+        A digest; ``None`` if the setup cannot be pickled.
+
+    Example:
+        >>> factor = 2
+        >>> dataset = lambda: (factor * number for number in range(3))
+        >>> before = fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        >>> factor = 3
+        >>> before == fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
+        False
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data, modules = pickled_apart(setup, buffers.append)
+    except Exception:
+        return None
+    digest = hashlib.blake2b(data)
+    for buffer in buffers:
+        array = buffer.raw()
+        digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
+    for code in loaded_code.codes_of(sorted(modules)):
+        digest.update(f"{id(code[0])} {code[1]}".encode())
+    return digest.digest()
+
+
+def _check_imported(modules: set[str]) -> None:
+    for module in modules:
+        names = module.split(".")
+        for name in itertools.accumulate(names, "{}.{}".format):  # a package is imported before what is in it
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(spec, "_initializing", False):
+                raise StillImported(name)
+
+
+def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
+    if mappings is None or not array.nbytes:
+        return array
+    address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
+    return mappings.find(address, array.nbytes) or array
+
+
+def store(pickled: Pickled) -> int:
+    """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
+
+    With it goes this process' environment, which a worker adopts before it reads the setup.
+
+    Args:
+        pickled: What :func:`pickled` returned; it lets go of what is stored.
+
+    Returns:
+        A file descriptor; the caller closes it.
+
+    Raises:
+        SharedMemoryError: There is no memory for it.
+
+    Example:
+        >>> import os
+        >>> descriptor = store(pickled(WorkerSetup(dataset=lambda: iter("ab"), workers=1, blocks=4)))
+        >>> list(read(descriptor).dataset())
+        ['a', 'b']
+        >>> os.close(descriptor)
+    """
+    parts = pickled.parts
+    places = [part if isinstance(part, Region) else part.nbytes for part in parts]
+    stored = [part for part in parts if not isinstance(part, Region)]
+    head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
+    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
+    descriptor = segment.create(size)
+    try:
+        segment.commit(descriptor, 0, size)
+        memory = segment.map(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with memory:
+        memory[:4] = len(head).to_bytes(4, "little")
+        memory[4 : 4 + len(head)] = head
+        offset = _aligned(4 + len(head))
+        for part in stored:
+            memory[offset : offset + part.nbytes] = part
+            offset += _aligned(part.nbytes)
+    parts.clear()
+    return descriptor
+
+
+def read(descriptor: int) -> WorkerSetup:
+    """The setup that :func:`store` put into a segment.
+
+    Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
+    copy of the pages it writes to. Those that the trainer has in shared memory are views of that.
+
+    Args:
+        descriptor: The segment.
+    """
+    memory = map_privately(descriptor)
+    nbytes = int.from_bytes(memory[:4], "little")
+    places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    offset = _aligned(4 + nbytes)
+    parts: list[memoryview] = []
+    parent_environment.adopt(ParentEnvironment(*environment))
+    for place in places:
+        if isinstance(place, int):
+            parts.append(memory[offset : offset + place])
+            offset += _aligned(place)
+        else:
+            parts.append(map_region(Region(*place)))
+    setup = pickle.loads(parts[0], buffers=parts[1:])
+    if not isinstance(setup, WorkerSetup):
+        raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
+    return setup
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,256 @@
+"""Make batches of another size, of random rows, without taking a batch apart into Python objects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mpwds.loader import options as checks
+from mpwds.loader.rebatch.batch_schema import Schema, columns_of, infer_schema, leaves
+from mpwds.loader.rebatch.row_buffers import RowBuffers, Rows, rows_of
+from mpwds.loader.rebatch.row_ids import TakenBatches, gather, row_ids_of, rows_like
+from mpwds.loader.rebatch.row_mixer import RowMixer
+from mpwds.loader.rebatch.row_pool import RowPool
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments, explain, options
+from mpwds.pipeline.stream import Address, Description, Stream
+
+
+@dataclass(frozen=True)
+class Rebatched(Filter):
+    """Stage that yields batches of ``batchsize`` rows of the batches it is given.
+
+    What ``unbatched``, ``shuffle`` and ``batched`` do one after the other, for whole batches at a time: a row
+    is copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
+    ``shuffle`` it is copied once, in order. Nothing else refers to a batch that was given, so its memory
+    is free as soon as its rows are copied, and the memory of a new batch is used again when nothing refers
+    to it.
+
+    Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
+    too. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. A list inside a
+    batch has an item for each row, or holds columns, as the number of rows tells. All rows of an epoch must
+    be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more.
+
+    Args:
+        batchsize: Rows of a new batch.
+        shuffle: Rows in the pool; below 2, their order stays as it is.
+        drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make a
+            smaller one.
+        initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until the
+            pool is full); at most ``shuffle``.
+        seed: Determines the order, with the epoch; the dataset's by default.
+        pin_memory: Whether the new batches' tensors lie in pinned memory. By default they do if this process
+            has used CUDA when the batch is made.
+
+    Raises:
+        ValueError: ``batchsize`` or ``initial`` is below 1, ``shuffle`` is negative, or ``drop_last`` or
+            ``pin_memory`` is not a boolean; or, while iterating, the columns of a batch differ in their
+            number of rows, or its rows are unlike those before.
+        TypeError: ``batchsize``, ``shuffle`` or ``initial`` is not an integer; or, while iterating, part of
+            a batch is not a column.
+        SharedMemoryError: While iterating, there is no memory for the pool or a batch.
+
+    Example:
+        >>> stage = Rebatched(3)
+        >>> batches = [(np.array([0, 1]), ["a", "b"]), (np.array([2, 3]), ["c", "d"])]
+        >>> list(stage(batches))
+        [(array([0, 1, 2]), ['a', 'b', 'c']), (array([3]), ['d'])]
+    """
+
+    batchsize: int
+    shuffle: int = 0
+    drop_last: bool = False
+    initial: int = 100
+    seed: int | None = None
+    pin_memory: bool | None = None
+    addressable: ClassVar[bool] = False
+
+    samples_in = staticmethod(rows_in)
+
+    def __post_init__(self) -> None:
+        for name, least in (("batchsize", 1), ("shuffle", 0), ("initial", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"rebatched: {name} must be a whole number, got {value!r}")
+            if value < least:
+                raise ValueError(f"rebatched: {name} must be at least {least}, got {value}")
+        checks.boolean("rebatched", "drop_last", self.drop_last)
+        if self.pin_memory is not None:
+            checks.boolean("rebatched", "pin_memory", self.pin_memory)
+
+    def __str__(self) -> str:
+        more = options(
+            shuffle=(self.shuffle, 0),
+            drop_last=(self.drop_last, False),
+            initial=(self.initial, 100),
+            seed=(self.seed, None),
+            pin_memory=(self.pin_memory, None),
+        )
+        return f"rebatched({arguments(self.batchsize, **more)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        if incoming.rows is None:
+            raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
+        return Count(incoming.rows).batched(self.batchsize, partial=not self.drop_last)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return RebatchedStream(self, source, context)
+
+
+class RebatchedStream:
+    """The stream of ``Rebatched``."""
+
+    def __init__(self, stage: Rebatched, source: Stream[Any], context: Context) -> None:
+        self._stage = stage
+        self._source = source
+        seed = stage.seed if stage.seed is not None else context.seed or 0
+        place = (seed, context.epoch, context.rank, context.worker, context.stage)
+        entropy = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
+        self._rng = np.random.default_rng(entropy)
+        self._mixer: RowMixer | None = None
+        self._given: list[Rows] = []  # the rows of a batch that are not copied yet
+        self._taken = TakenBatches()
+        self._ended = False
+        self._count = 0
+
+    def __iter__(self) -> RebatchedStream:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        while not self._ended:
+            if self._mixer is not None and self._given:
+                self._given = self._mixer.move(self._given)
+                if self._mixer.missing == 0:
+                    break
+            else:
+                self._take_in()
+        mixer = self._mixer
+        if mixer is None:
+            raise StopIteration
+        if self._ended:
+            mixer.move_what_is_left()
+        if mixer.filled == 0 or (mixer.missing and self._stage.drop_last):
+            self._mixer = None  # and with it the pool
+            raise StopIteration
+        self._count += 1
+        return self._count - 1, mixer.batch()
+
+    def rest(self) -> Iterator[Any]:
+        """The rows that it holds, in batches, the last of which may be smaller. No others are taken in."""
+        self._ended = True
+        mixer, self._mixer = self._mixer, None
+        while mixer is not None and self._given:
+            self._given = mixer.move(self._given)
+            if mixer.missing == 0:
+                yield mixer.batch()
+        while mixer is not None:
+            mixer.move_what_is_left()
+            if mixer.filled == 0:
+                return
+            yield mixer.batch()
+
+    def _take_in(self) -> None:
+        """Takes the next batch that is given, or learns that there is none."""
+        try:
+            address, batch = next(self._source)
+        except StopIteration:
+            self._ended = True
+            return
+        try:
+            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
+            columns = columns_of(schema, batch)
+        except Exception as error:
+            explain(error, self._stage, self._source, address, batch)
+            raise
+        if len(columns[0]):
+            given = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
+            given.append(self._taken.take(address, len(columns[0])))
+            if self._mixer is None:
+                self._mixer = self._made_mixer(schema, given)
+            elif self._taken.many:
+                self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
+            self._given = given
+
+    def _made_mixer(self, schema: Schema, given: list[Rows]) -> RowMixer:
+        stage = self._stage
+        buffers = RowBuffers(leaves(schema), int(stage.batchsize), stage.pin_memory)
+        if stage.shuffle < 2:
+            return RowMixer(schema, buffers)
+        pool = RowPool(int(stage.shuffle), given, self._rng)
+        return RowMixer(schema, buffers, pool, min(int(stage.initial), pool.size))
+
+    def fetch(self, address: Any) -> Any:
+        raise LookupError(
+            f"{self._stage} does not keep what its batches were made of: only another run makes them again"
+        )
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description(f"batch {address} of {self._stage}")
+
+    def state_dict(self) -> dict[str, Any]:
+        mixer = self._mixer
+        pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
+        given = self._given_ids()
+        self._taken.keep_only([given, pool, filled])
+        return {
+            "source": self._source.state_dict(),
+            "numbers": list(self._taken.addresses),
+            "held": list(self._taken.addresses.values()),
+            "pool": pool.tolist(),
+            "filled": filled.tolist(),
+            "given": given.tolist(),
+            "rng": _with_text(self._rng.bit_generator.state),
+            "ended": self._ended,
+            "draining": mixer is not None and mixer.draining,
+            "count": self._count,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(state["source"])
+        self._rng.bit_generator.state = _with_numbers(state["rng"])
+        self._ended, self._count = state["ended"], state["count"]
+        self._mixer, self._given = None, []
+        self._taken = TakenBatches(state["numbers"], state["held"])
+        wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
+        held: list[list[Rows]] = []
+        for number, address in self._taken.in_order():
+            batch = self._source.fetch(address)
+            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
+            columns = columns_of(schema, batch)
+            made = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
+            made.append(row_ids_of(number, len(columns[0])))
+            if self._mixer is None:
+                self._mixer = self._made_mixer(schema, made)
+                held = [rows_like(made, len(ids)) for ids in wanted]
+            for ids, out in zip(wanted, held, strict=True):
+                gather(number, ids, made, out)
+        if self._mixer is not None:
+            pool, filled, given = held
+            self._mixer.put_back(pool, filled, draining=state["draining"])
+            self._given = given if len(given[0]) else []
+
+    def _given_ids(self) -> npt.NDArray[np.int64]:
+        return self._given[-1] if self._given else _NOTHING
+
+
+_NOTHING: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def _with_text(state: Any) -> Any:
+    """A bit generator's state whose numbers, of 128 bits, are text: msgpack has 64."""
+    return {key: _with_text(value) if isinstance(value, dict) else str(value) for key, value in state.items()}
+
+
+def _with_numbers(state: Any) -> Any:
+    return {
+        key: _with_numbers(value) if isinstance(value, dict) else (int(value) if value.isdecimal() else value)
+        for key, value in state.items()
+    }

@@ -1,0 +1,246 @@
+"""``unbatched``, ``shuffle`` and ``batched`` behind a loader, by whole batches where their rows allow it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpwds.loader.rebatch.rebatched import Rebatched, RebatchedStream
+from mpwds.pipeline.collation.collate import FIXED_SIZE, default_collation_fn
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.handlers import reraise_exception
+from mpwds.pipeline.iterator_streams import IteratorStream
+from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.stages.unbatched import Unbatched
+from mpwds.pipeline.stream import Address, Description, Stream
+
+
+def regrouped(stages: Sequence[Any]) -> list[Any]:
+    """The same stages; ``unbatched``, ``shuffle`` and ``batched`` at their end are one that does as they do.
+
+    Example:
+        >>> [str(stage) for stage in regrouped([Unbatched(), Shuffle(1000), Batched(64)])]
+        ['unbatched().shuffle(1000).batched(64)']
+        >>> [str(stage) for stage in regrouped([Unbatched(), Batched(64)])]
+        ['unbatched()', 'batched(64)']
+    """
+    *before, first, second, third = [None, None, None, *stages]
+    if isinstance(first, Unbatched) and isinstance(second, Shuffle) and isinstance(third, Batched):
+        handlers = first.handler, third.handler
+        plain = third.collation_fn is default_collation_fn and handlers == (reraise_exception,) * 2
+        if plain and second.size > 1:
+            return [*before[3:], Regrouped(first, second, third)]
+    return list(stages)
+
+
+@dataclass(frozen=True)
+class Regrouped(Filter):
+    """Stage that replaces ``unbatched``, ``shuffle`` and ``batched``, and works as ``rebatched`` does.
+
+    A row that is a view of a batch keeps the whole batch in memory: behind a loader, a ``shuffle`` of rows
+    would take five times their memory, copied out of the workers' blocks. If the columns of the first batch
+    are arrays, tensors or lists of text, rows are copied into a pool instead. Otherwise the three stages run
+    as they are, and so they do from the first batch that differs from those before it.
+
+    The choice depends on the batches alone, because the two ways yield different orders: free memory, for
+    example, must not change the order of an epoch.
+
+    Args:
+        unbatched: Takes batches apart.
+        shuffle: Mixes their rows.
+        batched: Makes batches of these.
+
+    Raises:
+        SharedMemoryError: While iterating, the pool's rows do not fit into the memory that is left.
+    """
+
+    unbatched: Unbatched
+    shuffle: Shuffle
+    batched: Batched
+    addressable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"{self.unbatched}.{self.shuffle}.{self.batched}"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Regrouped(self, source, context)
+
+    def by_rows(self, source: Stream[Any], context: Context) -> Stream[Any]:
+        """What the three stages make."""
+        rows = self.shuffle.stream(self.unbatched.stream(source, context), context)
+        return self.batched.stream(rows, context)
+
+    def by_batches(self, source: Stream[Any], context: Context) -> RebatchedStream:
+        """The same, by ``rebatched``."""
+        size, initial = self.shuffle.size, self.shuffle.initial
+        stage = Rebatched(
+            self.batched.batchsize,
+            size,
+            drop_last=not self.batched.partial,
+            initial=min(100, size) if initial is None else initial,
+            seed=self.shuffle.seed,
+        )
+        return RebatchedStream(stage, source, context)
+
+
+class _Regrouped:
+    def __init__(self, stage: Regrouped, source: Stream[Any], context: Context) -> None:
+        self._stage = stage
+        self._context = context
+        self._source = _Alike(source)
+        self._stream: Stream[Any] | None = None
+        self._by_batches: RebatchedStream | None = None
+
+    def __iter__(self) -> _Regrouped:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        stream = self._stream or self._begin(by_batches=self._source.can_be_pooled())
+        by_batches = self._by_batches
+        if by_batches is None:
+            return next(stream)
+        try:
+            return next(by_batches)
+        except _Unlike:
+            return next(self._go_on_by_rows(by_batches))
+
+    def _begin(self, *, by_batches: bool) -> Stream[Any]:
+        if by_batches:
+            self._stream = self._by_batches = self._stage.by_batches(self._source, self._context)
+        else:
+            self._source.compares = False
+            self._stream = self._stage.by_rows(self._source, self._context)
+        return self._stream
+
+    def _go_on_by_rows(self, by_batches: RebatchedStream) -> Stream[Any]:
+        """The stream of what is held and what still comes."""
+        self._source.compares = False
+        rest = (batch for _, batch in self._source)
+        together = IteratorStream(
+            chain(by_batches.rest(), rest), "behind batches that are unlike those before"
+        )
+        self._by_batches, self._stream = None, self._stage.by_rows(together, self._context)
+        return self._stream
+
+    def fetch(self, address: Any) -> Any:
+        return self._begun.fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return self._begun.describe(address, element)
+
+    @property
+    def _begun(self) -> Stream[Any]:
+        if self._stream is None:
+            raise LookupError(f"{self._stage} has yielded nothing yet")
+        return self._stream
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._stream is None:
+            return {"by_batches": None, "source": self._source.state_dict()}
+        return {"by_batches": self._by_batches is not None, "source": self._stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["by_batches"] is None:
+            self._source.load_state_dict(state["source"])
+            return
+        self._begin(by_batches=state["by_batches"]).load_state_dict(state["source"])
+
+
+class _Unlike(Exception):
+    """The next batch is unlike those before."""
+
+
+class _Alike:
+    """The batches of a source, as long as their columns are alike; lists of columns as tuples.
+
+    Attributes:
+        compares: Whether they are compared.
+    """
+
+    def __init__(self, source: Stream[Any]) -> None:
+        self._source = source
+        self._kept: list[tuple[Address, Any]] = []
+        self._columns: list[Any] | None = None
+        self.compares = True
+
+    def can_be_pooled(self) -> bool:
+        """Whether there is a first batch, and all of its columns can be pooled."""
+        try:
+            self._kept.append(next(self._source))
+        except StopIteration:
+            return False
+        self._columns = _columns(self._kept[0][1])
+        return self._columns is not None
+
+    def __iter__(self) -> _Alike:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        address, batch = self._kept.pop() if self._kept else next(self._source)
+        if self.compares:
+            columns = _columns(batch)
+            if self._columns is None:
+                self._columns = columns
+            elif columns != self._columns:
+                self._kept.append((address, batch))
+                raise _Unlike
+        return address, tuple(batch) if type(batch) is list else batch
+
+    def fetch(self, address: Any) -> Any:
+        batch = self._source.fetch(address)
+        return tuple(batch) if type(batch) is list else batch
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return self._source.describe(address, element)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._kept:
+            raise LookupError("a batch was looked at and not taken")
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(state)
+
+
+def _columns(batch: Any) -> list[Any] | None:
+    """What is the same of batches whose rows can be pooled together; ``None`` if they cannot be pooled."""
+    found: list[Any] = [type(batch) if type(batch) is not list else tuple]
+    if type(batch) is dict:
+        found.append(tuple(batch))
+    elif type(batch) is not tuple and type(batch) is not list:
+        if not _is_pooled(batch):
+            return None
+        batch = (batch,)
+    lengths = set()
+    for column in batch.values() if type(batch) is dict else batch:
+        if _is_pooled(column):
+            found.append((column.dtype, tuple(column.shape[1:])))
+        elif type(column) is list and set(map(type, column)) <= _TEXT:
+            found.append(list)
+        else:
+            return None
+        lengths.add(len(column))
+    return found if len(lengths) == 1 else None
+
+
+def _is_pooled(column: Any) -> bool:
+    if type(column) is np.ndarray:
+        return column.ndim > 0 and column.dtype in FIXED_SIZE
+    torch = sys.modules.get("torch")
+    if torch is None or type(column) is not torch.Tensor:
+        return False
+    plain = (
+        column.is_cpu and column.layout is torch.strided and not (column.is_nested or column.requires_grad)
+    )
+    return bool(plain and column.ndim > 0 and str(column.dtype) in _TORCH_NAMES)
+
+
+_TEXT = frozenset({str, bytes})
+_TORCH_NAMES = frozenset(f"torch.{dtype.name}" for dtype in FIXED_SIZE)

@@ -1,0 +1,241 @@
+"""A loader's state as users keep it: made from the progress of an epoch, and checked when it comes back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.parts import iterates_itself
+
+VERSION = 2
+
+_IDENTITY = re.compile(r" at 0x[0-9a-f]+")
+_PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a state depends on: loading it elsewhere would give other samples, or some twice.
+
+    Args:
+        kind: The class that gave the state.
+        workers: Workers; 0 counts as 1, which delivers the same.
+        rank: Index of the trainer among ``world_size``.
+        world_size: Number of trainers.
+        seed: The loader's seed, or the dataset's.
+        dataset: Source and stages, as :func:`described` gives them.
+        stages: Stages behind the loader, likewise.
+    """
+
+    kind: str
+    workers: int
+    rank: int
+    world_size: int
+    seed: int | None
+    dataset: list[str]
+    stages: list[str]
+
+    @staticmethod
+    def of(loader: Any, dataset: list[str], stages: list[str] | None = None) -> Facts:
+        """The facts of a ``MultiLoader``.
+
+        Args:
+            loader: The loader.
+            dataset: Its dataset, as :func:`described` gives it.
+            stages: Stages behind it, likewise; ``None`` for the loader by itself.
+        """
+        here, seed = Context.current(), loader.seed
+        if seed is None and isinstance(loader.dataset, DataPipeline):
+            seed = loader.dataset._seed
+        kind = "MultiLoader" if stages is None else "LoaderPipeline"
+        workers = max(loader.workers, 1)
+        return Facts(kind, workers, here.rank, here.world_size, seed, dataset, stages or [])
+
+    def check(self, state: Any) -> None:
+        """Refuses a state that does not belong here.
+
+        That of another rank does, as far as it counts: ranks that train together stand at the same batch,
+        and some trainers save the state of rank 0 for all.
+
+        Raises:
+            ValueError: It says what differs.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
+        version = state.get("version")
+        if version != VERSION:
+            raise ValueError(
+                f"a loader's state of version {version!r}, but this mpwds reads version {VERSION}: load it "
+                "with the mpwds that saved it"
+            )
+        found = state.get("kind")
+        if found != self.kind:
+            raise ValueError(f"the state of a {found}, loaded into a {self.kind}")
+        facts = state.get("facts")
+        if not isinstance(facts, Mapping):
+            raise wrong("facts", "a dict", facts)
+        for name, what, remedy in _COMPARED:
+            before, now = facts.get(name), getattr(self, name)
+            if before != now:
+                raise ValueError(f"the state was saved {what.format(before)}, here it is {now!r}: {remedy}")
+        for name, whose in (("dataset", "dataset"), ("stages", "stages behind the loader")):
+            before, now = facts.get(name), getattr(self, name)
+            if not isinstance(before, Sequence):
+                raise wrong(f"facts.{name}", "a list", before)
+            if list(before) != now:
+                raise ValueError(
+                    f"the {whose} changed since the state was saved ({_difference(list(before), now)}): load "
+                    "it into a loader that is made as that one was, or begin the epoch anew"
+                )
+
+
+def replayed_because(state: Mapping[str, Any]) -> str:
+    """Why this rank can use no more of a state than its counts; empty if it is this rank's own."""
+    saved, here = state["facts"].get("rank"), Context.current().rank
+    return "" if saved == here else f"the state is that of rank {saved}, this is rank {here}"
+
+
+_COMPARED = (
+    ("workers", "with {!r} workers", "take as many, for each goes on with its own part"),
+    ("world_size", "by {!r} ranks together", "the ranks' parts of the dataset are others now"),
+    ("seed", "with seed {!r}", "the order and the random numbers are others now"),
+)
+
+
+def described(dataset: Any) -> list[str]:
+    """What is cheaply known of a dataset, and is the same for the same dataset in another process.
+
+    A pipeline's source with its number of shards or elements, and its stages; without paths, for shards may
+    have moved.
+
+    Example:
+        >>> described(DataPipeline(range(10)).batched(4))
+        ['range (10)', 'batched(4)']
+    """
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        return [_counted(type(dataset).__name__, dataset)]
+    origin, *stages = dataset.parts
+    parts = described(origin) if isinstance(origin, DataPipeline) else _origin(origin)
+    parts += described_stages(stages)
+    return parts if dataset._epochs == ONCE else [*parts, str(dataset._epochs)]
+
+
+def described_stages(stages: Sequence[Any]) -> list[str]:
+    """Stages as they print, without what differs from process to process.
+
+    Example:
+        >>> described_stages(["map(<f at 0x7f01>)", "cached('/tmp/x')"])
+        ['map(<f>)', "cached('...')"]
+    """
+    return [_lasting(str(stage)) for stage in stages]
+
+
+def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
+    """How far an epoch is, as a dict of what JSON and msgpack can hold."""
+    return {
+        "epoch": progress.epoch,
+        "turn": progress.turn,
+        "repeated": progress.repeated,
+        "workers": [
+            {
+                "delivered": worker.delivered,
+                "states": [[at, unpack_state(state)] for at, state in worker.states],
+                "stateless": worker.stateless,
+            }
+            for worker in progress.workers
+        ],
+    }
+
+
+def progress_from_state(state: Any) -> EpochProgress:
+    """The progress that :func:`progress_as_state` made a dict of.
+
+    Raises:
+        ValueError: It is no such dict; the message names the field.
+    """
+    workers = field(state, "workers", list)
+    progress = EpochProgress(
+        field(state, "epoch", int),
+        [_worker(worker) for worker in workers],
+        field(state, "turn", int),
+        field(state, "repeated", int),
+    )
+    if not 0 <= progress.turn < max(len(workers), 1):
+        raise wrong("turn", "the index of a worker", progress.turn)
+    return progress
+
+
+def field(state: Any, name: str, kind: type) -> Any:
+    """A field of a state.
+
+    Raises:
+        ValueError: It is not there, is of another type, or a negative number.
+
+    Example:
+        >>> field({"epoch": "3"}, "epoch", int)
+        Traceback (most recent call last):
+        ValueError: a loader's state has epoch='3', expected a whole number, not negative: ...
+    """
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise wrong(name, "a whole number, not negative", value)
+    elif not isinstance(value, (list, tuple) if kind is list else kind):
+        raise wrong(name, f"a {kind.__name__}", value)
+    return value
+
+
+def wrong(name: str, expected: str, value: Any) -> ValueError:
+    """The error for a field that is not what it should be."""
+    return ValueError(
+        f"a loader's state has {name}={value!r}, expected {expected}: it is not what state_dict() gave"
+    )
+
+
+def _worker(state: Any) -> WorkerProgress:
+    delivered = field(state, "delivered", int)
+    states = []
+    for entry in field(state, "states", list):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], int):
+            raise wrong("states", "pairs of a number and a state", entry)
+        if not 0 <= entry[0] <= delivered:
+            raise wrong("states", f"states before batch {delivered}", entry[0])
+        states.append((entry[0], pack_state(entry[1])))
+    return WorkerProgress(delivered, sorted(states), field(state, "stateless", str))
+
+
+def _origin(origin: Any) -> list[str]:
+    parts = getattr(origin, "parts", None)
+    if parts is None:
+        elements = getattr(origin, "elements", origin)
+        urls = getattr(origin, "urls", None)
+        return [_counted(type(elements).__name__, elements if urls is None else urls)]
+    mixed = [
+        "; ".join(described(part) if isinstance(part, DataPipeline) else _origin(part)) for part in parts
+    ]
+    rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
+    return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
+
+
+def _counted(name: str, elements: Any) -> str:
+    try:
+        return f"{name} ({len(elements)})"
+    except (TypeError, NotImplementedError):
+        return name
+
+
+def _lasting(text: str) -> str:
+    return _PATH.sub("'...'", _IDENTITY.sub("", text))
+
+
+def _difference(before: list[str], now: list[str]) -> str:
+    for number, (old, new) in enumerate(zip(before, now, strict=False), 1):
+        if old != new:
+            return f"part {number} was {old}, is {new}"
+    return f"it had {len(before)} parts, has {len(now)}"

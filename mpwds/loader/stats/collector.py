@@ -1,0 +1,180 @@
+"""What a loader's epochs came to: what its stats are made of."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
+from mpwds.loader.stats.trainer_times import TrainerReading, TrainerTimes
+from mpwds.loader.stats.verdict import THE_DATASET, WRITING_BATCHES
+from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.loader.worker.meter import name_of
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.stream import Stream
+
+Since = Literal["epoch", "start"]
+
+
+@dataclass(frozen=True)
+class WorkerReading:
+    """What the processes that were worker ``index`` have counted since the loader was made.
+
+    Args:
+        index: The worker's index.
+        pid: Of the last of these processes.
+        reading: Their counters, added up.
+        restarts: How often the worker was started again within an epoch.
+    """
+
+    index: int
+    pid: int
+    reading: Reading
+    restarts: int = 0
+
+
+class Ledger:
+    """Sums up epochs and tells the one under way from those before.
+
+    Args:
+        read_workers: Reads all workers.
+        read_copies: Reads how many private copies were made.
+        in_order: Whether workers take turns.
+        in_process: Whether the loader works without worker processes.
+
+    Attributes:
+        in_order: The same.
+        in_process: The same.
+    """
+
+    def __init__(
+        self,
+        read_workers: Callable[[], Sequence[WorkerReading]],
+        read_copies: Callable[[], int],
+        *,
+        in_order: bool,
+        in_process: bool,
+    ) -> None:
+        self._read_workers = read_workers
+        self._read_copies = read_copies
+        self.in_order = in_order
+        self.in_process = in_process
+        self._epoch = 0
+        self._epochs = 0
+        self._earlier = TrainerReading()
+        self._times: TrainerTimes | None = None
+        self._workers_before: dict[int, WorkerReading] = {}
+        self._copies_before = 0
+        self._skipped: Counter[str] = Counter()
+        self._skipped_before: Counter[str] = Counter()
+
+    def begin(self, epoch: int, times: TrainerTimes) -> None:
+        """Begins an epoch; to be called before workers do.
+
+        Args:
+            epoch: Its number.
+            times: The clock of its iterator.
+        """
+        if self._times is not None:
+            self._times.end()
+            self._earlier += self._times.read()
+        self._epoch, self._times = epoch, times
+        self._epochs += 1
+        self._workers_before = {worker.index: worker for worker in self._read_workers()}
+        self._copies_before = self._read_copies()
+        self._skipped_before = self._skipped.copy()
+
+    def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
+        if hasattr(stream, "on_skipped"):
+            stream.on_skipped = functools.partial(self._count_skipped, name_of(part))
+        return stream
+
+    def _count_skipped(self, stage: str, error: Exception) -> None:
+        self._skipped[f"{stage}: {type(error).__name__}"] += 1
+
+    @property
+    def times(self) -> TrainerTimes:
+        """The clock of the epoch that began last."""
+        return self._times if self._times is not None else TrainerTimes()
+
+    def stats(self, since: Since) -> LoaderStats:
+        """What was counted since the epoch began, or since the loader was made.
+
+        Raises:
+            ValueError: ``since`` is neither ``"epoch"`` nor ``"start"``.
+        """
+        if since not in ("epoch", "start"):
+            raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
+        whole = since == "start"
+        trainer = self._times.read() if self._times is not None else TrainerReading()
+        trainer = self._earlier + trainer if whole else trainer
+        before = {} if whole else self._workers_before
+        workers = [_worker(each, before.get(each.index)) for each in self._read_workers()]
+        seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
+
+        def rate(count: int, first: int) -> float:
+            return (count - first) / seconds if seconds else 0.0
+
+        return LoaderStats(
+            epoch=self._epoch,
+            first_batch_s=trainer.first_ns / 1e9,
+            waited_s=trainer.waited_ns / 1e9,
+            received_s=trainer.received_ns / 1e9,
+            elsewhere_s=trainer.elsewhere_ns / 1e9,
+            stages_s=trainer.stages_ns / 1e9,
+            batches=trainer.batches,
+            samples=trainer.samples,
+            nbytes=trainer.nbytes,
+            batches_per_s=rate(trainer.batches, trainer.first_batches),
+            samples_per_s=rate(trainer.samples, trainer.first_samples),
+            bytes_per_s=rate(trainer.nbytes, trainer.first_nbytes),
+            private_copies=self._read_copies() - (0 if whole else self._copies_before),
+            in_order=self.in_order,
+            in_process=self.in_process,
+            cores=len(os.sched_getaffinity(0)),
+            workers=tuple(workers) if self._times is not None else (),
+            stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
+            epochs=self._epochs if whole else 1,
+        )
+
+
+def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
+    reading = now.reading if before is None else now.reading - before.reading
+    return WorkerStats(
+        worker=now.index,
+        pid=now.pid,
+        batches=reading.batches,
+        samples=reading.samples,
+        nbytes=reading.nbytes,
+        active_s=reading.active_ns / 1e9,
+        waiting_s=reading.waiting_ns / 1e9,
+        cpu_s=reading.cpu_ns / 1e9,
+        queued_s=reading.queued_ns / 1e9,
+        skipped=dict(reading.skipped),
+        restarts=now.restarts - (0 if before is None else before.restarts),
+        stages=_stages(reading),
+    )
+
+
+def _stages(reading: Reading) -> tuple[StageStats, ...]:
+    """The stages, with the time in which the worker worked divided as the estimated times are."""
+    # In a pipeline, what is in none of its stages goes before them, in the machinery.
+    rest = "between stages" if reading.stages else THE_DATASET
+    stages = {
+        rest: replace(reading.other, elements=reading.batches),
+        **reading.stages,
+        WRITING_BATCHES: replace(reading.writing, elements=reading.batches),
+    }
+    total_ns = sum(stage.time_ns for stage in stages.values())
+    working_s = (reading.active_ns - reading.waiting_ns) / 1e9
+
+    def stats(name: str, stage: StageReading) -> StageStats:
+        share = stage.time_ns / total_ns if total_ns else 0.0
+        return StageStats(name, share * working_s, share, stage.elements, stage.storage)
+
+    return tuple(stats(name, stage) for name, stage in stages.items())

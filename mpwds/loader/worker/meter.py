@@ -1,0 +1,281 @@
+"""What a worker counts and times of its own work.
+
+Elements are counted in full: what comes out of a stage passes through a :class:`_Watched` stream, for some
+50 ns each. Timing them takes two more looks at the clock, which is longer than small elements take. So only
+some batches are timed, each as a whole: the first of an epoch, which fills buffers, then as many as 1 % of
+the time pays for, at random distances. A batch that is timed stands for those since the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from mpwds.loader.engine import protocol
+from mpwds.loader.worker import counters
+from mpwds.loader.worker.counters import OTHER, WRITING, Counters
+from mpwds.loader.worker.elements import sample_counter
+from mpwds.loader.worker.processor_times import ProcessorTimes
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.stream import Description, Stream
+
+_BUDGET = 0.01
+_ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
+_PROCESSOR_TIMES_EVERY_NS = 50_000_000
+
+
+class Meter:
+    """Counts and times a worker's work for its trainer.
+
+    Args:
+        counters: Where it writes what it finds.
+        dataset: What the worker iterates: it tells how many samples are in an element.
+        counts_cpu: Whether the processor time of this process is that of the worker.
+
+    Attributes:
+        samples_in: Tells how many samples an element is.
+        writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
+            their trainer is.
+        timing: Whether the batch that is being made is timed.
+
+    Example:
+        >>> page = Counters()
+        >>> meter = Meter(page, ["a", "b"])
+        >>> with meter.epoch():
+        ...     for letter in meter.elements(iter("ab")):
+        ...         meter.sending(meter.samples_in(letter), nbytes=1)
+        >>> page.read().batches
+        2
+    """
+
+    def __init__(self, counters: Counters, dataset: Any, counts_cpu: bool = True) -> None:
+        self._counters = counters
+        self.samples_in = sample_counter(dataset)
+        self._stages: list[_Stage] = []
+        self._watched: dict[tuple[int, str], _Stage] = {}
+        for _ in (OTHER, WRITING):
+            self._add_stage("", storage=False)
+        self._batches = self._samples = self._nbytes = 0
+        self._processor = ProcessorTimes() if counts_cpu else None
+        self._write_next_ns = 0
+        self.writes_each = False
+        self.timing = False
+        self._random = random.Random(0)  # of its own: a user's numbers stay as they are
+        self._stands_for = 0
+        self._skip = 0
+        self._thread = 0
+        self._timed = 0
+        self._now_in = self._stages[OTHER]
+        self._since_ns = 0
+
+    @contextlib.contextmanager
+    def epoch(self) -> Iterator[None]:
+        """The time in which the worker has an epoch to do; its first batch is timed."""
+        self._skip = 0
+        with self.active():
+            yield
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """A time in which the worker has something to do; time outside is not counted."""
+        if self._processor is not None:
+            self._processor.resume()
+        self._counters.begin(counters.ACTIVE_NS, time.monotonic_ns())
+        try:
+            yield
+        finally:
+            if self.timing:
+                self._conclude()
+            self._write_all_counts()
+            self._write_processor_times()
+            self._counters.end(counters.ACTIVE_NS, time.monotonic_ns())
+
+    def elements(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The elements of ``source``; what is done until the next is asked for counts as writing."""
+        while True:
+            self.making()
+            try:
+                element = next(source)
+            except StopIteration:
+                return
+            self.made()
+            yield element
+
+    def making(self) -> None:
+        """The next batch is begun; it may be timed."""
+        if self.timing:
+            self._conclude()
+        self._stands_for += 1
+        if self._stands_for > self._skip:
+            self.timing = True
+            self._thread = threading.get_ident()
+            self._now_in, self._since_ns = self._stages[OTHER], time.monotonic_ns()
+
+    def made(self) -> None:
+        """A batch is there: what is done until the next one is begun counts as writing."""
+        if self.timing:
+            self.enter(self._stages[WRITING])
+
+    def times_this_thread(self) -> bool:
+        """Whether what this thread does now is timed. What a stage does in threads of its own is not."""
+        return self.timing and threading.get_ident() == self._thread
+
+    def enter(self, stage: _Stage) -> _Stage:
+        """Counts the time from now on as that of ``stage``; returns the stage whose time it was."""
+        now_ns = time.monotonic_ns()
+        left = self._now_in
+        left.time_ns += now_ns - self._since_ns
+        self._now_in, self._since_ns = stage, now_ns
+        self._timed += 1
+        return left
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A time in which the worker waits for its trainer."""
+        self._write_all_counts()
+        start_ns = time.monotonic_ns()
+        self._counters.begin(counters.WAITING_NS, start_ns)
+        try:
+            yield
+        finally:
+            end_ns = time.monotonic_ns()
+            self._counters.end(counters.WAITING_NS, end_ns)
+            self._since_ns += end_ns - start_ns
+
+    def sending(self, samples: int, nbytes: int) -> None:
+        """Counts a batch, or a single element, before it is sent: who has it finds it counted.
+
+        Args:
+            samples: Samples in it.
+            nbytes: Bytes of its arrays.
+        """
+        self._batches += 1
+        self._samples += samples
+        self._nbytes += nbytes
+        if self.writes_each:
+            self._write_all_counts()
+        elif nbytes > protocol.INLINE_NBYTES:
+            self._write_counts()
+
+    def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """Times a part of a pipeline and counts what its error handler leaves out: see ``Context.watch``."""
+        if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
+            return stream
+        name = name_of(part)
+        stage = self._watched.get((context.stage, name))
+        if stage is None:
+            stage = self._add_stage(name, getattr(part, "reads_shards", False))
+            self._watched[context.stage, name] = stage
+        if hasattr(stream, "on_skipped"):
+            stream.on_skipped = functools.partial(self._skipped, name)
+        watched: Stream[Any] = stage.stream_class(stream, stage, self)
+        return watched
+
+    def _add_stage(self, name: str, storage: bool) -> _Stage:
+        stage = _Stage(self._counters.describe_stage(len(self._stages), name, storage), name)
+        self._stages.append(stage)
+        return stage
+
+    def _skipped(self, stage: str, error: Exception) -> None:
+        self._counters.count_skipped(f"{stage}: {type(error).__name__}")
+
+    def _conclude(self) -> None:
+        """Writes down what the batch took that was timed, and chooses the next one."""
+        self.enter(self._stages[OTHER])
+        self.timing = False
+        whole_ns = 0
+        for stage in self._stages:
+            if stage.time_ns:
+                whole_ns += stage.time_ns
+                self._counters.add_time(stage.number, stage.time_ns * self._stands_for)
+                stage.time_ns = 0
+        pays_after = self._timed / 2 * _ELEMENT_NS / (_BUDGET * max(whole_ns, 1))
+        self._skip = round(self._random.uniform(0, 2 * pays_after))
+        self._stands_for = self._timed = 0
+        self._write_all_counts()
+        if time.monotonic_ns() > self._write_next_ns:
+            self._write_processor_times()
+
+    def _write_counts(self) -> None:
+        self._counters.set(counters.BATCHES, self._batches)
+        self._counters.set(counters.SAMPLES, self._samples)
+        self._counters.set(counters.NBYTES, self._nbytes)
+
+    def _write_all_counts(self) -> None:
+        self._write_counts()
+        for stage in self._watched.values():
+            self._counters.set_elements(stage.number, stage.elements)
+
+    def _write_processor_times(self) -> None:
+        if self._processor is not None:
+            cpu_ns, queued_ns = self._processor.read()
+            self._counters.set(counters.CPU_NS, cpu_ns)
+            self._counters.set(counters.QUEUED_NS, queued_ns)
+            self._write_next_ns = time.monotonic_ns() + _PROCESSOR_TIMES_EVERY_NS
+
+
+class _Watched:
+    """A stage's stream, counted and, while a batch is timed, timed.
+
+    Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages:
+    those of errors, and that of a stuck worker (``worker.status.stage_in``).
+    """
+
+    def __init__(self, stream: Stream[Any], stage: _Stage, meter: Meter) -> None:
+        self._stream = stream
+        self._next = stream.__next__
+        self._stage = stage
+        self._meter = meter
+
+    def __iter__(self) -> _Watched:
+        return self
+
+    def __next__(self) -> Any:
+        stage, meter = self._stage, self._meter
+        if meter.timing and meter.times_this_thread():
+            outer = meter.enter(stage)
+            try:
+                item = self._next()
+            finally:
+                meter.enter(outer)
+        else:
+            item = self._next()
+        stage.elements += 1
+        return item
+
+    def fetch(self, address: Any) -> Any:
+        return self._stream.fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return self._stream.describe(address, element)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._stream.load_state_dict(state)
+
+
+class _Stage:
+    """A stage: its number, the elements that came out of it, its time in the batch that is being timed."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.elements = 0
+        self.time_ns = 0
+        code = _Watched.__next__.__code__.replace(co_name=f"stage {name}")
+        self.stream_class = type("_Watched", (_Watched,), {"__next__": FunctionType(code, globals())})
+
+
+def name_of(part: Any) -> str:
+    """How a part of a pipeline prints, in one line that is the same in all workers."""
+    kind: Any = type(part)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        return str(kind.__name__)
+    return str(part).partition("\n")[0]

@@ -1,0 +1,138 @@
+"""The worker's end: writes batches into blocks of its arena, or into the message if they are small."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any
+
+from mpwds import nest, tenbin
+from mpwds.loader.engine import handover, protocol
+from mpwds.loader.engine.arrays import kinds
+from mpwds.loader.engine.channel import Channel
+from mpwds.loader.engine.out_of_band import take_apart
+from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker.meter import Meter
+from mpwds.sharedmem.arena import Arena, Block, Layout
+from mpwds.sharedmem.bell import Bell
+
+_GAP = 32
+"""Bytes before each tenbin array of a batch. Encoded arrays are 32 bytes more than a multiple of 64 long and
+their data starts 32 bytes past one, so with this gap all data is aligned to 64 bytes."""
+
+
+class EpochStopped(Exception):
+    """The trainer has stopped this epoch."""
+
+
+class BatchSender:
+    """Sends batches to the trainer.
+
+    It copies each array once, into its place in the block; rows that are not stacked yet too.
+
+    Args:
+        channel: Carries messages to the trainer.
+        handover_socket: Carries descriptors to the trainer.
+        commands: The trainer's commands.
+        bell: Rung by the trainer when it releases a block.
+        blocks: Number of blocks of the arena.
+        meter: Counts batches, and the time spent waiting for blocks.
+
+    Attributes:
+        arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
+            out of band. Otherwise the trainer turns all arrays into its ``output``.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        handover_socket: socket.socket,
+        commands: Commands,
+        bell: Bell,
+        blocks: int,
+        meter: Meter,
+    ) -> None:
+        self._channel = channel
+        self._handover = handover_socket
+        self._commands = commands
+        self._bell = bell
+        self._meter = meter
+        channel.waiting = meter.waiting
+        self._arena = Arena(blocks, self._announce)
+        self.arrays_as_they_are = False
+        self._wake = select.poll()
+        self._wake.register(bell, select.POLLIN)
+        self._wake.register(commands, select.POLLIN)
+
+    def send(
+        self,
+        batch: Any,
+        generation: int,
+        sequence: int,
+        more: dict[str, Any] | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Sends one batch; waits while all blocks are in use.
+
+        Args:
+            batch: The batch.
+            generation: Generation of its epoch.
+            sequence: Its number in the epoch.
+            more: Further fields of the message.
+            samples: Number of samples in it; by default the meter counts them.
+
+        Raises:
+            EpochStopped: The trainer has stopped this epoch.
+            ChannelClosed: The trainer is gone.
+            SharedMemoryError: There is no memory for the batch.
+        """
+        fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
+        if more is not None:
+            fields.update(more)
+        if self.arrays_as_they_are:
+            apart = take_apart(batch)
+            fields["apart"] = apart is not batch
+            fields["structure"], arrays = nest.flatten(apart, allow_pickle=True)
+            fields["kinds"] = kinds(arrays)
+        else:
+            fields["structure"], arrays = nest.flatten(batch, allow_pickle=True)
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end + _GAP)
+            end += _GAP + tenbin.array_nbytes(array)
+        fields["offsets"] = offsets
+        fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
+        fields["nbytes"] = end
+        if end <= protocol.INLINE_NBYTES:
+            payload = bytearray(end)
+            for offset, array in zip(offsets, arrays, strict=True):
+                tenbin.write_array(payload, offset, array)
+            self._meter.sending(fields["samples"], end)
+            self._channel.send(fields, payload)
+            return
+        block = self._wait_for_block(end, generation)
+        try:
+            for offset, array in zip(offsets, arrays, strict=True):
+                tenbin.write_array(block.memory, offset, array)
+            fields["block"] = block.number
+            self._meter.sending(fields["samples"], end)
+            self._channel.send(fields)
+        except BaseException:
+            self._arena.release(block)
+            raise
+
+    def _wait_for_block(self, nbytes: int, generation: int) -> Block:
+        while True:
+            self._bell.clear()
+            block = self._arena.acquire(nbytes)
+            if block is not None:
+                return block
+            with self._meter.waiting():
+                self._wake.poll()
+            if self._commands.stopped(generation):
+                raise EpochStopped
+
+    def _announce(self, layout: Layout, descriptor: int) -> None:
+        fields = {"kind": protocol.SEGMENT, "blocks": layout.blocks, "block_nbytes": layout.block_nbytes}
+        handover.give(self._handover, descriptor)
+        self._channel.send(fields)

@@ -1,0 +1,121 @@
+"""One worker's elements of an epoch, from where it is to begin, and its state behind any of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpwds.loader.resume.progress import START, Position, pack_state, unpack_state
+from mpwds.loader.worker.elements import elements
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
+from mpwds.pipeline.parts import culprit, iterates_itself
+from mpwds.pipeline.stream import Stream
+
+STATE_EVERY_S = 1.0
+"""How often a worker saves its state: what came since is made again by whoever continues from it."""
+
+STATE_SHARE = 0.01
+"""The most of a worker's time that saving its state may take; a state that is dear is saved less often."""
+
+
+class WorkerIterator:
+    """Iterates a dataset in one worker, for one epoch.
+
+    Args:
+        dataset: What ``as_dataset`` returned.
+        context: Epoch, seed and place.
+        position: Where to begin. The elements from ``position.at`` on are given: those before
+            ``position.first`` are to be dropped.
+        iterate: Iterates a dataset that is no pipeline of ours.
+
+    Example:
+        >>> iterator = WorkerIterator(DataPipeline("abcd"), Context(), Position(first=3))
+        >>> [element for element in iterator if iterator.number >= 3]
+        ['d']
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        context: Context,
+        position: Position = START,
+        iterate: Callable[[Any, Context], Iterator[Any]] = elements,
+    ) -> None:
+        self._position = position
+        self._stream: Stream[Any] | None = None
+        self._elements: Iterator[Any]
+        if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+            stream = dataset.stream(context)
+            if culprit(dataset) is None:
+                self._stream = stream
+                if position.state is not None:
+                    stream.load_state_dict(unpack_state(position.state))
+            self._elements = plain(stream)
+        else:
+            self._elements = iterate(dataset, context)
+        self.number = position.at - 1
+        self._due = math.inf if self._stream is None else time.monotonic() + STATE_EVERY_S
+
+    def __iter__(self) -> WorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            self._check_end()
+            raise
+        self.number += 1
+        return element
+
+    def state(self, now: float) -> dict[str, Any] | None:
+        """What a message with the last element says of the state behind it; nothing as a rule.
+
+        Args:
+            now: ``time.monotonic()``.
+
+        Returns:
+            ``{"state": bytes}`` if one is due; ``{"state": str}``, once, the reason why it cannot be had.
+        """
+        if now < self._due or self._stream is None:
+            return None
+        try:
+            packed = pack_state(self._stream.state_dict())
+        except Exception as error:
+            self._due = math.inf
+            return {"state": f"{type(error).__name__}: {error}"}
+        done = time.monotonic()
+        self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
+        return {"state": packed}
+
+    def close(self) -> None:
+        """Closes the iterator, if it can be closed, and with it the files that it reads."""
+        close = getattr(self._elements, "close", None)
+        if close is not None:
+            close()
+        self._elements, self._stream = iter(()), None
+
+    def _check_end(self) -> None:
+        given, first = self.number + 1, self._position.first
+        if given < first:
+            raise RuntimeError(
+                f"the dataset ended after {given} elements, {first} were delivered before: it gives other "
+                "elements each time it runs, or has changed, so the epoch cannot be continued"
+            )
+
+
+def replays_because(dataset: Any) -> str:
+    """Why a dataset has no state, so that an epoch is continued by running it from its start; or nothing.
+
+    Example:
+        >>> replays_because(DataPipeline([1, 2])), replays_because(lambda: iter("ab"))
+        ('', 'a function has no state')
+    """
+    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        unaddressed = culprit(dataset)
+        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
+    return f"a {type(dataset).__name__} has no state"

@@ -1,0 +1,420 @@
+"""The state of a DataLoader and of a WebLoader: the rest of an epoch, in the same order."""
+
+import itertools
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
+
+from mpwds import DataPipeline, MultiLoader, WebLoader
+from mpwds.loader.dataloader.completed_tasks import Answered
+from mpwds.loader.dataloader.data_loader import DataLoader
+
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
+
+class Stream(IterableDataset):
+    """An iterable dataset that divides itself, and draws random numbers."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for number in range(first, 40, step):
+            yield number + (random.random() + float(torch.rand(()))) / 4 if info else number
+
+
+class Failing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise KeyError("bad sample")
+        return index
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+MAP_STYLE = {
+    "in order": lambda **options: DataLoader(range(50), batch_size=4, **options),
+    "shuffled": lambda **options: DataLoader(range(50), batch_size=4, shuffle=True, **options),
+    "with a generator": lambda **options: DataLoader(
+        range(50), 4, shuffle=True, generator=seeded(), **options
+    ),
+    "with replacement": lambda **options: DataLoader(
+        range(50),
+        4,
+        sampler=torch.utils.data.RandomSampler(range(50), True, 90, generator=seeded()),
+        **options,
+    ),
+    "single samples": lambda **options: DataLoader(range(20), None, shuffle=True, **options),
+    "the rest dropped": lambda **options: DataLoader(range(50), 4, shuffle=True, drop_last=True, **options),
+    "a batch sampler": lambda **options: DataLoader(
+        range(50), batch_sampler=[[n, n + 1] for n in range(0, 50, 2)], **options
+    ),
+}
+WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def plain(loader):
+    return [as_python(batch) for batch in loader]
+
+
+def as_python(batch):
+    return batch.tolist() if hasattr(batch, "tolist") else batch
+
+
+def first_and_state(loader, count):
+    batches = iter(loader)
+    return [as_python(next(batches)) for _ in range(count)], json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore:.*had nothing left")
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("kind", MAP_STYLE)
+def test_the_rest_of_a_map_style_dataset_comes_in_the_same_order(kind, options):
+    make = MAP_STYLE[kind]
+    torch.manual_seed(7)
+    whole = plain(make(**options))
+    for count in (0, 1, len(whole) // 2, len(whole)):
+        torch.manual_seed(7)
+        first, state = first_and_state(make(**options), count)
+        torch.manual_seed(8)
+        other = make(**options)
+        other.load_state_dict(state)
+        assert json.loads(json.dumps(other.state_dict())) == state
+        assert first + plain(other) == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_it_is_the_rest_for_another_number_of_workers():
+    whole = plain(MAP_STYLE["with a generator"]())
+    first, state = first_and_state(MAP_STYLE["with a generator"](num_workers=2), 5)
+    loader = MAP_STYLE["with a generator"](num_workers=3)
+    loader.load_state_dict(state)
+    assert first + plain(loader) == whole
+
+
+def test_the_epochs_behind_have_the_order_that_they_would_have_had():
+    loader = MAP_STYLE["with a generator"]()
+    epochs = [plain(loader) for _ in range(3)]
+    loader = MAP_STYLE["with a generator"]()
+    plain(loader)
+    _, state = first_and_state(loader, 6)
+    other = MAP_STYLE["with a generator"]()
+    other.load_state_dict(state)
+    assert [plain(other), plain(other)] == [epochs[1][6:], epochs[2]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_of_workers_that_were_kept_goes_on_in_the_same_order(workers):
+    make = MAP_STYLE["with a generator"]
+    loader = make(**WORKERS[2])
+    epochs = [plain(loader) for _ in range(3)]
+    loader = make(**WORKERS[2])
+    plain(loader)
+    before = loader.state_dict()
+    first, state = first_and_state(loader, 6)
+    for begun, rest in ((before, epochs[1]), (state, epochs[1][6:])):
+        other = make(num_workers=workers, persistent_workers=workers > 0)
+        other.load_state_dict(begun)
+        assert plain(other) == rest
+    assert first + rest == epochs[1]
+
+
+@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
+def test_torchs_own_generator_is_left_as_it_is(options):
+    loader = MAP_STYLE["shuffled"](**options)
+    _, state = first_and_state(loader, 3)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    loader.load_state_dict(state)
+    plain(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_behind_the_end_it_is_the_start_of_the_next_epoch():
+    loader = MAP_STYLE["with a generator"](num_workers=2)
+    plain(loader)
+    state = loader.state_dict()
+    following = plain(loader)
+    assert state["yielded"] == 0
+    loader.load_state_dict(state)
+    assert plain(loader) == following
+
+
+def test_states_follow_each_other():
+    make = MAP_STYLE["with a generator"]
+    whole, got = plain(make()), []
+    state = make().state_dict()
+    while len(got) < len(whole):
+        loader = make(num_workers=2)
+        loader.load_state_dict(state)
+        batches, state = first_and_state(loader, min(5, len(whole) - len(got)))
+        got += batches
+    assert got == whole
+
+
+@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
+def test_behind_the_last_batch_nothing_is_left_and_a_warning_says_so(options):
+    loader = MAP_STYLE["in order"](**options)
+    _, state = first_and_state(loader, 13)
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="had nothing left, so this iteration is empty"):
+        assert plain(loader) == []
+
+
+def test_samples_that_were_delivered_are_not_fetched_again():
+    fetched = []
+
+    class Counted(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            fetched.append(index)
+            return index
+
+    loader = DataLoader(Counted(), batch_size=2)
+    _, state = first_and_state(loader, 3)
+    fetched.clear()
+    loader.load_state_dict(state)
+    assert plain(loader) == [[6, 7], [8, 9]]
+    assert fetched == [6, 7, 8, 9]
+
+
+def test_out_of_order_each_sample_comes_once():
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            if index % 8 == 0:
+                time.sleep(0.02)
+            return index
+
+    def make():
+        return DataLoader(Slow(), batch_size=2, num_workers=2, prefetch_factor=3, in_order=False)
+
+    for count in (1, 4, 9):
+        first, state = first_and_state(make(), count)
+        loader = make()
+        loader.load_state_dict(state)
+        assert sorted(itertools.chain(*first, *plain(loader))) == list(range(24))
+
+
+@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
+def test_a_sample_that_failed_is_not_tried_again(options):
+    loader = DataLoader(Failing(), batch_size=1, **options)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    with pytest.raises(KeyError):
+        next(batches)
+    loader.load_state_dict(loader.state_dict())
+    assert plain(loader) == [[number] for number in range(6, 12)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
+    def make():
+        return DataLoader(Stream(), batch_size=3, num_workers=2, in_order=in_order)
+
+    torch.manual_seed(5)
+    whole = plain(make())
+    for count in (1, 6, len(whole) - 1):
+        torch.manual_seed(5)
+        first, state = first_and_state(make(), count)
+        torch.manual_seed(6)
+        loader = make()
+        loader.load_state_dict(state)
+        with pytest.warns(
+            UserWarning, match=rf"running it again from its start, without the {count} batches"
+        ) as caught:
+            got = first + plain(loader)
+        assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
+        assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.filterwarnings("ignore:an iterable dataset")
+def test_an_iterable_dataset_without_workers_does_too():
+    loader = DataLoader(Stream(), batch_size=3)
+    first, state = first_and_state(loader, 5)
+    loader.load_state_dict(state)
+    assert list(itertools.chain(*first, *plain(loader))) == list(range(40))
+
+
+@pytest.mark.filterwarnings("ignore:an iterable dataset")
+@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
+def test_a_pipeline_goes_on_in_the_same_epoch(options):
+    def make():
+        return DataLoader(DataPipeline(range(40)).shuffle(40).batched(4), batch_size=None, **options)
+
+    loader = make()
+    epochs = [plain(loader) for _ in range(3)]
+    loader = make()
+    plain(loader)
+    _, state = first_and_state(loader, 3)
+    other = make()
+    other.load_state_dict(state)
+    assert [plain(other), plain(other)] == [epochs[1][3:], epochs[2]]
+
+
+def test_a_sampler_that_counts_epochs_is_told_which_one_it_was():
+    def make():
+        sampler = DistributedSampler(range(40), num_replicas=2, rank=1, seed=4)
+        return DataLoader(range(40), batch_size=2, sampler=sampler)
+
+    loader = make()
+    loader.sampler.set_epoch(3)
+    whole = plain(loader)
+    _, state = first_and_state(loader, 4)
+    other = make()
+    other.load_state_dict(state)
+    assert other.sampler.epoch == 3
+    assert plain(other) == whole[4:]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "state of a None, version None"),
+        (DataLoader(range(9), batch_size=2).state_dict(), "samples=9, here it is 8"),
+        (DataLoader(range(8), batch_size=4).state_dict(), "batch_size=4, here it is 2"),
+        (
+            DataLoader(range(8), batch_size=2, shuffle=True).state_dict(),
+            "sampler='RandomSampler', here it is 'Seq",
+        ),
+        (
+            {**DataLoader(range(8), batch_size=2).state_dict(), "generator": "?"},
+            "generator='.', expected base64",
+        ),
+        (
+            {**DataLoader(range(8), batch_size=2).state_dict(), "below": None},
+            "below=None, expected a whole number",
+        ),
+    ],
+)
+def test_the_state_of_another_loader_is_refused(state, message):
+    with pytest.raises(ValueError, match=message):
+        DataLoader(range(8), batch_size=2).load_state_dict(state)
+
+
+def test_a_web_loader_has_the_state_of_its_data_loader():
+    make = lambda: WebLoader(range(30), batch_size=4, shuffle=True, generator=seeded())  # noqa: E731  # short
+    whole = plain(make())
+    first, state = first_and_state(make(), 3)
+    loader = make()
+    loader.load_state_dict(state)
+    assert first + plain(loader) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stages_behind_a_web_loader_are_run_again(workers):
+    def make():
+        loader = WebLoader(range(30), batch_size=4, shuffle=True, generator=seeded(), num_workers=workers)
+        return (
+            loader.unbatched().shuffle(10).map(lambda number: float(number) + np.random.random()).batched(3)
+        )
+
+    loader = make()
+    whole, following = plain(loader), plain(loader)
+    first, state = first_and_state(make(), 4)
+    loader = make()
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="running the first 4 elements of the epoch again"):
+        assert first + plain(loader) == whole
+    assert plain(loader) == following
+
+
+def test_other_stages_of_a_web_loader_are_refused():
+    state = WebLoader(range(4)).unbatched().state_dict()
+    with pytest.raises(
+        ValueError, match=r"stages \['unbatched\(\)'\]; this loader is of version 2 and has \[\]"
+    ):
+        WebLoader(range(4)).load_state_dict(state)
+
+
+def test_answers_that_come_out_of_order_are_counted():
+    answered = Answered()
+    for task in (3, 0, 2, 5):
+        answered.add(task, worker=task % 2)
+    assert (answered.below, answered.above, answered.count) == (1, {2, 3, 5}, 4)
+    answered.add(1)
+    assert (answered.below, answered.above) == (4, {5})
+    assert [task for task, _ in answered.left(range(7))] == [4, 6]
+
+
+def loader_of_a_loader(kind, workers, batch_size=None):
+    loader = MultiLoader(DataPipeline(range(60)).shuffle(20).batched(3), workers=workers)
+    behind = {
+        "as it is": lambda: loader,
+        "rebatched": lambda: loader.rebatched(4, shuffle=10),
+        "repeated": lambda: loader.unbatched().repeat(2).batched(5),
+        "an epoch of 33": lambda: loader.unbatched().with_epoch(33),
+    }
+    return DataLoader(behind[kind](), batch_size=batch_size)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("kind", "workers", "batch_size"),
+    [
+        ("as it is", 2, None),
+        ("rebatched", 2, None),
+        ("repeated", 0, None),
+        ("an epoch of 33", 0, None),
+        ("an epoch of 33", 0, 4),
+    ],
+)
+def test_a_loader_inside_goes_on_by_itself(kind, workers, batch_size):
+    loader = loader_of_a_loader(kind, workers, batch_size)
+    epochs = [plain(loader) for _ in range(3)]
+    for count in (0, 1, len(epochs[1]) - 1):
+        loader.dataset.set_epoch(1)
+        first, state = first_and_state(loader, count)
+        other = loader_of_a_loader(kind, workers, batch_size)
+        other.load_state_dict(state)
+        assert json.loads(json.dumps(other.state_dict())) == state
+        assert first + plain(other) == epochs[1]
+        assert plain(other) == epochs[2]
+
+
+def test_behind_an_incomplete_last_batch_of_a_loader_it_is_the_next_epoch():
+    loader = loader_of_a_loader("an epoch of 33", 0, 4)
+    epochs = [plain(loader) for _ in range(2)]
+    loader.dataset.set_epoch(0)
+    _, state = first_and_state(loader, 9)
+    assert state["yielded"] == 0
+    loader.load_state_dict(state)
+    assert plain(loader) == epochs[1]
+
+
+def test_the_state_of_another_loader_inside_is_refused():
+    state = loader_of_a_loader("as it is", 0).state_dict()
+    other = DataLoader(MultiLoader(DataPipeline(range(60)).batched(3), workers=0), batch_size=None)
+    with pytest.raises(ValueError, match=r"part 2 was shuffle\(20\), is batched\(3\)"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.unbatched().batched(5)])
+@pytest.mark.filterwarnings("ignore:the stages behind a WebLoader")
+def test_a_web_loader_of_a_loader_goes_on_in_the_same_epoch(stages):
+    def make():
+        return stages(WebLoader(loader_of_a_loader("rebatched", 0).dataset, batch_size=None))
+
+    loader = make()
+    epochs = [plain(loader) for _ in range(3)]
+    loader = make()
+    plain(loader)
+    first, state = first_and_state(loader, 3)
+    other = make()
+    other.load_state_dict(state)
+    assert first + plain(other) == epochs[1]
+    assert plain(other) == epochs[2]

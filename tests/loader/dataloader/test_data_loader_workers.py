@@ -1,0 +1,560 @@
+"""DataLoader: its worker processes, how they start and when they end."""
+
+import gc
+import multiprocessing
+import os
+import sys
+import threading
+import types
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.utils.data
+
+import mpwds
+from mpwds.loader.dataloader.data_loader import DataLoader
+from tests.loader.dataloader.data_loader_datasets import Counting, Numbers
+
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
+contexts = pytest.mark.parametrize("context", [None, "fork", "forkserver", "spawn"])
+
+
+class Looks(Numbers):
+    """What ``look()`` returns in a worker."""
+
+    def __init__(self, look, length=2):
+        super().__init__(length)
+        self.look = look
+
+    def __getitem__(self, index):
+        return self.look()
+
+
+def from_workers(look, **options):
+    return list(DataLoader(Looks(look), batch_size=None, num_workers=2, **options))
+
+
+def gone(pids):
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@contexts
+def test_every_way_to_start_delivers_the_same(context):
+    factor = 3
+
+    class Dataset(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            return np.full(4, factor * index)
+
+    loader = DataLoader(
+        Dataset(), 4, num_workers=2, multiprocessing_context=context, collate_fn=lambda b: sum(b)
+    )
+    assert [batch.tolist() for batch in loader] == [[18] * 4, [66] * 4, [51] * 4]
+
+
+def test_a_context_object_is_as_good_as_its_name():
+    context = torch.multiprocessing.get_context("fork")
+    loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context=context)
+    assert loader.multiprocessing_context is context
+    assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
+
+
+@contexts
+def test_worker_info_and_the_init_function_are_as_in_torch(context):
+    def init(worker):
+        info = torch.utils.data.get_worker_info()
+        info.dataset.marks = (worker, info.id, info.num_workers, info.seed == torch.initial_seed())
+
+    def look():
+        return torch.utils.data.get_worker_info().dataset.marks, torch.get_num_threads()
+
+    got = from_workers(look, worker_init_fn=init, multiprocessing_context=context)
+    assert got == [[[0, 0, 2, True], 1], [[1, 1, 2, True], 1]]
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_functions_that_are_added_to_torchs_default_collate_count_in_the_workers(monkeypatch):
+    class Word:
+        def __init__(self, text):
+            self.text = text
+
+    def join(batch, *, collate_fn_map=None):
+        return "".join(word.text for word in batch)
+
+    table = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(table, Word, join)
+    dataset = [(Word(letter), torch.ones(2)) for letter in "abcd"]
+    loader = DataLoader(dataset, 2, num_workers=1)
+    assert [(words, tensor.shape) for words, tensor in loader] == [("ab", (2, 2)), ("cd", (2, 2))]
+
+
+def test_workers_of_the_fork_server_have_what_a_fork_of_this_process_would_have(monkeypatch, tmp_path):
+    monkeypatch.setenv("A_NEW_VARIABLE", "yes")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    processors = sorted(os.sched_getaffinity(0))
+
+    def look():
+        affinity = sorted(os.sched_getaffinity(0))
+        return os.environ.get("A_NEW_VARIABLE"), os.environ.get("HOME"), os.getcwd(), sys.path[0], affinity
+
+    assert from_workers(look) == [["yes", None, str(tmp_path), str(tmp_path / "modules"), processors]] * 2
+
+
+class Endlessly(Numbers):
+    """No sample of it ever comes."""
+
+    def __getitem__(self, index):
+        threading.Event().wait()
+
+
+class Told(Numbers):
+    """Tells a list which samples were fetched."""
+
+    def __init__(self, fetched):
+        super().__init__(4)
+        self.fetched = fetched
+
+    def __getitem__(self, index):
+        self.fetched.append(index)
+        return index
+
+
+@contexts
+def test_a_list_of_a_manager_can_be_written_to_by_the_workers(context):
+    with multiprocessing.Manager() as manager:
+        fetched = manager.list()
+        got = list(DataLoader(Told(fetched), None, num_workers=2, multiprocessing_context=context))
+        assert got == sorted(fetched) == [0, 1, 2, 3]
+
+
+def test_what_workers_print_goes_where_this_process_prints(capfd):
+    def look():
+        sys.stdout.write("from a worker\n")  # at once: the two workers' lines must not be mixed
+        sys.stdout.flush()
+        return 0
+
+    from_workers(look)
+    assert capfd.readouterr().out == "from a worker\n" * 2
+
+
+def test_the_fork_server_imports_what_the_dataset_needs_before_it_forks(tmp_path, monkeypatch):
+    (tmp_path / "module_of_the_fork_server.py").write_text(
+        "import os\nimported_by = os.getpid()\ndef look():\n    return imported_by, os.getppid()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import module_of_the_fork_server
+
+    for imported_by, parent in from_workers(module_of_the_fork_server.look):
+        assert imported_by == parent != os.getpid()
+
+
+def test_each_epoch_has_fresh_workers_and_a_fresh_copy_of_the_dataset():
+    dataset = Looks(os.getpid, length=4)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    first = set(loader)
+    dataset.look = lambda: -os.getpid()
+    second = set(loader)
+    assert (len(first), len(second)) == (2, 2)
+    assert all(pid > 0 for pid in first)
+    assert all(pid < 0 for pid in second)
+    assert gone(first)
+
+
+def test_persistent_workers_keep_their_copy_of_the_dataset_and_are_initialised_once():
+    class Memory(Numbers):
+        initialised = 0
+        fetched = 0
+
+        def __getitem__(self, index):
+            self.fetched += 1
+            return self.fetched, self.initialised, os.getpid()
+
+    def init(worker):
+        torch.utils.data.get_worker_info().dataset.initialised += 1
+
+    loader = DataLoader(Memory(3), None, num_workers=1, persistent_workers=True, worker_init_fn=init)
+    first, second = list(loader), list(loader)
+    assert [fetched for fetched, _, _ in first + second] == [1, 2, 3, 4, 5, 6]
+    assert {rest for _, *rest in map(tuple, first + second) for rest in [tuple(rest)]} == {(1, first[0][2])}
+    loader.close()
+    assert gone([first[0][2]])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_after_an_early_break_the_next_epoch_starts_at_its_beginning(persistent):
+    loader = DataLoader(Numbers(20), 2, num_workers=2, persistent_workers=persistent)
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            assert batch.tolist() == [2 * number, 2 * number + 1]
+            if number == 4:
+                break
+    assert torch.cat(list(loader)).tolist() == list(range(20))
+    loader.close()
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_workers_end_with_their_iterator(context):
+    loader = DataLoader(Numbers(1000), num_workers=2, multiprocessing_context=context)
+    iterator = iter(loader)
+    next(iterator)
+    pids = iterator.worker_pids
+    assert len(pids) == 2
+    del iterator
+    gc.collect()
+    assert gone(pids)
+
+
+def test_workers_end_with_the_epoch():
+    iterator = iter(DataLoader(Numbers(4), num_workers=2))
+    next(iterator)
+    pids = iterator.worker_pids
+    list(iterator)
+    assert gone(pids)
+    assert next(iterator, "over") == "over"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_when_the_loader_is_closed(persistent):
+    with DataLoader(Numbers(100), num_workers=2, persistent_workers=persistent) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pids = iterator.worker_pids
+    assert gone(pids)
+    assert next(iterator, "over") == "over"
+
+
+def test_workers_end_by_the_name_that_torch_has_for_it():
+    loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = iterator.worker_pids
+    loader._iterator._shutdown_workers()
+    assert not psutil.pid_exists(worker)
+
+
+def test_a_thread_that_waits_for_a_batch_when_the_loader_is_closed_is_at_the_end_of_its_iteration():
+    loader = DataLoader(Endlessly(), num_workers=1)
+    iterator = iter(loader)
+    got, waits = [], threading.Event()
+
+    def iterate():
+        waits.set()
+        got.extend(iterator)
+        got.append("end")
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    waits.wait()
+    loader.close()
+    thread.join()
+    assert got == ["end"]
+
+
+BACKGROUND = """
+    import threading
+    import mpwds
+
+    class Slow:
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            if index:
+                threading.Event().wait()
+            return index
+
+    def iterate():
+        for batch in mpwds.DataLoader(Slow(), num_workers=1):
+            arrived.set()
+
+    arrived = threading.Event()
+    threading.Thread(target=iterate, daemon=True).start()
+    arrived.wait()
+"""
+
+
+def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
+    assert script(BACKGROUND).finish() == (0, "", "")
+
+
+def test_persistent_workers_end_with_the_loader_that_nobody_holds():
+    loader = DataLoader(Numbers(100), num_workers=1, persistent_workers=True)
+    next(iter(loader))
+    pids = loader._iterator.worker_pids
+    del loader
+    gc.collect()
+    assert gone(pids)
+
+
+def test_a_fork_of_this_process_cannot_take_batches_of_it():
+    iterator = iter(DataLoader(Numbers(), num_workers=1))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            os._exit(17 if "is a fork" in str(error) else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+    assert next(iterator).item() == 0
+
+
+class Locked(Numbers):
+    def __init__(self):
+        super().__init__(4)
+        self.parts = [{"lock": threading.Lock()}]
+
+    def __getitem__(self, index):
+        with self.parts[0]["lock"]:
+            return index, os.getppid() == self.trainer
+
+
+def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_said_once():
+    dataset = Locked()
+    dataset.trainer = os.getpid()
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    with pytest.warns(
+        RuntimeWarning, match=r"dataset\.parts\[0\]\['lock'\] is a lock.* forks of this"
+    ) as caught:
+        got = list(loader)
+    assert got == [[index, True] for index in range(4)]
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(loader) == got
+
+
+class Wrapping(torch.utils.data.Dataset):
+    """Has what another dataset has, and is asked for that when it is unpickled, before it has the other."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+def of_a_class_that_asks_too_early():
+    return Wrapping(range(4))
+
+
+def of_a_module_that_only_this_process_has():
+    module = types.ModuleType("imported_from_nowhere")
+    exec("class Dataset(list): pass", vars(module))
+    sys.modules[module.__name__] = module
+    return module.Dataset(range(4))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("make", [of_a_module_that_only_this_process_has, of_a_class_that_asks_too_early])
+def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_said_once(make, persistent):
+    loader = DataLoader(make(), None, num_workers=2, persistent_workers=persistent)
+    with pytest.warns(RuntimeWarning, match=r"cannot unpickle .* are forks of this process") as caught:
+        assert list(loader) == list(loader) == [0, 1, 2, 3]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_forks_are_not_wanted(context):
+    with pytest.raises(RecursionError):
+        list(DataLoader(Wrapping(range(4)), num_workers=1, multiprocessing_context=context))
+
+
+def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_cuda_is_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RecursionError):
+        iter(DataLoader(Wrapping(range(4)), num_workers=1))
+
+
+def test_forks_that_are_asked_for_are_not_warned_of():
+    dataset = Locked()
+    dataset.trainer = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))) == 4
+
+
+def test_a_dataset_that_cannot_be_pickled_is_an_error_where_cuda_is_in_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    loader = DataLoader(Locked(), num_workers=1)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"dataset\.parts\[0\]\['lock'\] is a lock.* CUDA is in use here"):
+            iter(loader)
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_pickled_is_an_error_where_forks_are_not_wanted(context):
+    loader = DataLoader(Locked(), num_workers=1, multiprocessing_context=context)
+    with pytest.raises(TypeError, match=r"dataset\.parts\[0\]\['lock'\] is a lock.*='fork'"):
+        iter(loader)
+
+
+def test_tensors_of_the_dataset_are_shared_by_the_workers():
+    data = torch.arange(4_000_000)
+
+    class Dataset(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            with open("/proc/self/smaps") as maps:
+                shared = [
+                    line
+                    for line in maps
+                    if line.startswith("Private_Dirty") and int(line.split()[1]) > 20_000
+                ]
+            return int(data[index]), len(shared)
+
+    assert list(DataLoader(Dataset(), None, num_workers=2)) == [[index, 0] for index in range(4)]
+
+
+def test_a_pipeline_is_dealt_to_the_workers_and_counts_its_epochs():
+    dataset = mpwds.DataPipeline(range(40)).shuffle(40)
+    loader = DataLoader(dataset, 4, num_workers=2)
+    first, second = (torch.cat(list(loader)).tolist() for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+    dataset.set_epoch(0)
+    assert torch.cat(list(loader)).tolist() == first
+
+
+def test_batches_of_a_pipeline_arrive_as_tensors():
+    dataset = mpwds.DataPipeline([np.full(5000, number) for number in range(8)]).batched(4)
+    got = list(DataLoader(dataset, batch_size=None, num_workers=2))
+    assert [batch[:, 0].tolist() for batch in got] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert all(type(batch) is torch.Tensor for batch in got)
+
+
+def test_iterable_datasets_find_their_worker_without_torch():
+    class Plain:
+        def __getitem__(self, index):
+            return os.environ["WORKER"], os.environ["NUM_WORKERS"], "torch" in sys.modules
+
+        def __len__(self):
+            return 2
+
+    got = list(DataLoader(Plain(), None, num_workers=2, collate_fn=list, multiprocessing_context="spawn"))
+    assert got == [["0", "2", False], ["1", "2", False]]
+
+
+PROGRAM = """
+    import os, sys, time
+    import torch
+    from mpwds.loader.dataloader.data_loader import DataLoader
+
+    class Dataset(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1000
+        def __getitem__(self, index):
+            return torch.full((20_000,), index)
+
+    class Batch:
+        def __init__(self, samples):
+            self.samples = torch.stack(samples)
+
+    loader = DataLoader(Dataset(), 4, num_workers=2, collate_fn=Batch, worker_init_fn=lambda worker: None)
+    for batch in loader:
+        assert type(batch) is Batch and batch.samples.shape == (4, 20_000)
+        print("running", flush=True)
+        break
+    iterator = iter(loader)
+    next(iterator)
+"""
+
+
+def test_a_program_needs_no_main_guard_and_ends_with_nothing_left(script):
+    started = script(PROGRAM)
+    assert started.line() == "running"
+    assert started.finish() == (0, "", "")
+
+
+def test_counting_datasets_are_iterated_by_torch_itself_without_workers():
+    assert list(DataLoader(Counting(3), None)) == [0, 1, 2]
+
+
+SPAWNED = """
+    import multiprocessing
+
+    import mpwds
+
+    class Squares:
+        def __len__(self):
+            return 8
+        def __getitem__(self, index):
+            return index * index
+
+    def train(rank):
+        with mpwds.MultiLoader(Squares(), workers=2, output="numpy") as loader:
+            assert sorted(map(int, loader)) == [0, 1, 4, 9, 16, 25, 36, 49]
+        found = [int(number) for batch in mpwds.DataLoader(Squares(), 4, num_workers=2) for number in batch]
+        assert found == [0, 1, 4, 9, 16, 25, 36, 49]
+        print("trained", rank, flush=True)
+
+    if __name__ == "__main__":
+        trainer = multiprocessing.get_context("spawn").Process(target=train, args=(0,))
+        trainer.start()
+        trainer.join()
+        raise SystemExit(trainer.exitcode)
+"""
+
+
+def test_datasets_of_a_script_work_in_trainers_that_it_spawns(script):
+    assert script(SPAWNED).finish() == (0, "trained 0\n", "")
+
+
+class Flagged(torch.utils.data.Dataset):
+    """Has a flag of a few bytes that the program changes, and notes what it did, both in shared memory."""
+
+    def __init__(self):
+        self.flag = torch.zeros(1).share_memory_()
+        self.done = torch.zeros(4).share_memory_()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.done[index] = self.flag[0] + index
+        return float(self.flag)
+
+
+@pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
+def test_small_tensors_in_shared_memory_are_shared(loader_class):
+    dataset = Flagged()
+    loader = loader_class(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    assert list(loader) == [0] * 4
+    dataset.flag[0] = 7
+    assert list(loader) == [7] * 4
+    assert dataset.done.tolist() == [7, 8, 9, 10]
+
+
+def float8(batch):
+    return {"x": torch.tensor(batch, dtype=torch.float32).to(torch.float8_e4m3fn)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tensors_of_dtypes_that_numpy_does_not_have_arrive(num_workers):
+    (batch,) = DataLoader([1, 2], batch_size=2, num_workers=num_workers, collate_fn=float8)
+    assert (batch["x"].dtype, batch["x"].tolist()) == (torch.float8_e4m3fn, [1, 2])
+    (sample,) = DataLoader([torch.ones(2).to(torch.float8_e4m3fn)], batch_size=None, num_workers=num_workers)
+    assert (sample.dtype, sample.tolist()) == (torch.float8_e4m3fn, [1, 1])
+
+
+def test_a_multi_loader_delivers_them_too():
+    with mpwds.MultiLoader([float8([1, 2])], workers=1) as loader:
+        (batch,) = loader
+    assert (batch["x"].dtype, batch["x"].tolist()) == (torch.float8_e4m3fn, [1, 2])

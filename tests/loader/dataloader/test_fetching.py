@@ -1,0 +1,52 @@
+"""FetchingSetup: what a worker does with the indices that it is given."""
+
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds.loader.dataloader.fetching import Exhausted, FetchingSetup
+from mpwds.pipeline.context import Context
+
+
+def fetcher(dataset, context=None, **options):
+    return FetchingSetup(dataset, workers=1, blocks=4, **options).fetcher(context or Context())
+
+
+def test_a_batch_of_a_pipeline_is_collated_when_it_is_written():
+    rows = [np.zeros(3), np.zeros(3)]
+    batch = fetcher(mpwds.DataPipeline(rows).batched(2), iterable=True, batches=False)(None)
+    rows[1][:] = 7
+    out = np.empty(batch.shape)
+    batch.write_into(out)
+    assert out.tolist() == [[0, 0, 0], [7, 7, 7]]
+
+
+def test_a_dataset_of_ours_that_iterates_in_its_own_way_is_told_the_epoch():
+    class Epochs(mpwds.DataPipeline):
+        def __iter__(self):
+            yield self._epoch
+
+    assert fetcher(Epochs(), Context(epoch=3), iterable=True, batches=False)(None) == 3
+
+
+def test_an_iterable_datasets_end_is_told_after_its_last_batch():
+    fetch = fetcher(range(5), iterable=True, collate_fn=list)
+    assert [fetch([None] * 3), fetch([None] * 3)] == [[0, 1, 2], [3, 4]]
+    for _ in range(2):
+        with pytest.raises(Exhausted):
+            fetch([None] * 3)
+
+
+def test_an_incomplete_batch_is_dropped_where_that_is_asked_for():
+    fetch = fetcher(range(5), iterable=True, collate_fn=list, drop_last=True)
+    assert fetch([None] * 3) == [0, 1, 2]
+    with pytest.raises(Exhausted):
+        fetch([None] * 3)
+
+
+def test_stop_iteration_of_the_collate_function_is_no_end_of_the_dataset():
+    def collate(sample):
+        raise StopIteration
+
+    with pytest.raises(StopIteration):
+        fetcher(range(5), iterable=True, batches=False, collate_fn=collate)(None)

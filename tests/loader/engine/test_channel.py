@@ -1,0 +1,112 @@
+"""Channels: whole messages in order, whatever the pieces they arrive in; descriptors; the end."""
+
+import os
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.loader.engine.channel import Channel, ChannelClosed
+
+
+def pair():
+    left, right = socket.socketpair()
+    return Channel(left), Channel(right)
+
+
+def receive(channel):
+    """The next message, waited for."""
+    while (message := channel.receive()) is None:
+        pass
+    return message
+
+
+messages = st.lists(st.tuples(st.integers(0, 1 << 40), st.binary(max_size=2000)), max_size=20)
+
+
+@settings(deadline=None, max_examples=50)
+@given(messages)
+def test_messages_arrive_whole_and_in_order(sent):
+    left, right = pair()
+    for number, payload in sent:
+        left.send({"number": number}, payload)
+    received = [receive(right) for _ in sent]
+    # Payloads are valid until the next receive: what can be compared here is all but them.
+    assert [message.fields["number"] for message in received] == [number for number, _ in sent]
+    assert right.receive() is None
+    left.close(), right.close()
+
+
+@settings(deadline=None, max_examples=30)
+@given(messages.filter(bool), st.integers(1, 700))
+def test_a_message_in_pieces_is_put_together(sent, piece):
+    raw, end = socket.socketpair()
+    recorder, recorded = socket.socketpair()
+    source = Channel(recorder)
+    for number, payload in sent:
+        source.send({"number": number}, payload)
+    data = recorded.recv(1 << 20)
+    channel = Channel(end)
+    received = []
+    for start in range(0, len(data), piece):
+        raw.send(data[start : start + piece])
+        while (message := channel.receive()) is not None:
+            received.append((message.fields["number"], bytes(message.payload)))
+    assert received == sent
+    for each in (raw, recorded, source, channel):
+        each.close()
+
+
+def test_a_message_larger_than_all_buffers_arrives():
+    left, right = pair()
+    payload = os.urandom(5_000_000)
+    sender = threading.Thread(target=left.send, args=({"kind": "large"}, payload))
+    sender.start()
+    assert bytes(receive(right).payload) == payload
+    sender.join()
+    left.send({"kind": "small"})
+    assert receive(right).fields["kind"] == "small"
+    left.close(), right.close()
+
+
+def test_the_sender_waits_while_the_receiver_does_not_read():
+    left, right = pair()
+    sent = []
+
+    def send():
+        for number in range(3000):
+            left.send({"number": number}, b"x" * 1000)
+            sent.append(number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join(0.2)
+    assert sender.is_alive()
+    assert len(sent) < 1000
+    assert [receive(right).fields["number"] for _ in range(3000)] == list(range(3000))
+    sender.join()
+    left.close(), right.close()
+
+
+def test_what_was_sent_before_the_end_arrives_and_then_the_end():
+    left, right = pair()
+    left.send({"kind": "last"}, b"words")
+    left.close()
+    assert bytes(receive(right).payload) == b"words"
+    with pytest.raises(ChannelClosed):
+        right.receive()
+    with pytest.raises(ChannelClosed):
+        right.send({"kind": "late"})
+    right.close()
+
+
+def test_a_message_cut_short_by_the_end_is_no_message():
+    raw, end = socket.socketpair()
+    channel = Channel(end)
+    raw.send(b"\x10\x00\x00\x00\x00\x00")
+    raw.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    channel.close()

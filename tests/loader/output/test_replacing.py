@@ -1,0 +1,52 @@
+"""replaced: one kind of object exchanged, everything around it of its own class."""
+
+import collections
+import dataclasses
+
+from mpwds.loader.output.replacing import replaced
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    name: str
+    tags: list = dataclasses.field(default_factory=list)
+    norm: float = dataclasses.field(init=False)
+
+
+class Names(list):
+    pass
+
+
+def doubled(item):
+    return replaced(item, float, lambda number: number * 2)
+
+
+def test_containers_keep_their_class_and_order():
+    item = collections.OrderedDict(b=[1.5, 2], a=(0.5, Pair(1.0, "x")))
+    changed = doubled(item)
+    assert changed == collections.OrderedDict(b=[3.0, 2], a=(1.0, Pair(2.0, "x")))
+    assert (type(changed), type(changed["a"][1])) == (collections.OrderedDict, Pair)
+
+
+def test_subclasses_keep_what_is_their_own():
+    names = Names([1.5])
+    names.source = "file"
+    counts = collections.defaultdict(int, a=1.5)
+    changed = doubled([names, counts])
+    assert (type(changed[0]), changed[0].source, changed[0]) == (Names, "file", [3.0])
+    assert (changed[1]["a"], changed[1]["missing"]) == (3.0, 0)
+
+
+def test_dataclasses_are_copied_with_fields_that_are_not_set_left_unset():
+    point = Point(1.5, "p", [2.5])
+    changed = doubled(point)
+    assert (changed.x, changed.name, changed.tags, hasattr(changed, "norm")) == (3.0, "p", [5.0], False)
+    assert (point.x, point.tags) == (1.5, [2.5])
+
+
+def test_keys_and_all_else_are_left_alone():
+    item = {1.5: "text", "set": {2.5}, "class": Point}
+    assert doubled(item) == item

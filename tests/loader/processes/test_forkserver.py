@@ -1,0 +1,454 @@
+"""The fork server: one process that forks the workers of all loaders of this process."""
+
+import errno
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+import mpwds
+from mpwds.errors import WorkerDied
+from mpwds.loader.dataloader.data_loader import DataLoader
+from mpwds.loader.processes import forkserver
+from tests.loader.dataloader.data_loader_datasets import Numbers
+from tests.loader.faults.processes import wait_until, wait_until_gone
+
+
+class Parent(Numbers):
+    def __getitem__(self, index):
+        return os.getppid()
+
+
+def server_of(loader):
+    (pid,) = set(loader)
+    return pid
+
+
+@pytest.fixture(autouse=True)
+def _none_yet():
+    forkserver.let_go()
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_it_starts_with_the_first_loader_and_serves_all_of_them():
+    before = children()
+    loader = DataLoader(Parent(4), None, num_workers=2)
+    (server,) = children() - before
+    assert server_of(loader) == server
+    del loader
+    assert server_of(DataLoader(Parent(4), None, num_workers=2)) == server
+    with mpwds.MultiLoader(Parent(4), workers=2, start_method="forkserver") as multi_loader:
+        assert server_of(map(int, multi_loader)) == server
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 1, "multiprocessing_context": "fork"},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
+    ],
+)
+def test_a_loader_that_will_not_need_it_starts_none(options):
+    before = children()
+    loader = DataLoader(Numbers(), **options)
+    assert children() == before
+    assert len(list(loader)) == len(Numbers())
+
+
+def test_what_keeps_it_from_starting_is_told_when_an_epoch_begins(monkeypatch):
+    def fail(*ignored):
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    monkeypatch.setattr("mpwds.loader.processes.processes.spawn", fail)
+    loader = DataLoader(Numbers(), num_workers=1)
+    with pytest.raises(OSError, match="no descriptors"):
+        iter(loader)
+    monkeypatch.undo()
+    assert len(list(loader)) == len(Numbers())
+
+
+class CollectorIsOn(Numbers):
+    def __getitem__(self, index):
+        return gc.isenabled()
+
+
+@pytest.mark.parametrize("context", [None, "spawn"])
+def test_workers_collect_garbage_although_their_start_does_not(context):
+    assert (
+        list(DataLoader(CollectorIsOn(2), None, num_workers=1, multiprocessing_context=context)) == [True] * 2
+    )
+
+
+def test_it_ends_when_it_has_had_no_worker_and_no_request_for_a_while(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    loader = DataLoader(Parent(4), None, num_workers=2)
+    first = server_of(loader)
+    wait_until(lambda: forkserver._current.is_gone, "the server to end")
+    second = server_of(loader)
+    assert second != first
+    wait_until_gone([first])
+
+
+def test_it_stays_while_it_has_a_worker(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    iterator = iter(DataLoader(Numbers(10), None, num_workers=1))
+    time.sleep(2.5)
+    assert not forkserver._current.is_gone
+    assert list(iterator) == list(range(10))
+
+
+def test_a_worker_that_died_is_started_again_although_the_server_has_ended_since(monkeypatch):
+    monkeypatch.setattr(forkserver, "IDLE_S", 1)
+    options = {"workers": 1, "start_method": "forkserver", "on_worker_death": "restart", "output": "numpy"}
+    with mpwds.MultiLoader(range(100_000), **options) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        wait_until(lambda: forkserver._current.is_gone, "the server to end")
+        with pytest.warns(RuntimeWarning, match="SIGKILL"):
+            got.extend(iterator)
+    assert got == list(range(100_000))
+
+
+def test_when_it_is_let_go_it_ends_with_its_last_worker():
+    iterator = iter(DataLoader(Parent(10), None, num_workers=1))
+    forkserver.let_go()
+    server = next(iterator)
+    assert psutil.pid_exists(server)
+    del iterator
+    gc.collect()
+    assert not psutil.pid_exists(server)
+
+
+def test_its_workers_outlive_the_loader():
+    iterator = iter(DataLoader(Numbers(6), None, num_workers=2))
+    gc.collect()
+    assert list(iterator) == list(range(6))
+
+
+def test_loaders_in_several_threads_may_start_workers_at_once():
+    held = forkserver.ready([])
+    got = []
+
+    def iterate():
+        for _ in range(2):
+            got.append(list(DataLoader(Numbers(10), None, num_workers=2)))
+
+    threads = [threading.Thread(target=iterate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [list(range(10))] * 4
+    assert not held.is_gone
+
+
+def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_worker_reaped(
+    tmp_path, monkeypatch
+):
+    iterators = [iter(DataLoader(Numbers(), None, num_workers=1))]
+    go_on = tmp_path / "go_on"
+
+    def drop(*signal_and_frame):
+        go_on.touch()
+        iterators.clear()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "signals_and_waits.py").write_text(
+        "import os, signal, time\n"
+        f"os.kill({os.getpid()}, signal.SIGUSR1)\n"
+        f"while not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+    )
+    before = signal.signal(signal.SIGUSR1, drop)
+    try:
+        forkserver.ready(["signals_and_waits"])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not iterators
+
+
+def test_several_threads_may_make_loaders_at_once():
+    held = forkserver.ready([])
+    failed = []
+
+    def make():
+        try:
+            for _ in range(2000):
+                DataLoader(Numbers(), num_workers=1)
+                assert forkserver._current is held
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
+    loader = DataLoader(Parent(10**6), None, num_workers=1)
+    iterator = iter(loader)
+    first = next(iterator)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        list(iterator)
+    assert psutil.Process(next(iter(loader))).ppid() == os.getpid()
+
+
+def test_a_fork_of_the_process_makes_its_own():
+    held = forkserver.ready([])
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if forkserver.ready([]).pid != held.pid else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert forkserver.ready([]) is held
+
+
+def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkeypatch):
+    (tmp_path / "imported_by_nobody_else.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = forkserver.ready(["imported_by_nobody_else", "there_is_no_such_module"])
+    assert not server.is_gone
+
+
+LOOKS_AROUND = """
+import os, sys
+
+import torch
+
+print("imported")
+found = [os.environ.get("A_NEW_VARIABLE"), os.getcwd(), sys.argv[1:], os.getpid()]
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return found, os.getppid()
+"""
+
+
+def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
+    forkserver.ready([])
+    (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("A_NEW_VARIABLE", "yes")
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    monkeypatch.chdir(tmp_path)
+    import looks_around
+
+    ((found, server),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
+    assert found == ["yes", str(tmp_path), ["--root", "/data"], server]
+    assert capfd.readouterr().out == "imported\n"
+
+
+def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(tmp_path, monkeypatch):
+    (tmp_path / "looks_around_early.py").write_text(LOOKS_AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
+    import looks_around_early
+
+    loader = DataLoader(looks_around_early.Dataset(), None, num_workers=1)
+    monkeypatch.setattr("sys.argv", ["set", "since"])
+    ((found, _),) = loader
+    assert found[2] == ["--root", "/data"]
+
+
+MAKES_A_LOADER = """
+import torch
+
+from mpwds.loader.dataloader.data_loader import DataLoader
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+loader = DataLoader(Dataset(), None, num_workers=1)
+"""
+
+
+@pytest.mark.parametrize("context", [None, "spawn"])
+def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_other_processes(
+    context, tmp_path, monkeypatch
+):
+    (tmp_path / f"makes_a_loader_{context}.py").write_text(MAKES_A_LOADER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = children()
+    module = importlib.import_module(f"makes_a_loader_{context}")
+    (server,) = children() - before
+    iterator = iter(DataLoader(module.Dataset(), None, num_workers=1, multiprocessing_context=context))
+    assert next(iterator) == 0
+    (worker,) = iterator.worker_pids
+    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {server, worker}
+    del iterator, module.loader
+
+
+ITERATES = """
+import torch
+
+from mpwds.loader.dataloader.data_loader import DataLoader
+
+context = {context!r}
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+total = sum(DataLoader(Dataset(), None, num_workers=1, multiprocessing_context=context))
+"""
+
+
+def test_a_module_that_iterates_when_it_is_imported_has_workers_that_do_not_import_it(tmp_path, monkeypatch):
+    (tmp_path / "iterates.py").write_text(ITERATES.format(context=None))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"module 'iterates' is still being imported, so .* forks"):
+        import iterates
+    assert iterates.total == 6
+    loader = DataLoader(iterates.Dataset(), None, num_workers=1)
+    assert list(loader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_where_forks_are_not_wanted_that_is_an_error(context, tmp_path, monkeypatch):
+    package = tmp_path / f"iterating_{context}"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import {package.name}.inner")
+    (package / "inner.py").write_text(ITERATES.format(context=context))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match=rf"module '{package.name}', which is still being imported"):
+        importlib.import_module(package.name)
+
+
+CLOSED = """
+    import os
+
+    import mpwds
+
+    os.close(0), os.close(1)
+    loader = mpwds.DataLoader(range(4), None, num_workers=1)
+    raise SystemExit(list(loader) != [0, 1, 2, 3])
+"""
+
+
+def test_a_program_without_standard_streams_has_one_too(script):
+    assert script(CLOSED).finish() == (0, "", "")
+
+
+class Exits(Numbers):
+    def __init__(self, status):
+        super().__init__(1)
+        self.status = status
+
+    def __getitem__(self, index):
+        os._exit(self.status)
+
+
+def test_each_of_several_threads_is_told_the_exit_status_of_its_own_workers():
+    told = []
+
+    def iterate(status):
+        for _ in range(10):
+            with pytest.raises(WorkerDied) as raised:
+                list(DataLoader(Exits(status), num_workers=1))
+            told.append(raised.value.exitcode - status)
+
+    threads = [threading.Thread(target=iterate, args=[status]) for status in (3, 4, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == [0] * 30
+
+
+def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(tmp_path, monkeypatch):
+    go_on = tmp_path / "go_on"
+    (tmp_path / "takes_long.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    iterator = iter(DataLoader(Numbers(), num_workers=1))
+    pids = iterator.worker_pids
+    server = forkserver.ready([])
+    thread = threading.Thread(target=server.prepare, args=[["takes_long"]])
+    thread.start()
+    wait_until(server._lock.locked, "the thread to ask")
+    del iterator
+    gc.collect()
+    assert not any(map(psutil.pid_exists, pids))
+    assert thread.is_alive()
+    go_on.touch()
+    thread.join()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_very_long_path_reaches_the_workers(start_method, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{number:0100}" for number in range(5000))])
+
+    def look():
+        yield sum(map(len, sys.path))
+
+    with mpwds.MultiLoader(look, workers=1, start_method=start_method) as loader:
+        assert list(loader) == [sum(map(len, sys.path))]
+
+
+def test_a_request_may_be_longer_than_a_socket_holds():
+    server = forkserver.ready([f"there_is_no_such_module_{number:0200}" for number in range(10_000)])
+    assert server is forkserver.ready([])
+
+
+RELOADED = """
+import torch
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return {factor} * index
+"""
+
+
+def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loaders_go_on(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "to_be_reloaded.py"
+    path.write_text(RELOADED.format(factor=10))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import to_be_reloaded
+
+    older = iter(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1))
+    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 10]
+    path.write_text(RELOADED.format(factor=2000))
+    importlib.reload(to_be_reloaded)
+    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 2000]
+    assert list(older) == [0, 10]
+
+
+def test_a_file_that_is_edited_during_a_training_does_not_change_it(tmp_path, monkeypatch):
+    path = tmp_path / "to_be_edited.py"
+    path.write_text(RELOADED.format(factor=10))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import to_be_edited
+
+    loader = DataLoader(to_be_edited.Dataset(), None, num_workers=1)
+    assert list(loader) == [0, 10]
+    path.write_text("this is not finished yet")
+    assert list(loader) == [0, 10]

@@ -1,0 +1,64 @@
+"""The setup: one segment that carries a dataset to all workers."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from mpwds.loader.processes import setup
+from mpwds.loader.processes.setup import WorkerSetup
+
+
+def through(dataset):
+    descriptor = setup.store(setup.pickled(WorkerSetup(dataset, workers=2, blocks=4, seed=5, argv=["a"])))
+    try:
+        return setup.read(descriptor), os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def test_carries_lambdas_and_all_facts():
+    number = 3
+    got, _ = through(lambda: number + 1)
+    assert got.dataset() == 4
+    assert (got.workers, got.blocks, got.seed, got.argv, got.rank) == (2, 4, 5, ["a"], 0)
+
+
+def test_arrays_lie_in_the_segment_once_aligned_and_writable():
+    arrays = [np.arange(100_000), np.ones(7, np.uint8), np.zeros(0)]
+    got, nbytes = through(arrays)
+    assert all(np.array_equal(a, b) for a, b in zip(got.dataset, arrays, strict=True))
+    assert nbytes < 800_000 + 10_000
+    assert got.dataset[0].ctypes.data % 64 == 0
+    got.dataset[0][0] = 5
+
+
+def test_a_write_to_an_array_does_not_reach_other_workers():
+    descriptor = setup.store(setup.pickled(WorkerSetup(np.zeros(1000), workers=2, blocks=4)))
+    first, second = setup.read(descriptor), setup.read(descriptor)
+    os.close(descriptor)
+    first.dataset[:] = 1
+    assert second.dataset.sum() == 0
+
+
+def test_what_cannot_be_pickled_is_a_clear_error():
+    with pytest.raises(TypeError, match=r"cannot be sent to worker processes .*lock.*start_method='fork'"):
+        through([threading.Lock()])
+
+
+def fingerprint(dataset):
+    return setup.fingerprint(WorkerSetup(dataset, workers=2, blocks=4))
+
+
+@pytest.mark.parametrize("length", [0, 10, 3_000_000])
+def test_the_fingerprint_stays_while_the_dataset_does(length):
+    array = np.zeros(length)
+    before = fingerprint([array, array[::2]])
+    assert before == fingerprint([array, array[::2]])
+    array += 1
+    assert (before == fingerprint([array, array[::2]])) == (length == 0)
+
+
+def test_a_setup_that_cannot_be_pickled_has_no_fingerprint():
+    assert fingerprint([threading.Lock()]) is None

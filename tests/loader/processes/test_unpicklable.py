@@ -1,0 +1,75 @@
+"""unpicklable.find: the path to what cannot be pickled."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from mpwds.loader.processes import unpicklable
+
+lock = threading.Lock()
+
+
+class Setup:
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.argv = ["a"]
+
+
+class Slotted:
+    __slots__ = ("handle", "number")
+
+    def __init__(self, handle):
+        self.handle = handle
+        self.number = 1
+
+
+class Reader:
+    def __init__(self, handle):
+        self.handle = handle
+
+    def read(self):
+        return self.handle
+
+
+class Refusing:
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+def enclosing(value):
+    def function():
+        return value
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ([1, {"x": lock}], "dataset[1]['x'] is a lock"),
+        (Reader([np.zeros(3), (lock,)]), "dataset.handle[1][0] is a lock"),
+        (Reader(lock).read, "dataset.__self__.handle is a lock"),
+        (Slotted(lock), "dataset.handle is a lock"),
+        (enclosing(lock), "dataset's variable value is a lock"),
+        (functools.partial(len, [lock]), "dataset.args[0][0] is a lock"),
+        (enclosing(Reader(lock)), "dataset's variable value.handle is a lock"),
+        ([Refusing()], "dataset[0] is a Refusing"),
+    ],
+)
+def test_finds_the_innermost_part(dataset, expected):
+    assert unpicklable.find(Setup(dataset)) == expected
+
+
+def test_finds_what_a_function_of_the_users_program_uses():
+    source = "def read():\n    return lock\n"
+    globals_ = {"lock": lock, "__name__": "__main__"}
+    exec(source, globals_)
+    assert unpicklable.find(Setup(globals_["read"])) == "dataset's global lock is a lock"
+
+
+def test_an_object_that_contains_itself_is_no_trouble():
+    circle = [lock]
+    circle.append(circle)
+    assert unpicklable.find(Setup(circle)) == "dataset[0] is a lock"

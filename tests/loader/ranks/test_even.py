@@ -1,0 +1,339 @@
+"""Even epochs: every rank delivers the same number of batches, and nothing that others need is lost."""
+
+import itertools
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
+from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.ranks.agreement import Agreement
+from mpwds.loader.ranks.even import Agreed, EvenIterator, Known
+from mpwds.loader.ranks.own_part import OwnPart
+from tests.loader.ranks.simulated_ranks import on_all_ranks
+
+MODES = ["drop", "pad", "wrap"]
+
+
+class Batches:
+    """A rank's part: ``number`` batches, in each pass others; counts how many were taken."""
+
+    def __init__(self, rank, number):
+        self.rank = rank
+        self.number = number
+        self.taken = 0
+
+    def __call__(self, a_pass):
+        for batch in range(self.number):
+            self.taken += a_pass == 0
+            yield [self.rank, a_pass, batch]
+
+    def expected(self, even, target):
+        endless = ([self.rank, a_pass, batch] for a_pass in itertools.count() for batch in range(self.number))
+        own = [[self.rank, 0, batch] for batch in range(self.number)]
+        if even == "pad":
+            return own + own[-1:] * (target - len(own))
+        return list(itertools.islice(endless, target))
+
+
+def agreed_epoch(ranks, batches, even, window, epoch=0):
+    part = OwnPart(batches, even)
+    agreement = Agreement(ranks, even, epoch, timeout=None)
+    return EvenIterator(part, Agreed(part, even, agreement, window))
+
+
+def epochs_of_ranks(numbers, even, window):
+    parts = [Batches(rank, number) for rank, number in enumerate(numbers)]
+
+    def run(ranks):
+        part = parts[ranks.rank]
+        epoch = agreed_epoch(ranks, part, even, window)
+        delivered = []
+        for batch in epoch:
+            delivered.append(list(batch))
+            assert 0 <= part.taken - len(delivered) + max(0, len(delivered) - part.number) <= window
+            batch.clear()  # the training loop may do with a batch what it likes
+        return delivered
+
+    return parts, on_all_ranks(len(numbers), run)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    numbers=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    even=st.sampled_from(MODES),
+    window=st.integers(1, 5),
+)
+def test_all_ranks_deliver_as_many_batches_and_each_its_own_first(numbers, even, window):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts, delivered = epochs_of_ranks(numbers, even, window)
+    if even != "drop" and min(numbers) == 0 < max(numbers):
+        assert all(
+            isinstance(error, EvenEpochError) and "no batch at all" in str(error) for error in delivered
+        )
+        return
+    target = min(numbers) if even == "drop" else max(numbers)
+    assert delivered == [part.expected(even, target) for part in parts]
+
+
+def test_the_second_epoch_is_agreed_on_anew():
+    def run(ranks):
+        numbers = [(3, 5), (4, 2)][ranks.rank]
+        return [
+            len(list(agreed_epoch(ranks, Batches(ranks.rank, number), "drop", 2, epoch=epoch)))
+            for epoch, number in enumerate(numbers)
+        ]
+
+    assert on_all_ranks(2, run) == [[3, 2], [3, 2]]
+
+
+def test_a_rank_that_fails_ends_the_epoch_on_all_ranks_at_the_same_batch():
+    def failing(a_pass):
+        yield from ("a", "b")
+        raise OSError("disk on fire")
+
+    def run(ranks):
+        source = failing if ranks.rank == 1 else Batches(ranks.rank, 9)
+        epoch = agreed_epoch(ranks, source, "pad", 1)
+        seen = 0
+        try:
+            for _ in epoch:
+                seen += 1
+        except Exception as error:
+            return seen, error
+
+    (seen, error), (seen_where_it_failed, failure) = on_all_ranks(2, run)
+    assert seen == seen_where_it_failed
+    assert isinstance(failure, OSError)
+    assert isinstance(error, EvenEpochError)
+    assert "rank 1 failed" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([{"even": "drop"}, {"even": "pad"}], "differ in even, from drop to pad"),
+        ([{"epoch": 4}, {"epoch": 5}], "differ in epoch, from 4 to 5"),
+    ],
+)
+def test_ranks_with_other_arguments_are_told_so_all_of_them(arguments, message):
+    def run(ranks):
+        given = {"even": "drop", "window": 2, "epoch": 0, **arguments[ranks.rank]}
+        return list(agreed_epoch(ranks, Batches(ranks.rank, 9), **given))
+
+    for error in on_all_ranks(2, run):
+        with pytest.raises(EvenEpochError, match=message):
+            raise error
+
+
+def test_a_rank_that_left_an_epoch_early_ends_all_ranks_in_place_of_a_hang():
+    def run(ranks):
+        first = agreed_epoch(ranks, Batches(ranks.rank, 9), "drop", 2)
+        for number, _ in enumerate(first, 1):
+            if number == 4 and ranks.rank == 1:
+                break
+        return list(agreed_epoch(ranks, Batches(ranks.rank, 9), "drop", 2, epoch=1))
+
+    for error in on_all_ranks(2, run):
+        with pytest.raises(EvenEpochError, match="one has left an epoch early"):
+            raise error
+
+
+def test_ranks_that_all_leave_at_the_same_batch_go_on_with_the_next_epoch():
+    def run(ranks):
+        first = agreed_epoch(ranks, Batches(ranks.rank, 9), "drop", 2)
+        next(first)
+        next(first)
+        return len(list(agreed_epoch(ranks, Batches(ranks.rank, 5 + ranks.rank), "drop", 2, epoch=1)))
+
+    assert on_all_ranks(2, run) == [5, 5]
+
+
+def test_drop_warns_where_a_rank_has_nothing():
+    with pytest.warns(RuntimeWarning, match="no rank gets any"):
+        _, delivered = epochs_of_ranks([0, 3], "drop", 2)
+    assert delivered == [[], []]
+
+
+@pytest.mark.parametrize("even", MODES)
+def test_where_no_rank_has_anything_there_is_nothing_to_complain_about(even):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, delivered = epochs_of_ranks([0, 0], even, 2)
+    assert delivered == [[], []]
+
+
+@pytest.mark.parametrize("even", MODES)
+@pytest.mark.parametrize("before", range(7))
+def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
+    numbers = [3, 6]
+
+    def run(ranks):
+        batches = Batches(ranks.rank, numbers[ranks.rank])
+        part = OwnPart(lambda number: itertools.islice(batches(number), 0 if number else before, None), even)
+        agreement = Agreement(ranks, even, 0, timeout=None)
+        return list(EvenIterator(part, Agreed(part, even, agreement), delivered=before))
+
+    target = 3 if even == "drop" else 6
+    before = min(before, target)
+    found = on_all_ranks(2, run)
+    assert [len(batches) for batches in found] == [target - before] * 2
+    assert found[1] == [[1, 0, batch] for batch in range(before, target)]
+
+
+@pytest.mark.parametrize("really", [2, 4])
+def test_a_part_of_another_length_than_was_counted_is_an_error(really):
+    part = OwnPart(lambda number: iter(range(really)), "drop", counted=3)
+    with pytest.raises(EvenEpochError, match="counted were 3"):
+        list(EvenIterator(part, Known(3)))
+
+
+def test_after_an_error_the_iteration_is_over():
+    epoch = EvenIterator(OwnPart(lambda number: iter("a"), "drop", counted=2), Known(2))
+    assert next(epoch) == "a"
+    with pytest.raises(EvenEpochError):
+        next(epoch)
+    assert list(epoch) == []
+
+
+# Loaders whose datasets tell how many elements they have: nothing is said between the ranks.
+
+
+def of_rank(rank, world_size, monkeypatch):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def numbers_of(batches):
+    return [int(number) for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("add_stages", [lambda loader: loader, lambda loader: loader.rebatched(2)])
+@pytest.mark.parametrize("even", MODES)
+def test_a_sequence_is_divided_evenly_without_a_word(even, add_stages, monkeypatch):
+    epochs = []
+    for rank in range(3):
+        of_rank(rank, 3, monkeypatch)
+        loader = add_stages(MultiLoader(DataPipeline(range(19)).batched(3), workers=0, even=even))
+        epochs.append([[int(number) for number in batch] for batch in loader])
+        assert len(loader) == len(epochs[-1])
+    assert len({len(epoch) for epoch in epochs}) == 1
+    delivered = [number for epoch in epochs for batch in epoch for number in batch]
+    if even == "drop":
+        assert len(set(delivered)) == len(delivered)
+    else:
+        assert set(delivered) == set(range(19))
+
+
+def test_a_rank_that_runs_out_begins_its_part_again_in_another_order(monkeypatch):
+    dataset = DataPipeline(range(25)).shuffle(100).batched(2)
+    of_rank(0, 2, monkeypatch)  # 13 elements, 7 batches
+    assert len(list(MultiLoader(dataset, workers=0, even="wrap"))) == 7
+    of_rank(1, 2, monkeypatch)  # 12 elements, 6 batches
+    with MultiLoader(dataset, workers=2, even="wrap") as loader:
+        *own, again = [batch.tolist() for batch in loader]
+        loader.set_epoch(0)
+        assert [batch.tolist() for batch in loader] == [*own, again]
+    assert sorted(numbers_of(own)) == list(range(1, 25, 2))
+    assert set(again) <= set(range(1, 25, 2))
+    assert again != own[0]
+
+
+def test_padding_repeats_the_last_batch_as_it_was(monkeypatch):
+    of_rank(1, 2, monkeypatch)
+    with MultiLoader(DataPipeline(np.arange(9)).batched(2), workers=1, even="pad", output="numpy") as loader:
+        epoch = []
+        for batch in loader:
+            epoch.append(batch.tolist())
+            batch[:] = -1
+    assert epoch == [[1, 3], [5, 7], [5, 7]]
+
+
+def test_epochs_of_so_many_elements_are_even_already(monkeypatch):
+    of_rank(1, 2, monkeypatch)
+    drawn = WebDataset("x-{0..9}.tar", resampled=True).with_epoch(10)
+    assert len(MultiLoader(drawn, workers=3, even="drop")) == 30
+    loader = MultiLoader(lambda: iter([1, 2]), workers=0, even="drop").with_epoch(5)
+    assert (len(loader), len(list(loader))) == (5, 5)
+
+
+def test_a_rank_whose_part_is_empty_is_an_error_where_epochs_have_so_many_elements(monkeypatch):
+    of_rank(1, 2, monkeypatch)
+    with pytest.raises(EvenEpochError, match="part of it was empty"):
+        list(MultiLoader(lambda: iter([]), workers=0, even="drop").with_epoch(5))
+
+
+@pytest.mark.parametrize("even", ["pad", "wrap"])
+def test_more_ranks_than_elements_are_an_error_on_all_ranks(even, monkeypatch):
+    for rank in range(3):
+        of_rank(rank, 3, monkeypatch)
+        with pytest.raises(EvenEpochError, match="no batch at all"):
+            iter(MultiLoader([1, 2], workers=0, even=even))
+
+
+def test_more_ranks_than_elements_drop_everything_with_a_warning(monkeypatch):
+    of_rank(0, 3, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="no rank gets any"):
+        assert list(MultiLoader([1, 2], workers=0, even="drop")) == []
+
+
+def test_numbers_that_nobody_knows_need_torch_distributed(monkeypatch):
+    of_rank(1, 2, monkeypatch)
+    loader = MultiLoader(DataPipeline(range(9)).select(bool), workers=0, even="drop")
+    with pytest.raises(EvenEpochError, match="this is rank 1 of 2.*init_process_group.*with_epoch"):
+        iter(loader)
+    with pytest.raises(EvenEpochError, match="init_process_group"):
+        iter(loader.batched(2))
+
+
+def test_what_a_dataset_merely_says_of_its_length_decides_nothing(monkeypatch):
+    of_rank(1, 2, monkeypatch)
+    dataset = DataPipeline(range(9)).select(bool).with_length(7, silent=True)
+    loader = MultiLoader(dataset, workers=0, even="drop")
+    assert len(loader) == 7
+    with pytest.raises(EvenEpochError, match="init_process_group"):
+        iter(loader)
+
+
+def test_one_rank_alone_iterates_as_ever():
+    with MultiLoader([1, 2, 3], workers=1, even="pad") as loader:
+        epoch = iter(loader)
+        assert isinstance(epoch, EpochIterator)
+        assert [int(number) for number in epoch] == [1, 2, 3]
+        del epoch
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("even", ["drop", "pad"])
+def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
+    monkeypatch.setattr("mpwds.loader.ranks.even.world_size", lambda: 2)
+    monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: first_rank)
+    of_rank(0, 2, monkeypatch)
+    large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
+    options = {"workers": workers, "prefetch": prefetch, "output": "numpy", "start_method": "fork"}
+
+    def run(ranks):
+        nonlocal first_rank
+        first_rank = ranks
+        with MultiLoader(large, even=even, **options) as loader:
+            numbers = [int(batch[0]) for batch in loader]
+            return sorted(numbers), loader._group._copies.made
+
+    first_rank = None
+    assert on_all_ranks(1, run) == [(list(range(0, 24, 2)), 0)]
+
+
+def test_a_copy_is_as_even():
+    loader = pickle.loads(pickle.dumps(MultiLoader([1], workers=0, even="wrap")))
+    assert loader.even == "wrap"
+    assert pickle.loads(pickle.dumps(loader.batched(2))).loader.even == "wrap"
+
+
+def test_an_unknown_way_is_refused():
+    with pytest.raises(ValueError, match="even must be one of 'drop', 'pad', 'wrap', got 'stretch'"):
+        MultiLoader([1], even="stretch")

@@ -1,0 +1,108 @@
+"""States of epochs that are made even: what was taken ahead of the program comes again."""
+
+import json
+import warnings
+from itertools import islice
+
+import pytest
+
+from mpwds import DataPipeline, MultiLoader
+from mpwds.loader.ranks import even
+
+
+class _LikeUs:
+    """How a rank talks whose other rank always says the same."""
+
+    size = 2
+    rank = 0
+
+    def __init__(self):
+        self._talks = 0
+
+    def begin_talk(self):
+        self._talks += 1
+        return self._talks
+
+    def largest(self, numbers, timeout):
+        return numbers
+
+
+@pytest.fixture(autouse=True)
+def _two_ranks(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(even, "TorchRanks", _LikeUs)
+
+
+def is_even(number):
+    return number % 2 == 0
+
+
+def unknown(**options):
+    """A loader whose number of batches nobody knows; there are 14, of all even numbers, on this rank."""
+    dataset = DataPipeline(range(80)).select(is_even).batched(3)
+    return MultiLoader(dataset, output="numpy", **options)
+
+
+def left(loader, number):
+    iterator = iter(loader)
+    first = [batch.tolist() for batch in islice(iterator, number)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    return first, state, [batch.tolist() for batch in iterator]
+
+
+def rest(loader, state):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is run again
+        loader.load_state_dict(state)
+        return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("even", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("number", [0, 1, 3, 5])
+def test_batches_taken_ahead_come_again(workers, even, number):
+    with unknown(workers=workers, even=even) as loader:
+        first, state, others = left(loader, number)
+        assert len(first) == number
+        assert others != []
+    with unknown(workers=workers, even=even) as loader:
+        assert rest(loader, state) == others
+        assert len(list(loader)) == number + len(others)
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_so_do_those_of_stages_behind_the_workers(number):
+    with unknown(workers=0, even="drop").rebatched(4, shuffle=8) as loader:
+        first, state, others = left(loader, number)
+        assert (len(first), len(others) > 0) == (number, True)
+    with unknown(workers=0, even="drop").rebatched(4, shuffle=8) as loader:
+        assert rest(loader, state) == others
+
+
+@pytest.mark.parametrize("way", ["pad", "wrap"])
+@pytest.mark.parametrize("number", [3, 5, 6])
+def test_an_epoch_may_be_gone_on_with_where_batches_were_repeated(way, number, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+
+    def loader():
+        # Rank 0 has 6 batches, this one 5, by elements that are dealt one by one.
+        return MultiLoader(DataPipeline(range(11)), workers=0, even=way, output="numpy")
+
+    whole = [int(number) for number in loader()]
+    assert len(whole) == 6
+    iterator = iter(begun := loader())
+    seen = [int(element) for element in islice(iterator, number)]
+    state = begun.state_dict()
+    assert seen == whole[:number]
+    other = loader()
+    other.load_state_dict(state)
+    remaining = [int(element) for element in other]
+    assert len(remaining) == 6 - number
+    assert [*seen, *remaining][:5] == whole[:5]
+
+
+def test_the_state_behind_the_last_batch_is_the_start_of_the_next_epoch():
+    loader = unknown(workers=0, even="drop")
+    assert len(list(loader)) == 14
+    assert loader.state_dict()["epoch"] == 1

@@ -1,0 +1,267 @@
+"""Stages behind a loader go on where they were, with what they held."""
+
+import json
+import pickle
+import random
+import warnings
+
+import numpy as np
+import pytest
+
+from mpwds import DataPipeline, MultiLoader
+from mpwds.loader.worker import worker_iterator
+from mpwds.pipeline.context import ALONE
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.stream import Derived, fetch_held
+
+ROWS = DataPipeline(range(120)).shuffle(20).map(lambda number: number + np.random.random())
+
+PIPELINES = {
+    "nothing": lambda loader: loader.compose(),
+    "unbatched": lambda loader: loader.unbatched(),
+    "unbatched, shuffled": lambda loader: loader.unbatched().shuffle(40),
+    "shuffled and batched": lambda loader: loader.unbatched().shuffle(40).map(np.sqrt).batched(7),
+    "unbatched, shuffled and batched": lambda loader: loader.unbatched().shuffle(40).batched(7),
+    "the same, the rest dropped": lambda loader: loader.unbatched().shuffle(50, 10).batched(9, partial=False),
+    "the same, repeated": lambda loader: loader.unbatched().shuffle(30).batched(8).repeat(2),
+    "batched twice": lambda loader: loader.unbatched().shuffle(30).batched(4).shuffle(3).batched(2),
+    "bucketed": lambda loader: loader.unbatched().bucketed(float, [30, 60, 90], 6),
+    "augmented": lambda loader: loader.map(lambda batch: batch + np.random.random()),
+    "rebatched": lambda loader: loader.rebatched(8, shuffle=50),
+    "rebatched in order": lambda loader: loader.rebatched(8),
+    "rebatched, the rest dropped": lambda loader: loader.rebatched(9, shuffle=50, initial=10, drop_last=True),
+    "with_epoch": lambda loader: loader.rebatched(8, shuffle=30).with_epoch(40),
+    "repeated": lambda loader: loader.unbatched().shuffle(15).repeat(2),
+    "sliced": lambda loader: loader.unbatched().shuffle(15).slice(10, 90, 2),
+    "of no use": lambda loader: loader.select(lambda batch: False),
+}
+
+
+@pytest.fixture(scope="module", params=[0, 1, 3])
+def loader(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_iterator, "STATE_EVERY_S", 0)
+        patch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
+        dataset = ROWS.batched(5)
+        with MultiLoader(dataset, request.param, output="numpy", start_method="fork") as loader:
+            list(loader)
+            yield loader
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(loader, nothing_left):
+    """The workers of the loader that is shared are there before the test."""
+
+
+def plain(pipeline):
+    return [np.asarray(element).tolist() for element in pipeline]
+
+
+def rows(elements):
+    return sorted(np.concatenate([np.ravel(element) for element in elements]).tolist()) if elements else []
+
+
+def first_and_rest(make, loader, count):
+    loader.set_epoch(0)
+    pipeline = make(loader)
+    elements = iter(pipeline)
+    first = [np.asarray(next(elements)).tolist() for _ in range(count)]
+    state = json.loads(json.dumps(pipeline.state_dict()))
+    del elements
+    other = make(loader)
+    other.load_state_dict(state)
+    assert json.loads(json.dumps(other.state_dict())) == state
+    return first, plain(other), plain(other)
+
+
+@pytest.mark.parametrize("stages", PIPELINES)
+def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
+    make = PIPELINES[stages]
+    loader.set_epoch(0)
+    whole, following = plain(make(loader)), plain(make(loader))
+    dice = random.Random(stages)
+    counts = {0, 1, len(whole) // 2, max(0, len(whole) - 1), len(whole), dice.randrange(len(whole) + 1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the epoch that load_state_dict continued had nothing left")
+        for count in sorted(count for count in counts if count <= len(whole)):
+            first, rest, behind = first_and_rest(make, loader, count)
+            assert first + rest == whole
+            assert behind == following
+
+
+@pytest.mark.parametrize(
+    "stages", ["shuffled and batched", "unbatched, shuffled and batched", "rebatched", "batched twice"]
+)
+def test_out_of_order_each_row_comes_once(stages):
+    make = PIPELINES[stages]
+    with MultiLoader(ROWS.batched(5), 3, output="numpy", start_method="fork", in_order=False) as loader:
+        whole = rows(plain(make(loader)))
+        for count in (1, 6, 11):
+            first, rest, _ = first_and_rest(make, loader, count)
+            assert rows(first + rest) == whole
+
+
+def test_the_state_is_there_after_the_loop_was_left(loader):
+    pipeline = loader.rebatched(8, shuffle=50)
+    loader.set_epoch(0)
+    whole = plain(pipeline)
+    loader.set_epoch(0)
+    for number, _ in enumerate(pipeline):
+        if number == 4:
+            break
+    pipeline.load_state_dict(pipeline.state_dict())
+    assert plain(pipeline) == whole[5:]
+
+
+def test_states_follow_each_other(loader):
+    make = PIPELINES["shuffled and batched"]
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    loader.set_epoch(0)
+    state, got = make(loader).state_dict(), []
+    while len(got) < len(whole):
+        pipeline = make(loader)
+        pipeline.load_state_dict(state)
+        elements = iter(pipeline)
+        got += [next(elements).tolist() for _ in range(min(5, len(whole) - len(got)))]
+        state = pipeline.state_dict()
+    assert got == whole
+
+
+GENERATOR = {
+    "generator": (
+        lambda loader: loader.unbatched().compose(lambda source: (2 * row for row in source)),
+        "compose",
+    ),
+    "held": (
+        lambda loader: loader.rebatched(8, shuffle=30).shuffle(3),
+        r"rebatched\(8, shuffle=30\) does not keep",
+    ),
+}
+
+
+@pytest.mark.parametrize("stages", GENERATOR)
+def test_stages_that_cannot_are_run_again_and_one_warning_says_why(loader, stages):
+    make, why = GENERATOR[stages]
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    with pytest.warns(
+        UserWarning, match=rf"running the first 6 elements of the epoch again \({why}"
+    ) as caught:
+        first, rest, _ = first_and_rest(make, loader, 6)
+    assert first + rest == whole
+    assert len(caught) == 1
+
+
+class Pairs(Filter):
+    """A user's stage: each element together with the one before."""
+
+    def __init__(self, key="held"):
+        self.key = key
+
+    def __str__(self):
+        return "pairs"
+
+    def stream(self, source, context=ALONE):
+        return _Paired(source, self.key)
+
+
+class _Paired(Derived):
+    def __init__(self, source, key):
+        super().__init__(source)
+        self.key = key
+        self.before = []
+
+    def __next__(self):
+        item = next(self._source)
+        self.before, before = [item], self.before
+        return item[0], np.stack([element for _, element in [*(before or [item]), item]])
+
+    def state_dict(self):
+        addresses = [address for address, _ in self.before]
+        return {**super().state_dict(), self.key: addresses, "no addresses": [[0, 0], [0, 1]]}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.before = fetch_held(self._source, state[self.key])
+
+
+def test_a_stage_of_the_users_that_names_what_it_holds_is_continued_exactly(loader):
+    def make(loader):
+        return loader.compose(Pairs())
+
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, rest, _ = first_and_rest(make, loader, 7)
+    assert first + rest == whole
+
+
+def test_one_that_does_not_is_run_again_and_one_warning_says_why(loader):
+    def make(loader):
+        return loader.compose(Pairs("kept"))
+
+    loader.set_epoch(0)
+    whole = plain(make(loader))
+    with pytest.warns(
+        UserWarning, match="a stage holds element .*, and its state does not name it"
+    ) as caught:
+        first, rest, _ = first_and_rest(make, loader, 7)
+    assert first + rest == whole
+    assert len(caught) == 1
+
+
+def test_integers_in_a_state_that_are_no_addresses_make_no_batch_again(loader):
+    pipeline = loader.compose(Pairs())
+    loader.set_epoch(0)
+    elements = iter(pipeline)
+    for _ in range(7):
+        next(elements)
+    assert len(pipeline.state_dict()["run"]["stream"]["source"]["loaded"]["held"]) == 1
+
+
+def test_out_of_order_stages_that_must_be_run_again_are_an_error():
+    with MultiLoader(ROWS.batched(5), 2, in_order=False, start_method="fork") as loader:
+        pipeline = loader.compose(lambda source: source)
+        next(iter(pipeline))
+        pipeline.load_state_dict(pipeline.state_dict())
+        with pytest.raises(ValueError, match="with in_order=False elements come in another order"):
+            iter(pipeline)
+
+
+def test_other_stages_are_refused(loader):
+    state = loader.rebatched(8).state_dict()
+    with pytest.raises(
+        ValueError, match=r"stages behind the loader changed .*was rebatched\(8\), is rebatched\(9\)"
+    ):
+        loader.rebatched(9).load_state_dict(state)
+    with pytest.raises(ValueError, match="state of a LoaderPipeline, loaded into a MultiLoader"):
+        loader.load_state_dict(state)
+
+
+def test_set_epoch_to_another_begins_that_one_and_says_so(loader):
+    pipeline = loader.rebatched(8)
+    pipeline.set_epoch(0)
+    next(iter(pipeline))
+    pipeline.load_state_dict(pipeline.state_dict())
+    pipeline.set_epoch(4)
+    with pytest.warns(UserWarning, match="epoch 4 begins, not number 0"):
+        assert len(list(pipeline)) == 15
+
+
+def test_a_copy_begins_anew():
+    pipeline = MultiLoader(DataPipeline(range(20)).batched(5), workers=0).rebatched(8)
+    for _ in pipeline:
+        break
+    copy = pickle.loads(pickle.dumps(pipeline))
+    assert copy.state_dict()["run"] == {"delivered": 0}
+
+
+def test_the_state_names_what_is_held_and_holds_no_data():
+    large = DataPipeline(range(60)).map(lambda number: np.full(1000, number)).batched(5)
+    pipeline = MultiLoader(large, workers=0, output="numpy").rebatched(8, shuffle=40)
+    for _ in pipeline:
+        break
+    assert len(json.dumps(pipeline.state_dict())) < 2000

@@ -1,0 +1,379 @@
+"""A loader's state: what is left of an epoch is delivered as if nothing had come in between."""
+
+import copy
+import json
+import os
+import pickle
+import warnings
+
+import msgpack
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
+from mpwds.loader.resume.state import described
+from mpwds.loader.worker import worker_iterator
+
+ROUND_TRIPS = {
+    "as it is": copy.deepcopy,
+    "json": lambda state: json.loads(json.dumps(state)),
+    "msgpack": lambda state: msgpack.unpackb(msgpack.packb(state)),
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+}
+
+
+def noisy(number):
+    return number + np.random.random()
+
+
+DATASETS = {
+    "shuffles": lambda shards: (
+        WebDataset(shards, shardshuffle=True, seed=5).shuffle(8).decode().to_tuple("cls")
+    ),
+    "batched": lambda shards: DataPipeline(range(60)).shuffle(20).map(noisy).batched(4),
+    "select": lambda shards: DataPipeline(range(90)).shuffle(9).select(lambda number: number % 3).batched(5),
+    "flatmap": lambda shards: DataPipeline(range(30)).flatmap(lambda number: [number, noisy(number)]),
+    "mixing": lambda shards: RandomMix(
+        [DataPipeline(range(30)).shuffle(4), range(100, 140)], probs=[2, 1], longest=True, seed=1
+    ),
+    "resampled": lambda shards: (
+        WebDataset(shards, resampled=True).shuffle(5).decode().to_tuple("cls").with_epoch(25)
+    ),
+    "repeated": lambda shards: DataPipeline(range(14)).shuffle(5).batched(3).repeat(3),
+    "foreign": lambda shards: own_numbers,
+    "generator": lambda shards: DataPipeline(range(40)).compose(lambda source: map(noisy, source)).batched(3),
+}
+
+
+def own_numbers():
+    worker, workers = int(os.environ.get("WORKER", 0)), int(os.environ.get("NUM_WORKERS", 1))
+    return (noisy(number) for number in range(worker, 50, workers))
+
+
+@pytest.fixture
+def states_everywhere(monkeypatch):
+    """Workers that are forks from now on send their state with every batch."""
+    monkeypatch.setattr(worker_iterator, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
+
+
+@pytest.fixture(params=[0, 2])
+def make(request, states_everywhere):
+    loaders = []
+
+    def make(dataset, **options):
+        options = {"output": "numpy", "start_method": "fork", "workers": request.param, **options}
+        loaders.append(MultiLoader(dataset, **options))
+        return loaders[-1]
+
+    make.workers = request.param
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+def plain(loader):
+    """All that is left, as Python objects that can be compared."""
+    return [repr(element) for element in loader]
+
+
+def taken(loader, count):
+    elements = iter(loader)
+    return [repr(next(elements)) for _ in range(count)]
+
+
+def first_and_rest(loader, count, round_trip=copy.deepcopy):
+    """The first elements of an epoch; then, from their state, the rest of it and the epoch behind."""
+    loader.set_epoch(0)
+    first = taken(loader, count)
+    state = round_trip(loader.state_dict())
+    plain(loader)  # another epoch in between
+    loader.load_state_dict(state)
+    assert round_trip(loader.state_dict()) == state
+    return first, plain(loader), plain(loader)
+
+
+@pytest.mark.filterwarnings("ignore:.*is continued by running it again", "ignore:.*had nothing left")
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_what_is_left_is_delivered_in_the_same_order_and_so_is_the_next_epoch(make, shards, dataset):
+    loader = make(DATASETS[dataset](shards))
+    whole, following = plain(loader), plain(loader)
+    for count in (0, 1, len(whole) // 2, len(whole) - 1, len(whole)):
+        first, rest, behind = first_and_rest(loader, count)
+        assert first + rest == whole
+        assert behind == following
+
+
+@pytest.mark.filterwarnings("ignore:.*is continued by running it again", "ignore:.*had nothing left")
+@pytest.mark.parametrize("dataset", ["shuffles", "select", "mixing", "foreign"])
+def test_out_of_order_each_element_is_delivered_once(make, shards, dataset):
+    loader = make(DATASETS[dataset](shards), in_order=False)
+    whole = sorted(plain(loader))
+    for count in (1, len(whole) // 2, len(whole)):
+        first, rest, _ = first_and_rest(loader, count)
+        assert sorted(first + rest) == whole
+
+
+@pytest.mark.parametrize("round_trip", ROUND_TRIPS)
+def test_a_state_survives(make, shards, round_trip):
+    loader = make(DATASETS["shuffles"](shards))
+    whole = plain(loader)
+    first, rest, _ = first_and_rest(loader, 17, ROUND_TRIPS[round_trip])
+    assert first + rest == whole
+
+
+def test_states_that_come_once_a_second_do_as_well(shards):
+    with MultiLoader(DATASETS["shuffles"](shards), workers=2, output="numpy") as loader:
+        whole = plain(loader)
+        first, rest, _ = first_and_rest(loader, 13)
+    assert first + rest == whole
+
+
+def test_a_new_loader_goes_on_several_times(make, shards):
+    whole = plain(make(DATASETS["shuffles"](shards)))
+    got, state = [], make(DATASETS["shuffles"](shards)).state_dict()
+    while len(got) < len(whole):
+        loader = make(DATASETS["shuffles"](shards))
+        loader.load_state_dict(state)
+        got += taken(loader, min(11, len(whole) - len(got)))
+        state = loader.state_dict()
+    assert got == whole
+
+
+def test_behind_an_epoch_it_is_the_start_of_the_next(make):
+    loader = make(range(8))
+    start = loader.state_dict()
+    plain(loader)
+    end = loader.state_dict()
+    assert (start["epoch"], end["epoch"]) == (0, 1)
+    assert {worker["delivered"] for worker in end["workers"]} == {0}
+
+
+def test_behind_the_last_element_nothing_is_left_of_the_epoch(make):
+    loader = make(range(8))
+    loader.load_state_dict(first_and_state(loader, 8))
+    with pytest.warns(UserWarning, match="had nothing left, so this iteration is empty") as caught:
+        assert plain(loader) == []
+    assert [warning.filename for warning in caught] == [__file__]
+    assert len(plain(loader)) == 8
+
+
+def first_and_state(loader, count):
+    taken(loader, count)
+    return loader.state_dict()
+
+
+def test_one_process_delivers_what_a_worker_would_have(states_everywhere):
+    dataset = DATASETS["batched"](None)
+    local = MultiLoader(dataset, workers=0, output="numpy")
+    whole = plain(local)
+    state = first_and_state(MultiLoader(dataset, workers=0, output="numpy"), 5)
+    with MultiLoader(dataset, workers=1, output="numpy", start_method="fork") as loader:
+        loader.load_state_dict(state)
+        assert plain(loader) == whole[5:]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_set_epoch_keeps_the_state_if_it_names_the_epoch_that_is_continued(make, same):
+    loader = make(DataPipeline(range(20)).shuffle(20))
+    epochs = [plain(loader) for _ in range(4)]
+    loader.set_epoch(2)
+    state = first_and_state(loader, 5)
+    loader.load_state_dict(state)
+    if same:
+        loader.set_epoch(2)
+        assert plain(loader) == epochs[2][5:]
+    else:
+        with pytest.warns(UserWarning, match=r"set_epoch\(3\) begins another epoch than number 2"):
+            loader.set_epoch(3)
+        assert plain(loader) == epochs[3]
+
+
+def test_set_epoch_after_the_loop_was_left_names_the_next_epoch(make):
+    loader = make(range(8))
+    taken(loader, 3)
+    loader.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 5
+
+
+def test_an_error_leaves_the_state_behind_the_last_element(make):
+    def check(number):
+        return 1 // (11 - number)
+
+    loader = make(DataPipeline(range(20)).map(check))
+    got = []
+    with pytest.raises(ZeroDivisionError):
+        for element in loader:
+            got.append(element)
+    delivered = sum(worker["delivered"] for worker in loader.state_dict()["workers"])
+    assert delivered == len(got) == 11
+
+
+def test_a_dataset_without_state_is_run_again_and_one_warning_says_so(make):
+    loader = make(DataPipeline(range(40)).compose(lambda source: source))
+    state = first_and_state(loader, 6)
+    loader.load_state_dict(state)
+    with pytest.warns(
+        UserWarning, match=r"compose\(<lambda>\) gives elements without addresses: .* the 6 b"
+    ) as caught:
+        elements = iter(loader)
+    assert len(caught) == 1
+    assert len(list(elements)) == 34
+
+
+def test_a_dataset_with_state_is_continued_without_a_warning(make, shards):
+    loader = make(DATASETS["shuffles"](shards))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_and_rest(loader, 20)
+
+
+def test_a_stage_whose_state_cannot_be_had_costs_a_run_from_the_start(make):
+    loader = make(DataPipeline(range(30)).compose(Doubled()))
+    whole = plain(loader)
+    loader.set_epoch(0)
+    state = first_and_state(loader, 9)
+    loader.load_state_dict(state)
+    with pytest.warns(
+        UserWarning, match="NotImplementedError: no state here: the epoch is continued by running"
+    ):
+        assert plain(loader) == whole[9:]
+
+
+class Doubled:
+    """A user's stage, whose stream has no state."""
+
+    def stream(self, source, context):
+        class Stream:
+            def __iter__(self):
+                return self
+
+            def __next__(self):
+                address, element = next(source)
+                return address, 2 * element
+
+            def state_dict(self):
+                raise NotImplementedError("no state here")
+
+        return Stream()
+
+
+def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
+    class Shrinking:
+        def __iter__(self):
+            return iter(range(3 if self.shrunk() else 10))
+
+        def shrunk(self):
+            return os.path.exists(self.path)
+
+    dataset = Shrinking()
+    dataset.path = str(tmp_path / "shrunk")
+    loader = make(dataset, workers=min(make.workers, 1))
+    state = first_and_state(loader, 6)
+    loader.load_state_dict(state)
+    open(dataset.path, "w").close()
+    with (
+        pytest.warns(UserWarning, match="a Shrinking has no state"),
+        pytest.raises(RuntimeError, match="ended after 3"),
+    ):
+        plain(loader)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"workers": 3}, "saved with 2 workers, here it is 3: take as many"),
+        ({"seed": 4}, "with seed None, here it is 4"),
+        ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
+        ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),
+        ({"dataset": DataPipeline(range(20))}, "it had 2 parts, has 1"),
+    ],
+)
+def test_the_state_of_another_loader_is_refused(other, message):
+    options = {"dataset": DataPipeline(range(20)).batched(4), "workers": 2}
+    state = MultiLoader(**options).state_dict()
+    with pytest.raises(ValueError, match=message):
+        MultiLoader(**{**options, **other}).load_state_dict(state)
+
+
+@pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.rebatched(3, shuffle=9)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers, monkeypatch):
+    def make():
+        return stages(MultiLoader(DataPipeline(range(80)).shuffle(20).batched(4), workers=workers))
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    whole = [batch.tolist() for batch in make()]
+    monkeypatch.setenv("RANK", "0")
+    loader = make()
+    at_start = loader.state_dict()
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    monkeypatch.setenv("RANK", "1")
+    loader = make()
+    loader.load_state_dict(state)
+    assert json.loads(json.dumps(loader.state_dict()))["facts"]["rank"] == 1
+    with pytest.warns(UserWarning, match="that of rank 0, this is rank 1"):
+        assert [batch.tolist() for batch in loader] == whole[5:]
+    loader.load_state_dict(at_start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [batch.tolist() for batch in loader] == whole
+
+
+def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
+    loader = MultiLoader(range(20), workers=2, in_order=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    next(iter(loader))
+    state = loader.state_dict()
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="in_order=False each rank saves and loads its own"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: "state", "is the dict that state_dict.. gave, got 'state'"),
+        (lambda state: {**state, "version": 7}, "version 7, but this mpwds reads version 2"),
+        (lambda state: {**state, "kind": "DataLoader"}, "state of a DataLoader, loaded into a MultiLoader"),
+        (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
+        (lambda state: {**state, "turn": 2}, "turn=2, expected the index of a worker"),
+        (lambda state: {**state, "workers": [{}]}, "delivered=None, expected a whole number"),
+        (lambda state: {**state, "workers": state["workers"][:1]}, "progress of 1 workers, expected 2"),
+        (
+            lambda state: {**state, "facts": {**state["facts"], "dataset": 3}},
+            "facts.dataset=3, expected a list",
+        ),
+    ],
+)
+def test_what_is_no_state_is_refused_by_name(change, message):
+    loader = MultiLoader(range(4), workers=2)
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict(change(loader.state_dict()))
+
+
+def test_a_dataset_is_described_alike_wherever_it_lies(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    first, second = (
+        WebDataset(f"{tmp_path}/{folder}/x-{{0..3}}.tar", shardshuffle=True).map(noisy).batched(4)
+        for folder in ("a", "b")
+    )
+    assert described(first) == described(second)
+    assert described(first)[0].endswith("(4)")
+    mixes = [RandomMix([range(3), first], probs=[weight, 1]) for weight in (1, 2)]
+    assert described(mixes[0]) != described(mixes[1])
+
+
+def test_a_state_is_small(shards, states_everywhere):
+    dataset = WebDataset(shards, shardshuffle=True).shuffle(20).decode().to_tuple("cls").batched(2)
+    with MultiLoader(dataset, workers=2, start_method="fork") as loader:
+        state = first_and_state(loader, 5)
+    assert len(msgpack.packb(state)) < 2 * 5000
+    assert mpwds.MultiLoader(dataset, workers=2).state_dict()["workers"][0]["states"] == []

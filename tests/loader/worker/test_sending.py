@@ -1,0 +1,75 @@
+"""BatchSender and BatchReceiver: batches lie aligned in blocks, and blocks are used again when let go."""
+
+import random
+import socket
+
+import numpy as np
+import pytest
+
+from mpwds.loader.engine import handover, protocol
+from mpwds.loader.engine.channel import Channel
+from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker.counters import Counters
+from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.sending import BatchSender
+from mpwds.pipeline.collation.collate import deferred_collation_fn
+from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.private import PrivateCopies
+
+BLOCKS = 3
+
+
+class Wire:
+    """A sender, and a trainer that receives what it sends."""
+
+    def __init__(self):
+        self.trainer, worker = map(Channel, socket.socketpair())
+        self.fetched, gives = socket.socketpair()
+        bell = Bell()
+        meter = Meter(Counters(), None, counts_cpu=False)
+        self.sender = BatchSender(worker, gives, Commands(worker), bell, BLOCKS, meter)
+        self.receiver = BatchReceiver(bell, "numpy", BLOCKS - 1, PrivateCopies(), warn=False)
+        self._closed = [self.receiver, self.trainer, worker, self.fetched, gives]
+
+    def send(self, samples):
+        """The batch of some samples, as it arrives."""
+        self.sender.send(deferred_collation_fn(samples), 1, 0)
+        while (message := self.trainer.receive()).fields["kind"] == protocol.SEGMENT:
+            self.receiver.map_segment(message, handover.take(self.fetched))
+        return self.receiver.batch(message)
+
+    def close(self):
+        for closes in self._closed:
+            closes.close()
+        self.__dict__.clear()  # with it goes the arena
+
+
+@pytest.fixture
+def wire():
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+def image(value, dtype="float32"):
+    return np.full((100, 100, 3), value, dtype)
+
+
+def test_all_columns_are_aligned_to_64_bytes(wire):
+    images, labels = wire.send([(image(3), 3), (image(4), 4)])
+    assert images.ctypes.data % 64 == labels.ctypes.data % 64 == 0
+
+
+def test_whatever_batches_follow_each_other_all_arrive_as_they_were_and_no_block_is_lost(wire):
+    rng = random.Random(0)
+    kept = []
+    for number in range(200):
+        rows = [(image(value), value) for value in rng.choices(range(100), k=rng.choice([1, 2, 2, 2, 3]))]
+        if rng.random() < 0.2:
+            rows[-1] = (rows[-1][0].astype("float64"), rows[-1][1])
+        expected = [value for _, value in rows]
+        kept = [*kept, (expected, wire.send(rows))][-rng.choice([1, 2, 3]) :]
+        for was, (images, labels) in kept:
+            assert (images == images[:, :1, :1, :1]).all(), number
+            assert images[:, 0, 0, 0].tolist() == labels.tolist() == was, number
