@@ -36,16 +36,8 @@ from mpwds.tenbin.lists import (
     encoded_nbytes,
 )
 from mpwds.tenbin.sctp import sctp_recv, sctp_send
-from mpwds.tenbin.stream import (
-    load,
-    read,
-    save,
-    write,
-    zrecv_multipart,
-    zrecv_single,
-    zsend_multipart,
-    zsend_single,
-)
+from mpwds.tenbin.sockets import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
+from mpwds.tenbin.stream import load, read, save, write
 
 __all__ = [
     "Array",

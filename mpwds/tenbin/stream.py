@@ -1,4 +1,4 @@
-"""Arrays in tenbin encoding in streams, files and ZMQ messages.
+"""Arrays in tenbin encoding in streams and files.
 
 ``mpwds.tenbin`` describes the format and exports the public names.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from mpwds.errors import TenbinError
 from mpwds.tenbin.array import CHUNK, MAGIC, Output, pack_fields, padded, parse_head, truncated, view_array
 from mpwds.tenbin.kinds import MAX_NDIM, Array, describe
 from mpwds.tenbin.lists import (
@@ -17,16 +16,9 @@ from mpwds.tenbin.lists import (
     check_bools,
     check_infos,
     checked_names,
-    decode_buffer,
-    decode_list,
-    encode_buffer,
-    encode_list,
     flat_bytes,
     result_of,
 )
-
-if TYPE_CHECKING:
-    import zmq
 
 
 def write(stream: IO[bytes], arrays: Sequence[Array], infos: Sequence[str] | None = None) -> None:
@@ -147,38 +139,6 @@ def load(
     _check_path(path, nocheck)
     with open(path, "rb") as stream:
         return read(stream, infos=infos, output=output)
-
-
-def zsend_single(
-    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
-) -> None:
-    """Send arrays as one ZMQ frame. Arguments and errors are those of ``encode_into``."""
-    socket.send(encode_buffer(arrays, infos))
-
-
-def zrecv_single(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
-    """Receive what ``zsend_single`` sent, as views of the message. As ``decode_buffer`` otherwise."""
-    return decode_buffer(socket.recv(copy=False).buffer, infos, output=output)
-
-
-def zsend_multipart(
-    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
-) -> None:
-    """Send arrays as frames of one ZMQ message, as tensorcom does by default.
-
-    Raises:
-        TenbinError: As in ``encode_into``, or there is no array: a message has at least one frame.
-    """
-    frames = encode_list(arrays, infos)
-    if not frames:
-        raise TenbinError("a multipart message needs at least one array")
-    socket.send_multipart(frames)
-
-
-def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
-    """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
-    frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
-    return decode_list(frames, infos, output=output)
 
 
 def _write_all(stream: IO[bytes], data: memoryview) -> None:
