@@ -101,7 +101,7 @@ def test_out_of_order_a_slow_worker_holds_nobody_back():
             yield np.array([worker, number])
 
     with mpwds.MultiLoader(generate, workers=2, in_order=False, output="numpy") as loader:
-        next(iter(loader))
+        loader.warm_up()
         order = [tuple(array.tolist()) for array in loader]
     assert sorted(order) == [(worker, number) for worker in range(2) for number in range(10)]
     assert order.index((1, 9)) < order.index((0, 9))

@@ -245,6 +245,7 @@ class _ForkedWorker(WorkerProcess):
             self.hint = self.hint or str(error)
         finally:
             os.close(self._status)
+            del self._server  # which may end now, though an exception's traceback keeps this worker
         if data:
             return int(_STATUS.unpack(data)[0])
         self.hint = self.hint or "the process that forks the workers is gone, and they end with it"

@@ -110,6 +110,7 @@ class FromForkServer:
         return server.fork(index, self._setup, ends)
 
     def close(self) -> None:
+        self._server = None
         if self._setup >= 0:
             os.close(self._setup)
 

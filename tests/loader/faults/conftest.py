@@ -1,5 +1,6 @@
 """The fault harness: programs that are run under bad circumstances, and what is left of them afterwards."""
 
+import gc
 import uuid
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def _no_process_left(monkeypatch):
     monkeypatch.setenv(processes.TOKEN, token)
     yield
     forkserver.let_go()
+    gc.collect()
     processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
 
 

@@ -44,7 +44,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
     loaders = []
     caught = 0
     with Interrupts():
-        while caught < 20:
+        while caught < 20 or not loaders:
             try:
                 loader = mpwds.MultiLoader(endless(20_000), workers=2, start_method="fork")
                 loaders.append(loader)
