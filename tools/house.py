@@ -74,7 +74,7 @@ def main() -> None:
     files = {_module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
     imports = {name: set(_imported_by(path, name, files)) for name, path in files.items()}
     _tell("package", files.values())
-    _tell("loader/", [path for path in files.values() if path.parent == PACKAGE / "loader"])
+    _tell("loader/", [path for path in files.values() if PACKAGE / "loader" in path.parents])
     closure = _closure(
         "mpwds.loader.multi_loader",
         {name: set(_at_import(path, name, files)) for name, path in files.items()},
