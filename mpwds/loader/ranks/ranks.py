@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import itertools
 import sys
 import threading
@@ -99,8 +100,12 @@ class TorchRanks:
         work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
         done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
         work.get_future().add_done_callback(lambda _: done.set())
-        if not done.wait(timeout):
-            raise _late(timeout)
+        try:
+            if not done.wait(timeout):
+                raise _late(timeout)
+        except BaseException:
+            _keep_until_exit(group)
+            raise
         work.wait()
 
 
@@ -128,6 +133,11 @@ def _own_group(distributed: Any, timeout: float | None) -> Any:
         return _own[1].result(timeout)
     except concurrent.futures.TimeoutError:
         raise _late(timeout) from None
+
+
+def _keep_until_exit(group: Any) -> None:
+    """Never destroys a group that still waits for a message: its destructor waits for the other ranks."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _late(timeout: float | None) -> TimeoutError:
