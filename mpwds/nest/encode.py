@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpwds import tenbin
-from mpwds.nest.classes import ClassAsSent, fields_of, has_own_equality
 from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
@@ -37,9 +36,13 @@ from mpwds.nest.nodes import (
     PLAIN_TUPLE,
     SCALAR,
     TUPLE,
+    ClassAsSent,
     Structure,
+    fields_of,
+    has_own_equality,
+    path,
+    subscript,
 )
-from mpwds.nest.paths import path, subscript
 from mpwds.pickling import dumps
 
 

@@ -34,10 +34,19 @@ from mpwds.tenbin.lists import (
     encode_into,
     encode_list,
     encoded_nbytes,
+    load,
+    read,
+    save,
+    write,
 )
-from mpwds.tenbin.sctp import sctp_recv, sctp_send
-from mpwds.tenbin.sockets import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
-from mpwds.tenbin.stream import load, read, save, write
+from mpwds.tenbin.sockets import (
+    sctp_recv,
+    sctp_send,
+    zrecv_multipart,
+    zrecv_single,
+    zsend_multipart,
+    zsend_single,
+)
 
 __all__ = [
     "Array",
