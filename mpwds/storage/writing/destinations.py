@@ -14,8 +14,7 @@ from typing import BinaryIO, Protocol
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
-from mpwds.storage.streams.rewrite import rewrite_url
-from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
 _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems

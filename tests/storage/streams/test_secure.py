@@ -8,9 +8,9 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.rewrite import check_url
 from mpwds.storage.streams.secure import (
     ModuleWithEnforceSecurity,
+    check_url,
     enforce_security,
     refuse_in_secure_mode,
     security_enforced,
