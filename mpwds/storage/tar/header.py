@@ -1,4 +1,4 @@
-"""The headers of a tar archive: name, size, kind and checksum, and the extensions of GNU and pax."""
+"""Headers of a tar archive: name, size, kind and checksum, and the extensions of GNU and pax."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_SUM = 1 << 40  # which no header has
 
 
 class _Checksums(dict[bytes, int]):
-    """A checksum field to the sum that all other bytes of its header have."""
+    """Maps a checksum field to the sum that all other bytes of its header must have."""
 
     def __missing__(self, field: bytes) -> int:
         try:
@@ -48,7 +48,7 @@ class _Checksums(dict[bytes, int]):
 
 
 class _Sizes(dict[bytes, int]):
-    """A size field to the number in it; -1 if it is not a number."""
+    """Maps a size field to the number in it; -1 if it is not a number."""
 
     def __missing__(self, field: bytes) -> int:
         if len(self) >= _KNOWN_LIMIT:
@@ -71,14 +71,7 @@ def back_sum(back: bytes) -> int:
 
 
 def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
-    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces.
-
-    Example:
-        >>> import tarfile
-        >>> header = tarfile.TarInfo("a.txt").tobuf()
-        >>> has_valid_checksum(*LAYOUT.unpack(header)), has_valid_checksum(*LAYOUT.unpack(bytes(512)))
-        (True, False)
-    """
+    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces."""
     expected = checksums[stored]
     if expected == (adler32(front) & 0xFFFF) + back_sum(back):
         return True
@@ -87,14 +80,14 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
 
 
 def begins_archive(block: bytes) -> bool:
-    """Whether a block is one that an archive can start with: a header or zeros."""
+    """Whether an archive can start with this block: a header or zeros."""
     if len(block) < BLOCK:
         return not any(block)
     return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))
 
 
 def directory_of(back: bytes) -> bytes:
-    """The directory that ustar keeps apart from the name, with a slash behind it; often nothing."""
+    """The directory that ustar keeps apart from the name, with a slash behind it; often empty."""
     if back[189] and back[101:107] == b"ustar\0":
         return back[189:344].partition(b"\0")[0] + b"/"
     return b""

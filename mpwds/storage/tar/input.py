@@ -1,4 +1,4 @@
-"""The bytes of an archive: from a file, read at any offset, or from a stream, read once from the start."""
+"""The bytes of an archive: a file is read at any offset, a stream once from its start."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ bytes(16 * 1024 * 1024)
 
 
 class Input(Protocol):
-    """Bytes by their offset in the archive, asked for in rising order.
+    """Bytes by their offset in the archive, requested in rising order.
 
     Attributes:
-        url: What errors call it.
+        url: The archive's name in errors.
         end: Where the archive ends; ``sys.maxsize`` until that is known.
-        apart_bytes: Data from this size on is better asked for with ``data`` than as part of a window.
+        apart_bytes: Data of this size or more should be read with ``data`` rather than with ``window``.
         largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
@@ -39,9 +39,9 @@ class Input(Protocol):
     largest: int
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
-        """Bytes, and the place among them of that at ``position``.
+        """Bytes, and the index of ``position`` among them.
 
-        It and those behind are at least ``need``, often more; fewer only where the archive ends.
+        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
         """
         ...
 
@@ -60,15 +60,11 @@ class Readable(Protocol):
 
 
 class FileInput:
-    """A regular file, read with ``pread``: what is skipped is not read, and large data is copied once.
+    """A regular file, read with ``pread``: skipped bytes are not read, and large data is copied once.
 
-    Mapping it would save the copy and cost page faults instead: as soon as the bytes are used, that is about
-    the same (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file
-    that gets shorter kills the process.
-
-    Args:
-        stream: The open file; closed with this object.
-        url: What errors call it.
+    Mapping the file would replace the copy by page faults, which cost about the same once the bytes are used
+    (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file that gets
+    shorter kills the process. ``close`` closes the stream.
     """
 
     apart_bytes = 32 * 1024
@@ -105,7 +101,7 @@ class FileInput:
         _close(self._stream)
 
     def _rest(self, position: int, size: int) -> bytes:
-        """Reads on where ``pread`` stopped: it returns at most 2 GiB, and less when it is interrupted."""
+        """Continues after ``pread``, which returns at most 2 GiB, and less when it is interrupted."""
         pieces = []
         while size > 0:
             piece = os.pread(self._descriptor, size, position)
@@ -121,12 +117,12 @@ class FileInput:
 
 
 class StreamInput:
-    """A stream, read in pieces as they come: it never waits for more than it was asked for.
+    """A stream, read in pieces as they come: it never waits for more bytes than are needed.
 
     Args:
         stream: Has ``read``, and perhaps ``read1``; closed with this object.
-        url: What errors call it.
-        offset: The offset in the archive at which the stream stands.
+        url: The archive's name in errors.
+        offset: The stream's current offset in the archive.
         largest: The most data that a member may have.
     """
 
@@ -183,7 +179,7 @@ class StreamInput:
         _close(self._stream)
 
     def _skip_to(self, position: int) -> None:
-        """Reads until the chunk, or its end, is at ``position``; or the stream ends."""
+        """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
         while position > self._position + len(self._chunk):
             self._position += len(self._chunk)
             self._chunk = self._read(_PIECE_BYTES)
@@ -204,10 +200,10 @@ def _close(stream: Readable) -> None:
 
 
 def is_regular_file(stream: BinaryIO) -> bool:
-    """Whether what ``stream`` reads is a regular file's bytes as they are.
+    """Whether ``stream`` yields a regular file's bytes unchanged.
 
-    Objects that decompress or decrypt have the descriptor of their file, too: only Python's own plain files
-    count.
+    Objects that decompress or decrypt have the descriptor of their file, too, so only Python's own plain
+    files count.
     """
     raw = stream.raw if type(stream) is io.BufferedReader else stream
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
@@ -233,7 +229,7 @@ def reader(stream: Readable) -> Callable[[int], bytes]:
 
 
 def widen_pipe(stream: object) -> None:
-    """Lets a pipe hold 256 KiB in place of 64, if it may: large members come three times as fast."""
+    """Lets a pipe hold 256 KiB instead of 64, if allowed: large members arrive three times as fast."""
     with suppress(AttributeError, OSError, ValueError):  # no descriptor, no pipe, or not allowed
         descriptor = stream.fileno()  # type: ignore[attr-defined]  # see above
         if fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.webdataset import WebDataset
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import read_members
 
 COMPRESS = {
     "gzip": gzip.compress,
@@ -180,7 +180,7 @@ def test_without_zstandard_the_error_names_the_extra(tmp_path):
     program = f"""
 import sys
 sys.modules["zstandard"] = None
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import read_members
 list(read_members({str(tmp_path / "x.tar")!r}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
