@@ -19,7 +19,7 @@ import tempfile
 import time
 import zlib
 
-from mpwds.storage.caches.entry import CacheEntry, Mark
+from mpwds.storage.caches.fetch import CacheEntry
 from mpwds.storage.caches.shard_cache import ShardCache
 
 _SHARD = bytes(1000)

@@ -1,4 +1,4 @@
-"""The size of a cache directory: noted in one file, and kept by removing what was not used for longest."""
+"""The size of a cache directory: noted in one file, and kept by removing the least recently used shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCK_TIMEOUT_S = 60.0
 class Usage:
     """The bytes in a cache directory, as its lock file notes them.
 
-    The figures may be wrong: files come and go by hand, and processes are killed. So they are counted anew
+    The figures may be wrong: users add and remove files, and processes are killed. So they are counted anew
     before anything is removed, every ten minutes, and when the note cannot be read.
 
     Attributes:
@@ -42,10 +42,10 @@ class Usage:
 
 @contextlib.contextmanager
 def locked_usage(directory: str) -> Iterator[Usage]:
-    """Locks a cache directory; what the caller changes in the usage is noted at the end.
+    """Locks a cache directory. Changes of the usage are noted at the end.
 
     Raises:
-        OSError: The directory is not writable or has no locks, or is locked by others for a minute.
+        OSError: The directory is not writable or has no locks, or others lock it for a minute.
     """
     path = os.path.join(directory, PRIVATE, "lock")
     descriptor = lock(path, create=True, timeout_s=_LOCK_TIMEOUT_S)
@@ -65,13 +65,7 @@ def locked_usage(directory: str) -> Iterator[Usage]:
 
 @dataclass(frozen=True)
 class SizeLimit:
-    """The limit of a cache directory's size, which all processes that use it keep together.
-
-    Args:
-        directory: The cache directory.
-        size_bytes: Bytes that its files may have; negative for no limit.
-        verbose: Print on standard error which shards are removed.
-    """
+    """The limit of a cache directory's size (negative for none), which all its processes keep together."""
 
     directory: str
     size_bytes: int
@@ -112,7 +106,7 @@ class SizeLimit:
                 usage.reserved.pop(os.path.basename(partial), None)
 
     def _evict(self, usage: Usage, allowed: int) -> bool:
-        """Removes shards until no more than ``allowed`` bytes are left; returns whether that succeeded."""
+        """Removes shards until at most ``allowed`` bytes are left; returns whether that succeeded."""
 
         def fits(held: int) -> bool:
             return held + sum(usage.reserved.values()) <= allowed
@@ -150,7 +144,7 @@ class SizeLimit:
 
 
 def files_in(directory: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """The relative names of a cache directory's files, but for its private ones; no symbolic links."""
+    """Relative name and status of a cache directory's files, without private ones and symbolic links."""
     try:
         entries = list(os.scandir(os.path.join(directory, below)))
     except FileNotFoundError:
@@ -212,8 +206,8 @@ def _is_locked(path: str) -> bool:
 class LRUCleanup:
     """Removes files of a directory, the least recently used first, until the rest is small enough.
 
-    ``ShardCache(directory, size_bytes)`` keeps its size by itself; this is for directories that are filled
-    in other ways. It removes *any* file, whoever put it there, except one that a ``ShardCache`` is reading.
+    ``ShardCache(directory, size_bytes)`` keeps its size by itself; this is for directories that are filled in
+    other ways. It removes *any* file, except one that a ``ShardCache`` is reading.
 
     Args:
         cache_dir: The directory; its subdirectories count as well.

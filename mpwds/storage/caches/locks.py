@@ -21,7 +21,7 @@ def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
 
     Returns:
         The descriptor, for :func:`release`; ``None`` if the file is missing, was removed meanwhile, or is
-        locked by somebody else.
+        locked by another process or thread.
 
     Raises:
         OSError: The file cannot be opened, or its file system has no locks.
@@ -48,7 +48,7 @@ def release(descriptor: int) -> None:
 
 
 def lock_shared(descriptor: int, timeout_s: float = 0.0) -> bool:
-    """Locks an open file together with its other readers, unless it is locked exclusively."""
+    """Locks an open file together with other readers; returns false if it is locked exclusively."""
     return _flock(descriptor, fcntl.LOCK_SH, timeout_s)
 
 
