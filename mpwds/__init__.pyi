@@ -152,10 +152,10 @@ from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.secure import enforce_security as enforce_security
 from mpwds.storage.streams.urls import expand_urls as expand_urls
+from mpwds.storage.writing.encoders import numpy_dumps as numpy_dumps
+from mpwds.storage.writing.encoders import torch_dumps as torch_dumps
 from mpwds.storage.writing.tar_writer import TarWriter as TarWriter
 from mpwds.storage.writing.writers import ShardWriter as ShardWriter
-from mpwds.storage.writing.writers import numpy_dumps as numpy_dumps
-from mpwds.storage.writing.writers import torch_dumps as torch_dumps
 
 __all__ = [
     "DataLoader",

@@ -113,7 +113,7 @@ FURTHER_NAMES = {
     "mpwds.storage.streams.gopen": "gopen_schemes",
     "mpwds.storage.streams.secure": "enforce_security",
     "mpwds.storage.streams.urls": "expand_urls",
-    "mpwds.storage.writing.writers": "numpy_dumps torch_dumps",
+    "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
 # webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the

@@ -68,8 +68,8 @@ def encode_into(
         Bytes written.
 
     Raises:
-        TenbinError: An array cannot be encoded, a name is too long or not ASCII, there are not as many
-            names as arrays, or the buffer is read-only or too small.
+        TenbinError: An array cannot be encoded, a name is invalid, names and arrays differ in number, or the
+            buffer is read-only or too small.
 
     Example:
         >>> buffer = bytearray(1000)
@@ -94,12 +94,7 @@ def encode_into(
 def encode_buffer(
     arrays: Sequence[Array], infos: Sequence[str] | None = None, *, allow64: bool = True
 ) -> bytearray:
-    """Encode arrays into new memory. Arguments and errors are those of ``encode_into``.
-
-    Example:
-        >>> len(encode_buffer([np.zeros((2, 2), "uint8")]))
-        160
-    """
+    """Encode arrays into new memory. Arguments and errors are those of ``encode_into``."""
     buffer = bytearray(encoded_nbytes(arrays))
     encode_into(buffer, arrays, infos, allow64=allow64)
     return buffer
@@ -148,8 +143,8 @@ def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "num
 def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> list[memoryview]:
     """Encode arrays as frames ``[header, data, header, data, ...]``, for multipart messages.
 
-    Data frames are views of the arrays where these are contiguous, little-endian and in memory already.
-    Arguments and errors are those of ``encode_into``.
+    Data frames are views of arrays that are contiguous, little-endian and in memory. Arguments and errors are
+    those of ``encode_into``.
 
     Example:
         >>> [frame.nbytes for frame in encode_list([np.zeros((2, 3), "uint8")])]
@@ -164,19 +159,15 @@ def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> 
 
 
 def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Output = "numpy") -> Any:
-    """Decode frames that ``encode_list``, webdataset or tensorcom made, without copying them.
+    """Decode frames of ``encode_list``, webdataset or tensorcom without copying them.
 
     Args:
-        frames: Header and data frames by turns; any C-contiguous buffers.
+        frames: Alternating header and data frames; any C-contiguous buffers.
         infos: As in ``decode_buffer``.
         output: As in ``decode_buffer``.
 
     Raises:
-        TenbinError: A frame is not what it should be; its ``offset`` counts within that frame.
-
-    Example:
-        >>> decode_list(encode_list([np.arange(3)], ["ids"]), infos=["ids"])
-        [array([0, 1, 2])]
+        TenbinError: A frame is invalid; its ``offset`` counts within that frame.
     """
     if len(frames) % 2:
         raise TenbinError(

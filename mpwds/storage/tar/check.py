@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
+from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.entries import read_entries
-
-_BLOCK = 512
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\0")
+from mpwds.storage.tar.header import BLOCK, begins_archive
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
@@ -26,16 +24,8 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
         ``webdataset.cache.check_tar_format``.
     """
     with open(fname, "rb") as file:
-        header = file.read(_BLOCK)
-    if header.startswith(_COMPRESSED):
-        return True
-    if len(header) == _BLOCK and not any(header):  # an empty archive
-        return True
-    try:
-        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except tarfile.TarError:
-        return False
-    return True
+        block = file.read(BLOCK)
+    return compression_of(block) is not None or (len(block) == BLOCK and begins_archive(block))
 
 
 def is_whole_shard(fname: str | os.PathLike[str]) -> bool:

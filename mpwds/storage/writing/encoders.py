@@ -53,10 +53,10 @@ def numpy_dumps(data: Any) -> bytes:
     """An array as an ``.npy`` file. An array of Python objects is pickled inside.
 
     Args:
-        data: An array, a tensor, or what ``np.asarray`` turns into an array of numbers or strings.
+        data: An array, a tensor, or anything that ``np.asarray`` turns into an array of numbers or strings.
 
     Raises:
-        ValueError: The array would be one of Python objects.
+        ValueError: The result would be an array of Python objects, and ``data`` is not one.
 
     Source:
         ``webdataset.writer.numpy_dumps``.
@@ -67,17 +67,7 @@ def numpy_dumps(data: Any) -> bytes:
 
 
 def numpy_npz_dumps(data: Any) -> bytes:
-    """A dictionary of arrays as a compressed ``.npz`` file.
-
-    Args:
-        data: Names to arrays, as ``numpy_dumps`` takes them.
-
-    Raises:
-        TypeError: It is not a dictionary with strings for keys.
-
-    Source:
-        ``webdataset.writer.numpy_npz_dumps``.
-    """
+    """A dictionary of arrays, as ``numpy_dumps`` takes them, as a compressed ``.npz`` file."""
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise TypeError("npz holds a dictionary of arrays")
     arrays = {name: _storable(array, name) for name, array in data.items()}
@@ -88,11 +78,7 @@ def numpy_npz_dumps(data: Any) -> bytes:
 
 
 def tenbin_dumps(data: Any) -> bytes:
-    """An array, or a list of arrays, as tenbin.
-
-    Source:
-        ``webdataset.writer.tenbin_dumps``.
-    """
+    """An array, or a list of arrays, as tenbin."""
     arrays = data if isinstance(data, (list, tuple)) else [data]
     return bytes(
         tenbin.encode_buffer([array if tenbin.holds(array) else _as_array(array) for array in arrays])
@@ -122,25 +108,14 @@ def torch_dumps(data: Any) -> bytes:
 
 
 def mp_dumps(data: Any) -> bytes:
-    """A value as MessagePack.
-
-    Source:
-        ``webdataset.writer.mp_dumps``.
-    """
+    """A value as MessagePack."""
     import msgpack
 
     return bytes(msgpack.packb(data))
 
 
 def cbor_dumps(data: Any) -> bytes:
-    """A value as CBOR.
-
-    Raises:
-        ImportError: cbor2 is missing.
-
-    Source:
-        ``webdataset.writer.cbor_dumps``.
-    """
+    """A value as CBOR. Raises ``ImportError`` if cbor2 is missing."""
     try:
         import cbor2
     except ImportError as error:
@@ -164,10 +139,6 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
 
     Source:
         ``webdataset.writer.imageencoder``.
-
-    Example:
-        >>> imageencoder(np.array([[0, 255]], "uint8"), "pgm")
-        b'P5\\n2 1\\n255\\n\\x00\\xff'
     """
     extension = format.lower()
     if extension not in IMAGE_FORMATS:
@@ -261,19 +232,19 @@ default_handlers = make_handlers()
 def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = default_handlers) -> bytes:
     """The bytes of a field's file.
 
-    Bytes (also ``bytearray`` and ``memoryview``) are kept as they are and a ``str`` is encoded as UTF-8,
-    whatever the name says: under ``json`` or ``msg`` it is stored as the text that it is, not as a JSON or
-    msgpack string, as in webdataset. Else the last extension of the name decides:
+    Bytes (also ``bytearray`` and ``memoryview``) are kept, and a ``str`` is encoded as UTF-8, whatever the
+    name: under ``json`` or ``msg`` it is stored as it is, not as a JSON or msgpack string, as in webdataset.
+    For other values the last extension of the name decides:
 
     =============================================  ======================================================
     ``cls cls2 class count index inx id``          an integer, in decimal
     ``txt text transcript html htm``               a string
-    ``json jsn``                                   whatever ``json.dumps`` takes
+    ``json jsn``                                   any argument of ``json.dumps``
     ``npy``                                        an array
     ``npz``                                        a dictionary of arrays
     ``ten tenbin tb``                              an array or a list of arrays
-    ``mp msgpack msg``                             whatever ``msgpack.packb`` takes
-    ``cbor``                                       whatever ``cbor2.dumps`` takes
+    ``mp msgpack msg``                             any argument of ``msgpack.packb``
+    ``cbor``                                       any argument of ``cbor2.dumps``
     ``pyd pickle pkl``                             any object, pickled
     ``pth``                                        any object, as by ``torch.save``
     ``jpg jpeg img image png pbm pgm ppm pnm``     an image: a PIL image, or an array of shape (H, W),
@@ -281,14 +252,13 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     =============================================  ======================================================
 
     ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
-    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``.
-
-    A torch tensor may stand wherever an array may. ``.gz`` after the extension compresses, bytes included;
-    the result is the same on every run.
+    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may
+    stand wherever an array may. ``.gz`` after the extension compresses, bytes included, with the same result
+    on every run.
 
     Args:
         name: The field's name, such as ``"png"`` or ``"mask.npy.gz"``.
-        value: What to encode.
+        value: The value to encode.
         handlers: Functions by extension.
 
     Raises:

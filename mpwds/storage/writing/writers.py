@@ -1,4 +1,4 @@
-"""Write samples to tar archives."""
+"""Writes samples to a series of tar archives."""
 
 from __future__ import annotations
 
@@ -10,36 +10,7 @@ from typing import Any, BinaryIO
 
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream
-from mpwds.storage.writing.encoders import (
-    cbor_dumps,
-    default_handlers,
-    encode_based_on_extension,
-    imageencoder,
-    make_encoder,
-    make_handlers,
-    mp_dumps,
-    numpy_dumps,
-    numpy_npz_dumps,
-    tenbin_dumps,
-    torch_dumps,
-)
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
-
-__all__ = [
-    "ShardWriter",
-    "TarWriter",
-    "cbor_dumps",
-    "default_handlers",
-    "encode_based_on_extension",
-    "imageencoder",
-    "make_encoder",
-    "make_handlers",
-    "mp_dumps",
-    "numpy_dumps",
-    "numpy_npz_dumps",
-    "tenbin_dumps",
-    "torch_dumps",
-]
 
 
 class ShardWriter:
