@@ -1,7 +1,4 @@
-"""Put a batch together again from the nodes of its structure.
-
-The nodes may come from anywhere, so each is checked.
-"""
+"""Puts a batch together again from the nodes of its structure. Trusts none of them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Structure: TypeAlias = "bool | int | float | str | bytes | list[Any] | None"
 
 MAX_DEPTH = 128  # msgpack's packer takes 511 levels, of which a container here has two
 
-# Tags of nodes. They go over the wire: new ones may be added, none may change its meaning.
+# Tags of nodes. They go over the wire: you may add new ones, but must not change the meaning of one.
 ARRAY = 0  # [tag]
 SCALAR = 1  # [tag]: a NumPy scalar, sent as a 0-d array
 LIST = 2  # [tag, nodes]

@@ -109,7 +109,7 @@ class _Source(io.RawIOBase):
         self._stream = stream
         self._limit = limit
         self._bytes = b""
-        self._start = 0  # of what is left of them
+        self._start = 0  # of the bytes that are left
         self._may_take = limit
         self.taken = 0
 

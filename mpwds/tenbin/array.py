@@ -31,7 +31,7 @@ MAGIC = b"~TenBin~"
 
 
 class ArrayHeader(NamedTuple):
-    """Where an encoded array lies in its buffer, and what it is.
+    """Place, type and shape of an encoded array in its buffer.
 
     Args:
         code: tenbin's dtype code, such as ``"f4"``.
@@ -224,7 +224,7 @@ def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHe
         raise truncated(base + offset, 16, size - offset)
     magic, length = CHUNK.unpack_from(buffer, offset)
     if magic != MAGIC:
-        raise damaged(base + offset, f"{magic!r} in place of a header chunk")
+        raise damaged(base + offset, f"{magic!r} instead of a header chunk")
     if not 24 <= length <= 24 + 8 * MAX_NDIM:
         raise damaged(base + offset + 8, f"a header of {length} bytes")
     at_data = offset + 16 + (length + 63 & -64)
@@ -233,7 +233,7 @@ def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHe
     kind, name, shape, nbytes = parse_fields(buffer, offset + 16, length, base)
     magic, data_length = CHUNK.unpack_from(buffer, at_data)
     if magic != MAGIC:
-        raise damaged(base + at_data, f"{magic!r} in place of a data chunk")
+        raise damaged(base + at_data, f"{magic!r} instead of a data chunk")
     if data_length != nbytes:
         raise damaged(
             base + at_data + 8, f"{data_length} bytes of data for {kind.name} of shape {shape} ({nbytes})"

@@ -119,7 +119,7 @@ class SizeLimit:
         shards = sorted(self._count(usage))
         removed = 0
         for _, name, size in shards:
-            # A sixteenth goes at once, so that the shards are counted once in so many fetches.
+            # A sixteenth goes at once, so that the shards are rarely counted.
             if fits(usage.total) and (removed == 0 or removed >= len(shards) // 16):
                 break
             if remove(self.directory, name, self.verbose):

@@ -122,7 +122,7 @@ class ShardCache:
 
         Raises:
             ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
-            StreamError: While reading: what the URL's own stream raises.
+            StreamError: While reading; so are other errors of the URL's own stream.
         """
         url = os.fspath(url)
         if offset < 0:

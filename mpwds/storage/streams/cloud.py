@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, BinaryIO, cast
@@ -34,7 +35,7 @@ _OTHER_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 
-# obstore's threads do not survive a fork: a call in the child would wait for ever.
+# obstore's threads do not survive a fork: a call in the child would never return.
 _used_by_pid: int | None = None
 
 
@@ -79,7 +80,7 @@ def open_cloud(
         StreamNotFound: There is no such object.
         StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
-    _obstore()  # a missing package is told before anything else
+    _obstore()  # report a missing package first
     shown = without_credentials(url)
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
@@ -99,20 +100,13 @@ def open_cloud(
     return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
 
 
+@dataclass
 class _CloudObject:
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        config: Mapping[str, Any] | None,
-        timeout_s: float,
-        retries: Retries,
-    ) -> None:
-        self.name = name
-        self._url = url
-        self._config = config
-        self._timeout_s = timeout_s
-        self._retries = retries
+    url: str
+    name: str
+    config: Mapping[str, Any] | None
+    timeout_s: float
+    retries: Retries
 
     def get(self, position: int, version: Version | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
@@ -122,7 +116,7 @@ class _CloudObject:
                 self.name,
                 position,
             )
-        store, path = _store(self._url, self._config, self._timeout_s, self._retries)
+        store, path = _store(self.url, self.config, self.timeout_s, self.retries)
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
         if version is not None and version.etag is not None:
             options["if_match"] = version.etag
@@ -247,7 +241,7 @@ def _store(
     if bucket.startswith("r2://"):
         bucket = "s3" + bucket[2:]
     _used_by_pid = os.getpid()
-    # Part of the key is what the environment says, which may change while the process runs.
+    # The environment is part of the key, as it may change while the process runs.
     environment = json.dumps(
         sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     )

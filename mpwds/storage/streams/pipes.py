@@ -461,7 +461,7 @@ class Command:
             self._process.stderr.close()
 
     def _reap(self) -> None:
-        if hasattr(fcntl, "F_SETSIG"):  # what the command left in the background shall not be killed now
+        if hasattr(fcntl, "F_SETSIG"):  # background processes of the command live on
             flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
             fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags & ~os.O_ASYNC)
         code = self._process.wait()

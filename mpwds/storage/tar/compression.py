@@ -109,7 +109,7 @@ class Decompressed:
         if not rest:
             self._ended = True
         elif following is None or following.name != self._compression.name:
-            raise self._damaged(f"what follows its end is not {self._compression.name}: cut it off")
+            raise self._damaged(f"the bytes behind its end are not {self._compression.name}: cut them off")
         else:
             self._decompressor = following.decompressor()
 

@@ -283,7 +283,7 @@ def read_entries(
 
         if position > source.end:
             raise ShardError(
-                f"{shown} is truncated: it ends at {source.end}, inside a member that goes on to {position}"
+                f"{shown} is truncated: it ends at {source.end}, inside a member that reaches to {position}"
             )
         if first >= 0:
             raise truncated(source, first, "it ends after an extension header, before its member")
@@ -371,7 +371,7 @@ def data_missing(source: Input, position: int, size: int) -> ShardError:
 def too_large_decompressed(source: Input, position: int, name: str, size: int) -> ShardError:
     return ShardError(
         f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
-        f"bytes, more than the limit of {source.largest}; if you trust whoever wrote the shard, raise it: "
+        f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
         "WebDataset(..., max_decompressed_bytes=...)"
     )
 

@@ -13,7 +13,7 @@ BLOCK: Final = 512
 ZERO_BLOCK: Final = bytes(BLOCK)
 
 LAYOUT: Final = struct.Struct("148s8s356s")
-"""A header as what comes before its checksum, its checksum, and the rest, which starts with its kind.
+"""A header in three parts: before its checksum, the checksum, and the rest, which starts with its kind.
 
 Members that were written together differ in the first part only, so a reader that has seen the third
 before needs to look at nothing but name, size and checksum.
@@ -133,7 +133,7 @@ _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")
 
 
 class Extended(NamedTuple):
-    """The name and size to take in place of the header's."""
+    """The name and size that replace the header's."""
 
     name: str | None = None
     size: int | None = None

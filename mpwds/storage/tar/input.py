@@ -160,7 +160,7 @@ class StreamInput:
         if at + size <= len(self._chunk):
             data = self._chunk[at : at + size]
         else:
-            # A copy of the rest, so that the chunk's memory can be used again; views of what comes.
+            # The rest is copied, so that the chunk's memory can be used again; later pieces are views.
             pieces: list[bytes | memoryview] = [self._chunk[at:]]
             missing = size - len(pieces[0])
             while missing > 0 and (piece := self._read(_PIECE_BYTES)):

@@ -110,7 +110,7 @@ class OwnedStream:
         else:
             warnings.warn(
                 f"{self._name} is not complete, and its stream ({type(self.stream).__name__}) has no method "
-                "`discard` to take it back: check what is there, and remove it",
+                "`discard` to take it back: look for a partial archive there, and remove it",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -156,7 +156,7 @@ class PendingFile:
             raise FileNotFoundError(
                 error.errno, "cannot write here, the directory does not exist", self._directory
             ) from None
-        # Unbuffered: a fork of this process would write what is in the buffer a second time when it exits.
+        # Unbuffered: a fork of this process would write the buffered bytes a second time when it exits.
         self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
         self._temporary = temporary
         self._owner_pid = os.getpid()
