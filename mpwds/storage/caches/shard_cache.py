@@ -122,7 +122,7 @@ class ShardCache:
 
         Raises:
             ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
-            StreamError: While reading; so are other errors of the URL's own stream.
+            StreamError: While reading. Other errors of the URL's own stream pass, too.
         """
         url = os.fspath(url)
         if offset < 0:

@@ -7,7 +7,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.input import Input
@@ -19,23 +19,11 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
-class Decompressor(Protocol):
-    """A decompressor of one compressed member, with the interface of ``bz2`` and ``lzma``."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes: ...
-
-
 class Compression(NamedTuple):
-    """A format: its name, and how to make a decompressor of one member."""
+    """A format: its name, and a factory of decompressors of one member, with the interface of ``lzma``'s."""
 
     name: str
-    decompressor: Callable[[], Decompressor]
+    decompressor: Callable[[], Any]
 
 
 def compression_of(start: bytes) -> Compression | None:
@@ -77,7 +65,7 @@ class Decompressed:
                 continue
             data = self._input() if decompressor.needs_input else b""
             try:
-                piece = decompressor.decompress(data, size)
+                piece: bytes = decompressor.decompress(data, size)
             except Exception as error:  # each of these modules raises a type of its own
                 raise self._damaged(str(error)) from error
             if piece:

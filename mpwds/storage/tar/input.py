@@ -9,7 +9,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 from mpwds.errors import ShardError
 
@@ -21,35 +21,6 @@ _PIPE_BYTES = 256 * 1024
 # glibc gives freed memory back to the system and then has it cleared anew for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
 bytes(16 * 1024 * 1024)
-
-
-class Input(Protocol):
-    """Bytes by their offset in the archive, requested in rising order.
-
-    Attributes:
-        url: The archive's name in errors.
-        end: Where the archive ends; ``sys.maxsize`` until that is known.
-        apart_bytes: Data of this size or more should be read with ``data`` rather than with ``window``.
-        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
-    """
-
-    url: str
-    end: int
-    apart_bytes: int
-    largest: int
-
-    def window(self, position: int, need: int) -> tuple[bytes, int]:
-        """Bytes, and the index of ``position`` among them.
-
-        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
-        """
-        ...
-
-    def data(self, position: int, size: int, padding: int) -> bytes:
-        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Readable(Protocol):
@@ -65,6 +36,12 @@ class FileInput:
     Mapping the file would replace the copy by page faults, which cost about the same once the bytes are used
     (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file that gets
     shorter kills the process. ``close`` closes the stream.
+
+    Attributes:
+        url: The archive's name in errors.
+        end: Where the archive ends; ``sys.maxsize`` until that is known.
+        apart_bytes: Data of this size or more should be read with ``data`` rather than with ``window``.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
     apart_bytes = 32 * 1024
@@ -79,6 +56,10 @@ class FileInput:
         self._window_bytes = _LEAST_WINDOW_BYTES
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
+        """Bytes, and the index of ``position`` among them. Positions rise from call to call.
+
+        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
+        """
         size = self._window_bytes
         if size < _WINDOW_BYTES:
             self._window_bytes = 4 * size
@@ -93,6 +74,7 @@ class FileInput:
         return window, 0
 
     def data(self, position: int, size: int, padding: int) -> bytes:
+        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
         self._window_bytes = _LEAST_WINDOW_BYTES
         data = os.pread(self._descriptor, size, position)
         return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
@@ -187,7 +169,10 @@ class StreamInput:
                 self.end, self._position = self._position, position
 
 
-def input_of(stream: BinaryIO, url: str, offset: int) -> FileInput | StreamInput:
+Input: TypeAlias = "FileInput | StreamInput"
+
+
+def input_of(stream: BinaryIO, url: str, offset: int) -> Input:
     """The fastest input for ``stream``, which stands at ``offset`` of the archive."""
     if is_regular_file(stream) and stream.tell() == offset:
         return FileInput(stream, url)

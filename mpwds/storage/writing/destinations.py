@@ -10,7 +10,7 @@ import secrets
 import sys
 import warnings
 import weakref
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
@@ -21,15 +21,8 @@ _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
-class Destination(Protocol):
-    """A stream that ``publish`` completes and ``discard`` throws away."""
-
-    @property
-    def stream(self) -> BinaryIO:
-        """Where to write; it may take less than it is given."""
-
-    def publish(self) -> None: ...
-    def discard(self) -> None: ...
+Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
+"""A ``stream`` that ``publish`` completes and ``discard`` throws away. It may take less than it is given."""
 
 
 def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:

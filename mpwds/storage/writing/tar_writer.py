@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal
 
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
@@ -345,13 +345,6 @@ def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
     return _FORMATS[archive_format] if isinstance(archive_format, str) else archive_format
 
 
-class Compressor(Protocol):
-    """Compresses pieces of data. No name or time is stored: the same pieces give the same bytes."""
-
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
-
-
 def compression_of(compress: bool | str | None, name: str) -> str | None:
     """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``, by the argument or the name's last suffix."""
     if compress is None:
@@ -368,11 +361,11 @@ def compression_of(compress: bool | str | None, name: str) -> str | None:
     return compress
 
 
-def _gzip() -> Compressor:
+def _gzip() -> Any:
     return zlib.compressobj(_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
 
 
-def _zstd() -> Compressor:
+def _zstd() -> Any:
     try:
         import zstandard
     except ImportError as error:
@@ -380,7 +373,7 @@ def _zstd() -> Compressor:
     return zstandard.ZstdCompressor().compressobj()
 
 
-_COMPRESSORS: dict[str, Callable[[], Compressor]] = {
+_COMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": _gzip,
     "bz2": bz2.BZ2Compressor,
     "xz": lzma.LZMACompressor,
