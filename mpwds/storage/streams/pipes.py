@@ -158,23 +158,41 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _Output(io.RawIOBase):
+class _CommandStream(io.RawIOBase):
     def __init__(self, command: Command, name: str) -> None:
         self.name = name
         self._command = command
         self._position = 0
+
+    def fileno(self) -> int:
+        return self._command.descriptor
+
+    def _check_process(self) -> None:
+        if not self._command.is_ours:
+            raise StreamError(
+                f"{self.name}: the command belongs to the process that this one was forked from; open the "
+                "stream in this process",
+                self.name,
+            )
+
+    def _error(self, what: str) -> StreamError:
+        complaint = without_credentials(self._command.complaint)
+        said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
+        return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
+
+
+class _Output(_CommandStream):
+    def __init__(self, command: Command, name: str) -> None:
+        super().__init__(command, name)
         self._failure: StreamError | None = None
 
     def readable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._command.descriptor
-
     def readinto(self, buffer: WriteableBuffer) -> int:
         if self._failure is not None:
             raise self._failure
-        _check_process(self._command, self.name)
+        self._check_process()
         if self._command.status is not None:
             return 0
         self._command.wait_ready()
@@ -201,42 +219,25 @@ class _Output(io.RawIOBase):
     def _end(self) -> None:
         status = self._command.finish()
         if status not in (0, _SIGPIPE_STATUS):
-            self._failure = StreamError(
-                f"{self.name}: the command failed with {_described(status)} after {self._position} "
-                f"bytes{_complaint(self._command)}",
-                self.name,
-                self._position,
-            )
+            self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
             raise self._failure
 
 
-class _Input(io.RawIOBase):
-    def __init__(self, command: Command, name: str) -> None:
-        self.name = name
-        self._command = command
-        self._position = 0
-        self._failed = False
+class _Input(_CommandStream):
+    _failed = False
 
     def writable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._command.descriptor
-
     def write(self, data: ReadableBuffer) -> int:
-        _check_process(self._command, self.name)
+        self._check_process()
         self._command.wait_ready()
         try:
             count = os.write(self._command.descriptor, data)
         except BrokenPipeError:
             self._failed = True
-            status = self._command.finish()
-            raise StreamError(
-                f"{self.name}: the command stopped reading after {self._position} bytes and ended with "
-                f"{_described(status)}{_complaint(self._command)}",
-                self.name,
-                self._position,
-            ) from None
+            ended = f"ended with {_described(self._command.finish())}"
+            raise self._error(f"stopped reading after {self._position} bytes and {ended}") from None
         self._position += count
         return count
 
@@ -246,12 +247,7 @@ class _Input(io.RawIOBase):
         try:
             status = self._command.finish()
             if status != 0 and not self._failed:
-                raise StreamError(
-                    f"{self.name}: the command was given {self._position} bytes and failed with "
-                    f"{_described(status)}{_complaint(self._command)}",
-                    self.name,
-                    self._position,
-                )
+                raise self._error(f"was given {self._position} bytes and failed with {_described(status)}")
         finally:
             self._command.stop()
             super().close()
@@ -274,15 +270,6 @@ class _PipeWriter(DiscardsOnError, io.BufferedWriter):
         self.raw.discard()
 
 
-def _check_process(command: Command, name: str) -> None:
-    if not command.is_ours:
-        raise StreamError(
-            f"{name}: the command belongs to the process that this one was forked from; open the stream in "
-            "this process",
-            name,
-        )
-
-
 def _described(status: int) -> str:
     if status <= 128:
         return f"exit status {status}"
@@ -292,11 +279,6 @@ def _described(status: int) -> str:
         return f"exit status {status}"
     hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
     return f"exit status {status} ({name}{hint})"
-
-
-def _complaint(command: Command) -> str:
-    complaint = without_credentials(command.complaint)
-    return f"; it said: {complaint}" if complaint else " and said nothing on standard error"
 
 
 class Command:
