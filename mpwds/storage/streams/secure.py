@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from types import ModuleType
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -46,18 +45,6 @@ def enforce_security(on: bool = True) -> None:
         False
     """
     os.environ[_SECURE_VARIABLE] = "1" if on else "0"
-
-
-class ModuleWithEnforceSecurity(ModuleType):
-    """A module whose attribute ``enforce_security`` reads and sets secure mode."""
-
-    @property
-    def enforce_security(self) -> bool:
-        return security_enforced()
-
-    @enforce_security.setter
-    def enforce_security(self, on: bool) -> None:
-        enforce_security(on)
 
 
 def refuse_in_secure_mode(what: str) -> None:
