@@ -20,6 +20,7 @@ from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
 from mpwds.compat.autodecode import Decoder as Decoder
 from mpwds.compat.cache import LRUCleanup as LRUCleanup
+from mpwds.compat.cache import pipe_cleaner as pipe_cleaner
 from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
 from mpwds.compat.extradatasets import MockDataset as MockDataset
 from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
@@ -146,7 +147,6 @@ from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
-from mpwds.storage.caches.names import pipe_cleaner as pipe_cleaner
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes

@@ -49,7 +49,7 @@ NAMES = {
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.autodecode": "Decoder",
-    "mpwds.compat.cache": "LRUCleanup",
+    "mpwds.compat.cache": "LRUCleanup pipe_cleaner",
     "mpwds.compat.extradatasets": (
         "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"
     ),
@@ -109,7 +109,6 @@ FURTHER_NAMES = {
     "mpwds.pipeline.stages.xdecode": "xdecode",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
-    "mpwds.storage.caches.names": "pipe_cleaner",
     "mpwds.storage.streams.gopen": "gopen_schemes",
     "mpwds.storage.streams.secure": "enforce_security",
     "mpwds.storage.streams.urls": "expand_urls",

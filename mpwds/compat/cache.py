@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 from mpwds.pipeline.sources.opening import FileCache, StreamingOpen
 from mpwds.storage.caches.eviction import files_in, remove
-from mpwds.storage.caches.names import pipe_cleaner, url_to_cache_name
+from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.tar.check import check_tar_format
 
 __all__ = [
@@ -21,6 +22,31 @@ __all__ = [
     "pipe_cleaner",
     "url_to_cache_name",
 ]
+
+_REMOTE = re.compile(r"(https?|hdfs|gs|ais|s3):")
+
+
+def pipe_cleaner(spec: str) -> str:
+    """The URL that a ``pipe:`` command probably reads: its first word that is a URL.
+
+    Args:
+        spec: A ``pipe:`` URL; any other is returned unchanged.
+
+    Returns:
+        The URL, or the command if no word of it is a URL.
+
+    Source:
+        ``webdataset.cache.pipe_cleaner``.
+
+    Example:
+        >>> pipe_cleaner("pipe:curl -s -L https://host/000.tar || true")
+        'https://host/000.tar'
+    """
+    if not spec.startswith("pipe:"):
+        return spec
+    command = spec[len("pipe:") :]
+    words = (word.strip("'\"") for word in command.split(" "))
+    return next(filter(_REMOTE.match, words), command)
 
 
 class LRUCleanup:

@@ -17,7 +17,6 @@ PARTIALS = "partial"
 """The folder in ``PRIVATE`` for shards that are being fetched."""
 
 _PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
-_REMOTE = re.compile(r"(https?|hdfs|gs|ais|s3):")
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 _QUERY = re.compile(r"\?([^\s'\"#]*)")
 _NAME_BYTES = 200  # of 255 that file systems allow: partial files and marks have longer names
@@ -76,36 +75,13 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
     return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
 
 
-def pipe_cleaner(spec: str) -> str:
-    """The URL that a ``pipe:`` command probably reads: its first word that is a URL.
-
-    Args:
-        spec: A ``pipe:`` URL; any other is returned unchanged.
-
-    Returns:
-        The URL, or the command if no word of it is a URL.
-
-    Source:
-        ``webdataset.cache.pipe_cleaner``.
-
-    Example:
-        >>> pipe_cleaner("pipe:curl -s -L https://host/000.tar || true")
-        'https://host/000.tar'
-    """
-    if not spec.startswith("pipe:"):
-        return spec
-    command = spec[len("pipe:") :]
-    words = (word.strip("'\"") for word in command.split(" "))
-    return next(filter(_REMOTE.match, words), command)
-
-
 def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> str:
     """The checked name of a URL's file, relative to the cache directory.
 
     Args:
         url: The URL.
-        url_to_name: Returns the name, which may contain directories, or another URL (``pipe_cleaner``) for
-            :func:`url_to_cache_name`.
+        url_to_name: Returns the name, which may contain directories, or another URL, as
+            :func:`mpwds.pipe_cleaner` does, for :func:`url_to_cache_name`.
 
     Raises:
         TypeError: The name is not a string.
