@@ -41,11 +41,7 @@ class Usage:
 
 @contextlib.contextmanager
 def locked_usage(directory: str) -> Iterator[Usage]:
-    """Locks a cache directory. Changes of the usage are noted at the end.
-
-    Raises:
-        OSError: The directory is not writable or has no locks, or others lock it for a minute.
-    """
+    """Locks a cache directory, for up to a minute of waiting. Changes of the usage are noted at the end."""
     path = os.path.join(directory, PRIVATE, "lock")
     descriptor = lock(path, create=True, timeout_s=_LOCK_TIMEOUT_S)
     if descriptor is None:
@@ -71,18 +67,9 @@ class SizeLimit:
     verbose: bool = False
 
     def reserve(self, partial: str, needed: int, size: int | None) -> int:
-        """Makes room for a partial file.
+        """Makes room for a partial file, and returns the bytes that it may have now; 0 if there is no room.
 
-        Args:
-            partial: Its path.
-            needed: Bytes that it is about to have.
-            size: Bytes that it will have in the end, if known.
-
-        Returns:
-            Bytes that it may have now; 0 if there is no room.
-
-        Raises:
-            OSError: The directory cannot be locked.
+        ``needed`` is the size that it is about to have, ``size`` that of the complete shard, if known.
         """
         if self.size_bytes < 0:
             return sys.maxsize

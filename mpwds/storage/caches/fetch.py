@@ -95,9 +95,6 @@ class CacheEntry:
         """Opens the complete shard, locked against removal; ``None`` if it is not there.
 
         Removes a shard whose size has changed since it was fetched, with a warning.
-
-        Raises:
-            OSError: The directory cannot be used.
         """
         while True:
             entry = self.chosen()
@@ -124,11 +121,7 @@ class CacheEntry:
                     os.close(descriptor)
 
     def publish(self) -> None:
-        """Gives the complete partial file its name, unless a file put there by hand has it.
-
-        Raises:
-            OSError: The directory cannot be used.
-        """
+        """Gives the complete partial file its name, unless a file put there by hand has it."""
         size = os.stat(self.partial).st_size
         new_mark = self.partial + ".mark"
         with open(new_mark, "w", encoding="ascii") as file:
@@ -225,7 +218,6 @@ class Fetch:
                 self._stopping = len(unread(self.entry.directory)) > self.options.prefetch_shards
 
     def run(self) -> None:
-        """Fetches the shard."""
         try:
             if self.options.limit.verbose:
                 print(f"# downloading {without_credentials(self.url)} to {self.entry.path}", file=sys.stderr)
@@ -365,14 +357,10 @@ class FetchReader(io.RawIOBase):
 
 
 def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) -> FetchReader | None:
-    """Returns a reader of this process's fetch of a shard, which it begins if no process fetches the shard.
+    """Returns a reader of this process's fetch of a shard. Begins the fetch if no process fetches the shard.
 
-    Returns:
-        The reader, at byte ``offset``; ``None`` if another process fetches the shard, or it is complete now.
-
-    Raises:
-        OSError: The cache directory cannot be used.
-        RuntimeError: No thread can be started.
+    Returns ``None`` if another process fetches the shard, or it is complete now. Raises ``OSError`` if the
+    cache directory cannot be used, ``RuntimeError`` if no thread can be started.
     """
     fetch = _running.get(entry.partial)
     if fetch is not None:
@@ -412,14 +400,10 @@ def unread(directory: str) -> list[Fetch]:
 
 
 def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
-    """Waits until another process has fetched a shard, or no longer fetches it.
+    """Waits until another process has fetched a shard, or no longer fetches it; then the caller looks again.
 
-    Returns:
-        The shard's bytes if the validator refused them; otherwise ``None``, and the caller looks again.
-
-    Raises:
-        TimeoutError: The partial file has not grown for ``patience_s`` seconds.
-        OSError: The cache directory cannot be used.
+    Returns the shard's bytes if the validator refused them. Raises ``TimeoutError`` if the partial file has
+    not grown for ``patience_s`` seconds, ``OSError`` if the cache directory cannot be used.
     """
     try:
         descriptor = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)

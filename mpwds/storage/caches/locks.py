@@ -17,14 +17,10 @@ _exclusive: set[int] = set()
 
 
 def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
-    """Opens a file and locks it exclusively.
+    """Opens a file and locks it exclusively. Returns the descriptor, for :func:`release`.
 
-    Returns:
-        The descriptor, for :func:`release`; ``None`` if the file is missing, was removed meanwhile, or is
-        locked by another process or thread.
-
-    Raises:
-        OSError: The file cannot be opened, or its file system has no locks.
+    Returns ``None`` if the file is missing, was removed meanwhile, or is locked by another process or thread.
+    Raises ``OSError`` if it cannot be opened, or its file system has no locks.
     """
     try:
         descriptor = _open(path, os.O_CLOEXEC | (os.O_CREAT if create else 0))

@@ -43,12 +43,11 @@ def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
     Args:
         url: ``ais://BUCKET/NAME``, or the URL of a cloud's object.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
+        bufsize: As for :func:`mpwds.storage.streams.http.open_http`.
         options: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Raises:
         ValueError: The URL names no bucket or object, or ``AIS_ENDPOINT`` is not set.
-        StreamError: As for :func:`mpwds.storage.streams.http.open_http`.
     """
     headers = dict(options.pop("headers", None) or {})
     token = os.environ.get("AIS_AUTHN_TOKEN", "").strip()

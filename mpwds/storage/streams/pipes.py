@@ -108,12 +108,7 @@ def open_command(
 ) -> BinaryIO:
     """Like :func:`open_pipe`, for a program that is run without a shell.
 
-    Args:
-        arguments: The program and its arguments.
-        shown: The stream's name in messages.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-        environment: Variables to add to this process's.
+    ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
     """
     try:
         command = Command(arguments, shown, mode[0], environment)

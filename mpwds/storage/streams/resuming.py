@@ -103,12 +103,7 @@ class Version(NamedTuple):
 
 
 class Body(Protocol):
-    """The bytes of one response.
-
-    Attributes:
-        start: Position of the first byte in the resource: the one asked for, or an earlier one.
-        version: The version that the bytes belong to.
-    """
+    """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one."""
 
     start: int
     version: Version
@@ -134,14 +129,7 @@ def open_resuming(
 
     It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
     date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
-    process that opened the stream makes a connection of its own.
-
-    Args:
-        ask: Requests the bytes.
-        name: The resource's name in messages.
-        offset: The byte at which to start.
-        retries: How often to try; tries count anew after 64 KiB of progress.
-        bufsize: Bytes to buffer; at least 256 KiB.
+    process that opened the stream makes a connection of its own. Tries count anew after 64 KiB of progress.
 
     Raises:
         StreamError: The resource cannot be opened. Later, from ``read``: the connection broke too often, or
@@ -328,13 +316,8 @@ class SpooledUpload(DiscardsOnError):
     So a server gets all of it or nothing, knows its size, and gets it again after a failure. Up to 16 MiB are
     kept in memory, more in a temporary file (``TMPDIR``). A fork of the process that opened it sends nothing.
 
-    Args:
-        name: The stream's name in messages.
-        send: Sends a file of a given size. Raises ``Interrupted`` if another try may succeed.
-        retries: How often to try.
-
-    Raises:
-        StreamError: From ``close``: it was not sent.
+    ``send`` sends a file of a given size, and raises ``Interrupted`` if another try may succeed. ``close``
+    raises ``StreamError`` if all tries fail.
     """
 
     def __init__(self, name: str, send: Callable[[BinaryIO, int], None], retries: Retries) -> None:

@@ -38,14 +38,6 @@ class Decompressed:
     """A stream of decompressed bytes; consecutive compressed members form one stream.
 
     Zero bytes behind the last member are padding; anything else there is an error.
-
-    Args:
-        source: The compressed bytes; closed with this object.
-        compression: Their format.
-
-    Raises:
-        ShardError: While reading: the data are damaged or end too early.
-        ImportError: The format needs a package that is missing.
     """
 
     def __init__(self, source: Input, compression: Compression) -> None:

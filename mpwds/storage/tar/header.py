@@ -143,17 +143,9 @@ NOTHING: Final = Extended()
 
 
 def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> Extended:
-    """``known`` with the name and size that another extension header states.
+    """``known``, a member's extensions so far, with the name and size that another extension header states.
 
-    Args:
-        known: The extensions of the next member so far.
-        kind: The extension header's kind, one of ``EXTENSIONS``.
-        body: Its data.
-        url: The shard, for errors.
-        position: The header's offset, for errors.
-
-    Raises:
-        ShardError: A record is damaged, or the member is a GNU sparse file.
+    Raises ``ShardError`` if a record is damaged, or the member is a GNU sparse file.
 
     Example:
         >>> extend(NOTHING, ord("x"), b"18 path=real/name\\n", "x.tar", 0)

@@ -99,14 +99,7 @@ class FileInput:
 
 
 class StreamInput:
-    """A stream, read in pieces as they come: it never waits for more bytes than are needed.
-
-    Args:
-        stream: Has ``read``, and perhaps ``read1``; closed with this object.
-        url: The archive's name in errors.
-        offset: The stream's current offset in the archive.
-        largest: The most data that a member may have.
-    """
+    """A stream at an offset of the archive, read in pieces as they come: waits for no more than it needs."""
 
     apart_bytes = 32 * 1024
 
