@@ -19,6 +19,8 @@ from mpwds import writer as writer
 from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
 from mpwds.compat.autodecode import Decoder as Decoder
+from mpwds.compat.cache import LRUCleanup as LRUCleanup
+from mpwds.compat.cache import pipe_cleaner as pipe_cleaner
 from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
 from mpwds.compat.extradatasets import MockDataset as MockDataset
 from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
@@ -145,17 +147,15 @@ from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
-from mpwds.storage.caches.eviction import LRUCleanup as LRUCleanup
-from mpwds.storage.caches.names import pipe_cleaner as pipe_cleaner
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.secure import enforce_security as enforce_security
 from mpwds.storage.streams.urls import expand_urls as expand_urls
+from mpwds.storage.writing.encoders import numpy_dumps as numpy_dumps
+from mpwds.storage.writing.encoders import torch_dumps as torch_dumps
 from mpwds.storage.writing.tar_writer import TarWriter as TarWriter
 from mpwds.storage.writing.writers import ShardWriter as ShardWriter
-from mpwds.storage.writing.writers import numpy_dumps as numpy_dumps
-from mpwds.storage.writing.writers import torch_dumps as torch_dumps
 
 __all__ = [
     "DataLoader",

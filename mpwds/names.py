@@ -49,6 +49,7 @@ NAMES = {
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.autodecode": "Decoder",
+    "mpwds.compat.cache": "LRUCleanup pipe_cleaner",
     "mpwds.compat.extradatasets": (
         "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"
     ),
@@ -108,12 +109,10 @@ FURTHER_NAMES = {
     "mpwds.pipeline.stages.xdecode": "xdecode",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
-    "mpwds.storage.caches.eviction": "LRUCleanup",
-    "mpwds.storage.caches.names": "pipe_cleaner",
     "mpwds.storage.streams.gopen": "gopen_schemes",
     "mpwds.storage.streams.secure": "enforce_security",
     "mpwds.storage.streams.urls": "expand_urls",
-    "mpwds.storage.writing.writers": "numpy_dumps torch_dumps",
+    "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
 # webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the

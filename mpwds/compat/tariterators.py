@@ -17,7 +17,7 @@ from mpwds.pipeline.sources.samples import tarfile_samples, tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.tar.members import Member, read_members
+from mpwds.storage.tar.entries import Member, read_members
 
 __all__ = [
     "base_plus_ext",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mpwds.storage.writing.writers import (
-    ShardWriter,
-    TarWriter,
+from mpwds.storage.writing.encoders import (
     cbor_dumps,
     default_handlers,
     encode_based_on_extension,
@@ -17,6 +15,8 @@ from mpwds.storage.writing.writers import (
     tenbin_dumps,
     torch_dumps,
 )
+from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.writers import ShardWriter
 
 __all__ = [
     "ShardWriter",

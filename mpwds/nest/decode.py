@@ -1,7 +1,4 @@
-"""Put a batch together again from the nodes of its structure.
-
-The nodes may come from anywhere, so each is checked.
-"""
+"""Puts a batch together again from the nodes of its structure. Trusts none of them."""
 
 from __future__ import annotations
 
@@ -11,13 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import EnvelopeError
-from mpwds.nest.classes import (
-    fields_of,
-    has_own_equality,
-    stand_in,
-    unpicklable,
-    unpickle_class,
-)
 from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
@@ -41,8 +31,14 @@ from mpwds.nest.nodes import (
     STR,
     TUPLE,
     Structure,
+    fields_of,
+    has_own_equality,
+    path,
+    stand_in,
+    subscript,
+    unpicklable,
+    unpickle_class,
 )
-from mpwds.nest.paths import path, subscript
 from mpwds.pickling import find_class
 
 

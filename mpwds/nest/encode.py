@@ -1,4 +1,4 @@
-"""Take a batch apart into the nodes of a structure and its arrays."""
+"""Takes a batch apart into the nodes of a structure and its arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpwds import tenbin
-from mpwds.nest.classes import ClassAsSent, fields_of, has_own_equality
 from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
@@ -37,23 +36,27 @@ from mpwds.nest.nodes import (
     PLAIN_TUPLE,
     SCALAR,
     TUPLE,
+    ClassAsSent,
     Structure,
+    fields_of,
+    has_own_equality,
+    path,
+    subscript,
 )
-from mpwds.nest.paths import path, subscript
 from mpwds.pickling import dumps
 
 
 def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[tenbin.Array]]:
     """Take a batch apart into its structure and its arrays.
 
-    Containers are dict, list, tuple, namedtuple, dataclass, OrderedDict and defaultdict (of a builtin
-    type), in any nesting. Leaves are arrays, tensors, ``Deferred`` arrays, NumPy scalars, None, bool, int,
-    float, complex, str, bytes and bytearray. Everything else is pickled with cloudpickle where that is
-    allowed: other subclasses of the containers, arrays that tenbin cannot hold, and namedtuples and
-    dataclasses that have their own way to be pickled or hold more than their fields.
+    Containers are dict, list, tuple, namedtuple, dataclass, OrderedDict and defaultdict (of a builtin type),
+    in any nesting. Leaves are arrays, tensors, ``Deferred`` arrays, NumPy scalars, None, bool, int, float,
+    complex, str, bytes and bytearray. Everything else is pickled with cloudpickle if that is allowed: other
+    subclasses of the containers, arrays that tenbin cannot hold, and namedtuples and dataclasses that have
+    their own way to be pickled or hold more than their fields.
 
     Args:
-        batch: What to take apart. It is not changed; arrays are neither copied nor converted.
+        batch: The batch. It is not changed; arrays are neither copied nor converted.
         allow_pickle: Pickle other objects, and classes that the receiver cannot find by name.
 
     Returns:
@@ -61,19 +64,15 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
         identity (the same array twice) are lost.
 
     Raises:
-        TypeError: An object is of another class, or is a key whose class has its own ``__hash__`` or
-            ``__eq__`` (a dataclass, say), and pickling is not allowed or fails. The message tells where in
-            the batch it is.
+        TypeError: Pickling is not allowed or fails for an object of another class, or for a key whose class
+            has its own ``__hash__`` or ``__eq__`` (a dataclass, say). The message tells where in the batch it
+            is.
         ValueError: The batch is nested more than 128 deep, or contains itself.
 
     Example:
         >>> import numpy as np
         >>> flatten({"x": np.zeros(2), "y": [1, 2]})
         ([4, ['x', 'y'], [[0], [7, [1, 2]]]], [array([0., 0.])])
-        >>> flatten({"meta": [1, {2}]})
-        Traceback (most recent call last):
-        ...
-        TypeError: batch["meta"][1] is a set, which can only be sent pickled: ...
     """
     arrays: list[Any] = []
     try:
@@ -84,7 +83,7 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
 
 
 class _CannotSend(Exception):
-    """An item of the batch cannot be sent; ``flatten`` raises a ``TypeError`` that says where it is."""
+    """An item cannot be sent; ``flatten`` raises a ``TypeError`` that says where it is."""
 
     def __init__(self, item: Any, reason: str) -> None:
         self.item = item
@@ -209,7 +208,7 @@ def _to_pairs(
 
 
 def _check_key(key: Any) -> None:
-    """Refuse a key that the receiver would refuse unless it may unpickle."""
+    """Refuses a key that the receiver would refuse unless it may unpickle."""
     if fields_of(type(key)) is not None and has_own_equality(type(key)):
         raise _CannotSend(
             key,

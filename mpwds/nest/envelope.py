@@ -1,4 +1,4 @@
-"""The envelope: a msgpack map with a version, which carries a structure and further fields."""
+"""Envelopes: msgpack maps with a version, which carry a structure and further fields."""
 
 from __future__ import annotations
 
@@ -46,17 +46,11 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
 
     Args:
         data: The envelope; any C-contiguous buffer.
-        trusted: Parse the bytes at once: they come from another process of this program. Bytes of a file
-            or a network are first checked, so that a false length in them costs no memory.
+        trusted: Parse the bytes at once: they come from another process of this program. Bytes of a file or a
+            network are first checked, so that a false length in them costs no memory.
 
     Raises:
         EnvelopeError: The bytes are not an envelope, or of another version.
-
-    Example:
-        >>> unpack(b"no envelope")
-        Traceback (most recent call last):
-        ...
-        mpwds.errors.EnvelopeError: the bytes are no envelope: unpack(b) received extra data.
     """
     try:
         if not trusted:
@@ -67,18 +61,18 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
             scout.skip()
         fields = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise EnvelopeError(f"the bytes are no envelope: {error or type(error).__name__}") from error
+        raise EnvelopeError(f"the bytes are not an envelope: {error or type(error).__name__}") from error
     if type(fields) is not dict:
-        raise EnvelopeError(f"the message is no envelope but a {type(fields).__qualname__}")
+        raise EnvelopeError(f"the message is not an envelope but a {type(fields).__qualname__}")
     version = fields.pop("mpwds", None)
     if type(version) is not int:
-        raise EnvelopeError("the message is no envelope of mpwds: it has no version")
+        raise EnvelopeError("the message is not an envelope of mpwds: it has no version")
     if version != VERSION:
         raise EnvelopeError(
             f"the envelope is of version {version}, this mpwds speaks version {VERSION}: "
             "use the same mpwds on both sides"
         )
     if not set(map(type, fields)) <= STR:
-        raise EnvelopeError("the envelope has a field whose name is no str")
+        raise EnvelopeError("the envelope has a field whose name is not a str")
     opened: dict[str, Any] = fields
     return opened

@@ -1,4 +1,4 @@
-"""Read files of CBOR items or MessagePack messages, one behind the other."""
+"""Reads files of concatenated CBOR items or MessagePack messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 from mpwds.errors import ShardError
 
 RECORD_LIMIT_BYTES = 256 * 1024 * 1024
-"""Size of the largest record that is not taken for damage, by default."""
+"""A record that is larger counts as damaged, by default."""
 
 _PIECE_BYTES = 256 * 1024
 
@@ -19,19 +19,16 @@ Record = tuple[int, "int | None", Any]
 def read_msgpack_records(
     stream: BinaryIO, url: str, offset: int = 0, limit: int = RECORD_LIMIT_BYTES
 ) -> Iterator[Record]:
-    """Yields the messages of a stream.
+    """Yields each message of a stream: its offset, the next one's (``None`` for the last), the message.
 
     Args:
         stream: The bytes from ``offset`` on.
-        url: What errors call it.
+        url: The file's name in errors.
         offset: Position of the stream's first byte in the file, where a message begins.
         limit: Bytes of the largest message.
 
-    Yields:
-        A message's offset, that of the next one (``None`` for the last), and the message.
-
     Raises:
-        ShardError: The file is damaged, or ends inside a message; members before have been yielded.
+        ShardError: The file is damaged, or ends inside a message; messages before have been yielded.
 
     Source:
         https://github.com/msgpack/msgpack/blob/master/spec.md
@@ -53,28 +50,10 @@ def read_msgpack_records(
 def read_cbor_records(
     stream: BinaryIO, url: str, offset: int = 0, limit: int = RECORD_LIMIT_BYTES
 ) -> Iterator[Record]:
-    """Yields the items of a stream: a CBOR sequence.
-
-    Args:
-        stream: The bytes from ``offset`` on.
-        url: What errors call it.
-        offset: Position of the stream's first byte in the file, where an item begins.
-        limit: Bytes of the largest item.
-
-    Yields:
-        An item's offset, that of the next one (``None`` for the last), and the item.
-
-    Raises:
-        ShardError: The file is damaged, or ends inside an item; items before have been yielded.
-        ImportError: cbor2 is missing.
+    """Yields each item of a CBOR sequence, as ``read_msgpack_records`` does. Needs cbor2.
 
     Source:
         RFC 8742, Concise Binary Object Representation (CBOR) Sequences.
-
-    Example:
-        >>> import cbor2, io
-        >>> list(read_cbor_records(io.BytesIO(cbor2.dumps("a") + cbor2.dumps([1, 2])), "x"))
-        [(0, 2, 'a'), (2, None, [1, 2])]
     """
     try:
         import cbor2
@@ -120,22 +99,17 @@ def _records(
 
 
 class _TooLarge(Exception):
-    """A record has more bytes than the limit."""
+    pass
 
 
 class _Source(io.RawIOBase):
-    """A stream as decoders want it: counts what was taken, and knows its end before it is reached.
-
-    Args:
-        stream: The stream. It may give fewer bytes than it is asked for.
-        limit: Bytes that a record may take.
-    """
+    """A stream for decoders: counts the bytes taken, limits those of a record, and can look for its end."""
 
     def __init__(self, stream: BinaryIO, limit: int | None = None) -> None:
         self._stream = stream
         self._limit = limit
         self._bytes = b""
-        self._start = 0  # of what is left of them
+        self._start = 0  # of the bytes that are left
         self._may_take = limit
         self.taken = 0
 
@@ -143,11 +117,9 @@ class _Source(io.RawIOBase):
         return True
 
     def begin_record(self) -> None:
-        """The next bytes are a record's first."""
         self._may_take = self._limit
 
     def at_end(self) -> bool:
-        """Whether all bytes have been taken."""
         if self._start == len(self._bytes):
             self._bytes, self._start = self._stream.read(_PIECE_BYTES), 0
         return not self._bytes

@@ -8,7 +8,7 @@ code (8 ASCII bytes), the array's name (8 ASCII bytes), the number of dimensions
 The codes ``f2 f4 f8 i1 i2 i4 i8 u1 u2 u8`` are understood by webdataset and tensorcom; ``u4`` (which
 they misspell), ``b1`` (bool), ``bf2`` (bfloat16), ``c8`` and ``c16`` (complex) by mpwds only.
 
-A decoder compares every length with the bytes at hand: whatever the input, it yields arrays or raises
+A decoder compares every length with the bytes that it has. Whatever the input, it yields arrays or raises
 ``TenbinError``, and allocates no more than the input holds.
 """
 
@@ -34,10 +34,19 @@ from mpwds.tenbin.lists import (
     encode_into,
     encode_list,
     encoded_nbytes,
+    load,
+    read,
+    save,
+    write,
 )
-from mpwds.tenbin.sctp import sctp_recv, sctp_send
-from mpwds.tenbin.sockets import zrecv_multipart, zrecv_single, zsend_multipart, zsend_single
-from mpwds.tenbin.stream import load, read, save, write
+from mpwds.tenbin.sockets import (
+    sctp_recv,
+    sctp_send,
+    zrecv_multipart,
+    zrecv_single,
+    zsend_multipart,
+    zsend_single,
+)
 
 __all__ = [
     "Array",

@@ -1,8 +1,4 @@
-"""The kinds of elements that tenbin can encode, and how to recognise and read arrays of them.
-
-``mpwds.tenbin`` describes the format and exports the public names. This code runs for every array of every
-batch.
-"""
+"""The kinds of elements that tenbin can encode. This code runs for every array of every batch."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ def holds(array: object) -> bool:
 class Kind(NamedTuple):
     """A type of elements.
 
-    Args:
+    Attributes:
         name: NumPy's and torch's name of it.
         code: tenbin's.
         code8: The same, as it stands in a header.
@@ -116,11 +112,7 @@ _BY_TORCH_DTYPE: dict[Any, Kind] = {}  # filled when the first tensor is seen: t
 
 
 def describe(array: Any) -> tuple[Kind, tuple[int, ...]]:
-    """The kind and the shape of an array, without reading its data.
-
-    Raises:
-        TenbinError: tenbin cannot hold it.
-    """
+    """The kind and the shape of an array, without reading its data. Raises ``TenbinError``."""
     if type(array) is not np.ndarray:
         torch = sys.modules.get("torch")
         if isinstance(array, getattr(torch, "Tensor", ())):  # torch may be half imported

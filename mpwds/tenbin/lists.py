@@ -1,17 +1,17 @@
-"""Several arrays in tenbin encoding: in one buffer, or as the frames of a message.
-
-``mpwds.tenbin`` describes the format and exports the public names.
-"""
+"""Several arrays in tenbin encoding: in one buffer, as frames of a message, in streams and files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
 from mpwds.errors import TenbinError
 from mpwds.tenbin.array import (
+    CHUNK,
+    MAGIC,
     ArrayHeader,
     Buffer,
     Output,
@@ -19,12 +19,15 @@ from mpwds.tenbin.array import (
     damaged,
     name_bytes,
     pack_fields,
+    padded,
     parse_array,
     parse_fields,
+    parse_head,
+    truncated,
     view_array,
     write_array,
 )
-from mpwds.tenbin.kinds import Array, Kind, describe, source_of, write_deferred
+from mpwds.tenbin.kinds import MAX_NDIM, Array, Kind, describe, source_of, write_deferred
 
 Infos: TypeAlias = bool | Sequence[str] | None
 
@@ -32,10 +35,7 @@ _CODES64 = {"f8", "i8", "u8", "c16"}
 
 
 def encoded_nbytes(arrays: Sequence[Array]) -> int:
-    """Bytes that ``arrays`` take when encoded.
-
-    Args:
-        arrays: Arrays, tensors or ``Deferred`` ones.
+    """Bytes that arrays, tensors or ``Deferred`` arrays take when encoded.
 
     Raises:
         TenbinError: One of them cannot be encoded.
@@ -68,8 +68,8 @@ def encode_into(
         Bytes written.
 
     Raises:
-        TenbinError: An array cannot be encoded, a name is too long or not ASCII, there are not as many
-            names as arrays, or the buffer is read-only or too small.
+        TenbinError: An array cannot be encoded, a name is invalid, names and arrays differ in number, or the
+            buffer is read-only or too small.
 
     Example:
         >>> buffer = bytearray(1000)
@@ -94,12 +94,7 @@ def encode_into(
 def encode_buffer(
     arrays: Sequence[Array], infos: Sequence[str] | None = None, *, allow64: bool = True
 ) -> bytearray:
-    """Encode arrays into new memory. Arguments and errors are those of ``encode_into``.
-
-    Example:
-        >>> len(encode_buffer([np.zeros((2, 2), "uint8")]))
-        160
-    """
+    """Encode arrays into new memory. Arguments and errors are those of ``encode_into``."""
     buffer = bytearray(encoded_nbytes(arrays))
     encode_into(buffer, arrays, infos, allow64=allow64)
     return buffer
@@ -108,22 +103,21 @@ def encode_buffer(
 def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "numpy") -> Any:
     """Decode all arrays of a buffer without copying them.
 
-    The arrays are views: they keep the buffer alive and are writable if it is. Only tensors of a
-    read-only buffer are copied, since torch has no read-only tensors and a write to one would change,
-    say, a ``bytes`` object, or crash on a read-only mapping.
+    The arrays are views: they keep the buffer alive and are writable if it is. Only tensors of a read-only
+    buffer are copies, because torch has no read-only tensors.
 
     Args:
         buffer: Any C-contiguous buffer.
-        infos: ``False`` or ``None`` for the arrays alone, ``True`` for ``(arrays, names)``; a list or
-            tuple of names which the arrays must have, in this order.
+        infos: ``False`` or ``None`` for the arrays alone, ``True`` for ``(arrays, names)``; a list or tuple
+            of the names that the arrays must have, in this order.
         output: ``"numpy"`` or ``"torch"``. NumPy arrays of bfloat16 need ``mpwds[bfloat16]``.
 
     Returns:
         A list of arrays or tensors, or ``(arrays, names)`` for ``infos=True``.
 
     Raises:
-        TenbinError: The bytes are not tenbin, damaged or truncated, or the names differ from those
-            required; ``offset`` tells where.
+        TenbinError: The bytes are not tenbin, damaged or truncated, or the names differ from those required;
+            ``offset`` tells where.
         ImportError: The package that the output needs is not installed.
 
     Example:
@@ -149,8 +143,8 @@ def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "num
 def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> list[memoryview]:
     """Encode arrays as frames ``[header, data, header, data, ...]``, for multipart messages.
 
-    Data frames are views of the arrays where these are contiguous, little-endian and in memory already.
-    Arguments and errors are those of ``encode_into``.
+    Data frames are views of arrays that are contiguous, little-endian and in memory. Arguments and errors are
+    those of ``encode_into``.
 
     Example:
         >>> [frame.nbytes for frame in encode_list([np.zeros((2, 3), "uint8")])]
@@ -165,19 +159,15 @@ def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> 
 
 
 def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Output = "numpy") -> Any:
-    """Decode frames that ``encode_list``, webdataset or tensorcom made, without copying them.
+    """Decode frames of ``encode_list``, webdataset or tensorcom without copying them.
 
     Args:
-        frames: Header and data frames by turns; any C-contiguous buffers.
+        frames: Alternating header and data frames; any C-contiguous buffers.
         infos: As in ``decode_buffer``.
         output: As in ``decode_buffer``.
 
     Raises:
-        TenbinError: A frame is not what it should be; its ``offset`` counts within that frame.
-
-    Example:
-        >>> decode_list(encode_list([np.arange(3)], ["ids"]), infos=["ids"])
-        [array([0, 1, 2])]
+        TenbinError: A frame is invalid; its ``offset`` counts within that frame.
     """
     if len(frames) % 2:
         raise TenbinError(
@@ -202,6 +192,108 @@ def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Outpu
     return result_of(arrays, names, infos)
 
 
+def write(stream: IO[bytes], arrays: Sequence[Array], infos: Sequence[str] | None = None) -> None:
+    """Write arrays to a binary stream. Arguments and errors are those of ``encode_into``."""
+    for array, name in zip(arrays, checked_names(arrays, infos), strict=True):
+        kind, shape = describe(array)
+        for payload in (memoryview(pack_fields(kind, name, shape)), flat_bytes(kind, shape, array)):
+            _write_all(stream, memoryview(CHUNK.pack(MAGIC, payload.nbytes)))
+            _write_all(stream, payload)
+            _write_all(stream, memoryview(bytes(-payload.nbytes & 63)))
+
+
+def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Read arrays from a binary stream into new, writable memory.
+
+    Args:
+        stream: Anything with ``read(size)``. It is read to the end of the ``n``-th array and no further.
+        n: Arrays to read at most; ``None`` for all up to the stream's end.
+        infos: As in ``decode_buffer``.
+        output: As in ``decode_buffer``.
+
+    Raises:
+        TenbinError: As in ``decode_buffer``; its ``offset`` counts from where reading began.
+
+    Example:
+        >>> import io
+        >>> read(io.BytesIO(encode_buffer([np.arange(3), np.arange(2)])), n=1)
+        [array([0, 1, 2])]
+    """
+    arrays: list[Any] = []
+    names: list[str] = []
+    position = 0
+    while n is None or len(arrays) < n:
+        head = _read_piecewise(stream, CHUNK.size)
+        if not head:
+            break
+        if len(head) == CHUNK.size:
+            # The parser refuses other bytes; the bound keeps a false length from being read here.
+            length = min(max(CHUNK.unpack(head)[1], 0), 24 + 8 * MAX_NDIM)
+            head += _read_piecewise(stream, padded(length) + CHUNK.size)
+        header = parse_head(head, 0, len(head), position)
+        data = _read_piecewise(stream, header.end - header.data_offset)
+        if len(data) < header.end - header.data_offset:
+            raise truncated(position + header.data_offset, header.nbytes, len(data))
+        header = header._replace(data_offset=0, end=len(data))
+        check_bools(data, header, position + len(head))
+        arrays.append(view_array(data, header, output))
+        names.append(header.name)
+        position += len(head) + len(data)
+    check_infos(names, infos)
+    return result_of(arrays, names, infos)
+
+
+def save(
+    path: str | os.PathLike[str],
+    *arrays: Array,
+    infos: Sequence[str] | None = None,
+    nocheck: bool = False,
+) -> None:
+    """Write arrays to a ``.ten`` file.
+
+    Args:
+        path: The file's name, ending in ``.ten``.
+        arrays: As in ``encode_into``. An existing file is left alone if an array cannot be encoded.
+        infos: As in ``encode_into``.
+        nocheck: Accept other file names.
+
+    Raises:
+        ValueError: The name does not end in ``.ten``.
+        TenbinError: As in ``encode_into``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(f"{folder}/x.ten", np.arange(3), infos=["ids"])
+        ...     load(f"{folder}/x.ten", infos=True)
+        ([array([0, 1, 2])], ['ids'])
+    """
+    _check_path(path, nocheck)
+    checked_names(arrays, infos)
+    with open(path, "wb") as stream:
+        write(stream, arrays, infos)
+
+
+def load(
+    path: str | os.PathLike[str], infos: Infos = False, nocheck: bool = False, *, output: Output = "numpy"
+) -> Any:
+    """Read all arrays of a ``.ten`` file.
+
+    Args:
+        path: The file's name, ending in ``.ten``.
+        infos: As in ``decode_buffer``.
+        nocheck: Accept other file names.
+        output: As in ``decode_buffer``.
+
+    Raises:
+        ValueError: The name does not end in ``.ten``.
+        TenbinError: As in ``decode_buffer``.
+    """
+    _check_path(path, nocheck)
+    with open(path, "rb") as stream:
+        return read(stream, infos=infos, output=output)
+
+
 def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:
     """Check that tenbin can hold the arrays.
 
@@ -210,13 +302,7 @@ def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:
         allow64: Accept float64, int64, uint64 and complex128.
 
     Raises:
-        TenbinError: One of them cannot be encoded, or is of a 64-bit type where these are not allowed.
-
-    Example:
-        >>> check_acceptable_input_type([np.zeros(2)], allow64=False)
-        Traceback (most recent call last):
-        ...
-        mpwds.errors.TenbinError: array 0 is float64, and 64-bit types need allow64=True
+        TenbinError: An array cannot be encoded, or is of a 64-bit type where these are not allowed.
     """
     for index, array in enumerate(_list_of_arrays(arrays)):
         kind, _ = describe(array)
@@ -285,3 +371,27 @@ def _view(buffer: Buffer) -> memoryview:
     if not view.c_contiguous:
         raise TenbinError("the buffer is not C-contiguous: pass a contiguous copy of it")
     return view
+
+
+def _write_all(stream: IO[bytes], data: memoryview) -> None:
+    while data.nbytes:
+        written = stream.write(data)
+        if written is None or written >= data.nbytes:
+            return
+        data = data[written:]  # raw streams may write less than they get
+
+
+def _read_piecewise(stream: IO[bytes], nbytes: int) -> bytearray:
+    """Read ``nbytes`` or up to the end, in pieces: a false length costs no memory."""
+    data = bytearray()
+    while len(data) < nbytes:
+        piece = stream.read(min(nbytes - len(data), 1 << 20))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def _check_path(path: str | os.PathLike[str], nocheck: bool) -> None:
+    if not nocheck and not os.fspath(path).endswith(".ten"):
+        raise ValueError(f"file name {os.fspath(path)!r} should end in .ten: rename it or pass nocheck=True")

@@ -1,7 +1,4 @@
-"""Arrays in tenbin encoding over ZMQ sockets, one frame or several.
-
-``mpwds.tenbin`` describes the format and exports the public names.
-"""
+"""Arrays in tenbin encoding over ZMQ sockets, one frame or several, and over SCTP sockets."""
 
 from __future__ import annotations
 
@@ -47,3 +44,37 @@ def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Ou
     """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
     frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
     return decode_list(frames, infos, output=output)
+
+
+def sctp_send(socket: Any, dest: Any, l: Sequence[Array], infos: Sequence[str] | None = None) -> None:  # noqa: E741  # webdataset's name
+    """Send arrays as one SCTP message to the address ``dest``, by a socket of the package ``pysctp``.
+
+    Raises:
+        TypeError: ``socket`` is another kind of socket.
+    """
+    _check_sctp(socket)
+    socket.sctp_send(bytes(encode_buffer(l, infos)), to=dest)
+
+
+def sctp_recv(
+    socket: Any, infos: Infos = False, maxsize: int = 100_000_000, *, output: Output = "numpy"
+) -> Any:
+    """Accept a connection and receive what ``sctp_send`` sent, at most ``maxsize`` bytes.
+
+    Arguments and result are otherwise those of ``decode_buffer``.
+
+    Raises:
+        TypeError: ``socket`` is another kind of socket.
+    """
+    _check_sctp(socket)
+    connection, _ = socket.accept()
+    _, _, data, _ = connection.sctp_recv(maxsize)
+    return decode_buffer(data, infos, output=output)
+
+
+def _check_sctp(socket: Any) -> None:
+    if not hasattr(socket, "sctp_send"):
+        raise TypeError(
+            "tenbin needs an SCTP socket of the package pysctp (sctp.sctpsocket_tcp), which runs on Linux "
+            f"kernels with SCTP, got {type(socket).__name__}"
+        )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mpwds.imports import after_import
 from mpwds.loader.engine.arrays import AsTensor
-from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import fields_of
 from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack, can_be_stacked_into
 
 CollateMap = Mapping[Any, Callable[..., Any]]

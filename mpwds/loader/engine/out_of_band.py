@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
-from mpwds.nest.classes import fields_of
-from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import _Pickler as _OwnClassPickler
 
 

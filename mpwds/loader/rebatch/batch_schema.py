@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpwds.nest.classes import fields_of
+from mpwds.nest.nodes import fields_of
 
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 

@@ -30,8 +30,7 @@ from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
-from mpwds.storage.streams.braces import expand_braces
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import expand_braces, is_local, local_path, without_credentials
 from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{8})-(?P<time_ns>\d+))?_")

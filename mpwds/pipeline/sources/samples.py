@@ -16,8 +16,7 @@ from mpwds.pipeline.sources.shard_options import ShardOptions
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.urls import is_local
-from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_members
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache

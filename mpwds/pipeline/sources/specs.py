@@ -12,9 +12,8 @@ from mpwds.errors import SecurityError
 from mpwds.pipeline import handlers
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
-from mpwds.storage.streams.braces import MAX_NAMES, expand_braces
-from mpwds.storage.streams.rewrite import check_url
-from mpwds.storage.streams.urls import is_local
+from mpwds.storage.streams.secure import check_url
+from mpwds.storage.streams.urls import MAX_NAMES, expand_braces, is_local
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"
 

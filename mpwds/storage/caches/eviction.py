@@ -1,4 +1,4 @@
-"""The size of a cache directory: noted in one file, and kept by removing what was not used for longest."""
+"""The size of a cache directory: noted in one file, and kept by removing the least recently used shards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.caches.names import PARTIALS, PRIVATE, mark_path
@@ -24,7 +23,7 @@ _LOCK_TIMEOUT_S = 60.0
 class Usage:
     """The bytes in a cache directory, as its lock file notes them.
 
-    The figures may be wrong: files come and go by hand, and processes are killed. So they are counted anew
+    The figures may be wrong: users add and remove files, and processes are killed. So they are counted anew
     before anything is removed, every ten minutes, and when the note cannot be read.
 
     Attributes:
@@ -42,11 +41,7 @@ class Usage:
 
 @contextlib.contextmanager
 def locked_usage(directory: str) -> Iterator[Usage]:
-    """Locks a cache directory; what the caller changes in the usage is noted at the end.
-
-    Raises:
-        OSError: The directory is not writable or has no locks, or is locked by others for a minute.
-    """
+    """Locks a cache directory, for up to a minute of waiting. Changes of the usage are noted at the end."""
     path = os.path.join(directory, PRIVATE, "lock")
     descriptor = lock(path, create=True, timeout_s=_LOCK_TIMEOUT_S)
     if descriptor is None:
@@ -65,31 +60,16 @@ def locked_usage(directory: str) -> Iterator[Usage]:
 
 @dataclass(frozen=True)
 class SizeLimit:
-    """The limit of a cache directory's size, which all processes that use it keep together.
-
-    Args:
-        directory: The cache directory.
-        size_bytes: Bytes that its files may have; negative for no limit.
-        verbose: Print on standard error which shards are removed.
-    """
+    """The limit of a cache directory's size (negative for none), which all its processes keep together."""
 
     directory: str
     size_bytes: int
     verbose: bool = False
 
     def reserve(self, partial: str, needed: int, size: int | None) -> int:
-        """Makes room for a partial file.
+        """Makes room for a partial file, and returns the bytes that it may have now; 0 if there is no room.
 
-        Args:
-            partial: Its path.
-            needed: Bytes that it is about to have.
-            size: Bytes that it will have in the end, if known.
-
-        Returns:
-            Bytes that it may have now; 0 if there is no room.
-
-        Raises:
-            OSError: The directory cannot be locked.
+        ``needed`` is the size that it is about to have, ``size`` that of the complete shard, if known.
         """
         if self.size_bytes < 0:
             return sys.maxsize
@@ -112,7 +92,7 @@ class SizeLimit:
                 usage.reserved.pop(os.path.basename(partial), None)
 
     def _evict(self, usage: Usage, allowed: int) -> bool:
-        """Removes shards until no more than ``allowed`` bytes are left; returns whether that succeeded."""
+        """Removes shards until at most ``allowed`` bytes are left; returns whether that succeeded."""
 
         def fits(held: int) -> bool:
             return held + sum(usage.reserved.values()) <= allowed
@@ -125,7 +105,7 @@ class SizeLimit:
         shards = sorted(self._count(usage))
         removed = 0
         for _, name, size in shards:
-            # A sixteenth goes at once, so that the shards are counted once in so many fetches.
+            # A sixteenth goes at once, so that the shards are rarely counted.
             if fits(usage.total) and (removed == 0 or removed >= len(shards) // 16):
                 break
             if remove(self.directory, name, self.verbose):
@@ -150,7 +130,7 @@ class SizeLimit:
 
 
 def files_in(directory: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """The relative names of a cache directory's files, but for its private ones; no symbolic links."""
+    """Relative name and status of a cache directory's files, without private ones and symbolic links."""
     try:
         entries = list(os.scandir(os.path.join(directory, below)))
     except FileNotFoundError:
@@ -207,75 +187,3 @@ def _is_locked(path: str) -> bool:
     if descriptor is not None:
         release(descriptor)
     return descriptor is None and os.path.exists(path)
-
-
-class LRUCleanup:
-    """Removes files of a directory, the least recently used first, until the rest is small enough.
-
-    ``ShardCache(directory, size_bytes)`` keeps its size by itself; this is for directories that are filled
-    in other ways. It removes *any* file, whoever put it there, except one that a ``ShardCache`` is reading.
-
-    Args:
-        cache_dir: The directory; its subdirectories count as well.
-        cache_size: Bytes that may remain.
-        keyfn: Called with a path; files with the smallest result go first.
-        verbose: Print on standard error which files are removed.
-        interval: Seconds after a clean-up in which :meth:`cleanup` does nothing; ``None`` for 0.
-
-    Source:
-        ``webdataset.cache.LRUCleanup``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     for name in ("old", "new"):
-        ...         with open(os.path.join(directory, name), "wb") as file:
-        ...             written = file.write(bytes(1000))
-        ...     LRUCleanup(directory, 1500, keyfn=lambda path: "old" not in path).cleanup()
-        ...     os.listdir(directory)
-        ['new']
-    """
-
-    def __init__(
-        self,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: float = int(1e12),
-        keyfn: Callable[[str], Any] = os.path.getctime,
-        verbose: bool = False,
-        interval: float | None = 30,
-    ) -> None:
-        self.cache_dir = cache_dir
-        self.cache_size = cache_size
-        self.keyfn = keyfn
-        self.verbose = verbose
-        self.interval = interval
-        self.last_run = 0.0
-
-    def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
-        """Sets the directory."""
-        self.cache_dir = cache_dir
-
-    def cleanup(self) -> None:
-        """Removes files until the rest is small enough; does nothing if the directory does not exist.
-
-        Raises:
-            ValueError: No directory was given.
-            PermissionError: A file may not be removed.
-        """
-        if self.cache_dir is None:
-            raise ValueError("LRUCleanup: no directory to clean up: give cache_dir or call set_cache_dir")
-        now = time.time()
-        if self.interval is not None and now - self.last_run < self.interval:
-            return
-        directory = os.fspath(self.cache_dir)
-        files = []
-        for name, status in files_in(directory):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                files.append((self.keyfn(os.path.join(directory, name)), name, status.st_size))
-        total = sum(size for _, _, size in files)
-        for _, name, size in sorted(files, key=lambda file: file[0]):
-            if total <= self.cache_size:
-                break
-            if remove(directory, name, self.verbose):
-                total -= size
-        self.last_run = now

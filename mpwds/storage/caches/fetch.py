@@ -1,7 +1,17 @@
-"""Fetching a shard into a cache, while readers of the same process follow it.
+"""Fetching a shard into a cache directory, while readers of the same process follow it.
 
-The process that holds the partial file's lock fetches. Others wait (:func:`wait_for_other`) until it has
-renamed or removed the file, or until the kernel releases the lock because the process died.
+The files of a shard::
+
+    000.tar                               a complete shard: the raw bytes that were fetched
+    .mpwds/000.tar.mark                   source and size of a shard that the cache fetched; touched at each
+                                          use. A shard without a mark was put there by hand
+    .mpwds/partial/000.tar.0f1e...partial a shard that is being fetched
+    .mpwds/lock                           locked while files get names and are removed; notes the bytes in all
+
+The process that holds the partial file's lock fetches. When the shard is on disk, its mark gets its name,
+then the shard; eviction removes them in the opposite order. Other processes wait (:func:`wait_for_other`)
+until the partial file was renamed or removed, or until the kernel releases the lock because the process died:
+then one of them takes over.
 """
 
 from __future__ import annotations
@@ -9,20 +19,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
+import json
 import os
 import stat
 import sys
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from mpwds.storage.caches.entry import CacheEntry
-from mpwds.storage.caches.eviction import SizeLimit, remove_abandoned
+from mpwds.storage.caches.eviction import SizeLimit, locked_usage, remove_abandoned
 from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
+from mpwds.storage.caches.names import (
+    PARTIALS,
+    PRIVATE,
+    cache_name,
+    distinct_name,
+    mark_path,
+    source_digest,
+    url_to_cache_name,
+)
 from mpwds.storage.streams.urls import without_credentials
 
 if TYPE_CHECKING:
@@ -41,8 +59,114 @@ _warned: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
+class CacheEntry:
+    """The files of one URL in a cache directory; ``source`` is the URL's ``source_digest``."""
+
+    directory: str
+    name: str
+    source: str
+
+    @staticmethod
+    def of(directory: str, url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> CacheEntry:
+        """The entry of a URL. Raises as ``cache_name``."""
+        return CacheEntry(directory, cache_name(url, url_to_name), source_digest(url))
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, self.name)
+
+    @property
+    def mark(self) -> str:
+        return mark_path(self.directory, self.name)
+
+    @property
+    def partial(self) -> str:
+        name = f"{os.path.basename(self.name)}.{self.source}.partial"
+        return os.path.join(self.directory, PRIVATE, PARTIALS, name)
+
+    def chosen(self) -> CacheEntry:
+        """This entry, or one of another name if another URL's shard has the name."""
+        mark = _read_mark(self.mark)
+        if mark is None or mark[0] == self.source or not os.path.exists(self.path):
+            return self
+        return CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
+
+    def open(self) -> int | None:
+        """Opens the complete shard, locked against removal; ``None`` if it is not there.
+
+        Removes a shard whose size has changed since it was fetched, with a warning.
+        """
+        while True:
+            entry = self.chosen()
+            try:
+                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            usable = False
+            try:
+                lock_shared(descriptor, timeout_s=0.5)  # others lock it exclusively only for a moment
+                mark = _read_mark(entry.mark)
+                if same_file(descriptor, entry.path):
+                    if mark is not None and mark[0] != self.source:
+                        return None
+                    size = os.fstat(descriptor).st_size
+                    if mark is None or mark[1] == size:
+                        usable = True
+                        with contextlib.suppress(OSError):  # no mark, or another user's
+                            os.utime(entry.mark)
+                        return descriptor
+                    entry._remove_damaged(descriptor, size, mark[1])
+            finally:
+                if not usable:
+                    os.close(descriptor)
+
+    def publish(self) -> None:
+        """Gives the complete partial file its name, unless a file put there by hand has it."""
+        size = os.stat(self.partial).st_size
+        new_mark = self.partial + ".mark"
+        with open(new_mark, "w", encoding="ascii") as file:
+            json.dump({"source": self.source, "size": size}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        with locked_usage(self.directory) as usage:
+            usage.reserved.pop(os.path.basename(self.partial), None)
+            entry = self.chosen()
+            if os.path.exists(entry.path):
+                os.unlink(new_mark)
+                return
+            for path in (entry.mark, entry.path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.replace(new_mark, entry.mark)
+            os.rename(self.partial, entry.path)
+            usage.total += size
+
+    def _remove_damaged(self, descriptor: int, size: int, noted: int) -> None:
+        with locked_usage(self.directory) as usage:
+            if not same_file(descriptor, self.path):
+                return
+            usage.total -= size
+            os.unlink(self.path)
+            os.unlink(self.mark)
+        warnings.warn(
+            f"{self.path} has {size} bytes and had {noted} when it was fetched: it is fetched again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _read_mark(path: str) -> tuple[str, int] | None:
+    """Source and size of a shard."""
+    try:
+        with open(path, encoding="ascii") as file:
+            noted = json.load(file)
+        return str(noted["source"]), int(noted["size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
 class FetchOptions:
-    """What a ``ShardCache`` was told about fetching."""
+    """The options of a ``ShardCache`` that concern fetching."""
 
     opener: Callable[[str, int], BinaryIO]
     validator: Callable[[str], bool] | None
@@ -53,13 +177,13 @@ class FetchOptions:
 class Fetch:
     """Fetches one shard, in a thread that ends with the process.
 
-    If the shard cannot be kept, the first reader to get that far takes over the stream.
+    If the shard cannot be kept, each reader that gets that far opens the URL there.
 
     Attributes:
         position: Bytes in the partial file.
-        complete: Whether they are all.
+        complete: Whether these are all.
         ended: Whether the thread is done.
-        error: What reading the stream raised.
+        error: The exception that reading the stream raised.
         readers: Number of readers.
     """
 
@@ -75,8 +199,6 @@ class Fetch:
         self.changed = threading.Condition()
         self._claim = claim
         self._file = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)  # without the lock, for readers
-        self._checksum = 0
-        self._rest: tuple[bytes, BinaryIO] | None = None
         self._stopping = False
 
     def join(self, offset: int) -> FetchReader | None:
@@ -89,35 +211,26 @@ class Fetch:
             return FetchReader(self, os.dup(self._file), offset)
 
     def leave(self) -> None:
-        """Removes a reader. Stops the fetch if more are unread than may be fetched ahead."""
+        """Removes a reader. Stops the fetch if more fetches have no reader than may be fetched ahead."""
         with self.changed:
             self.readers -= 1
             if self.readers == 0:
                 self._stopping = len(unread(self.entry.directory)) > self.options.prefetch_shards
-                rest = self.take_rest()
-                if rest is not None:
-                    _close_quietly(rest[1])
-
-    def take_rest(self) -> tuple[bytes, BinaryIO] | None:
-        """Returns, once, what cannot be kept: bytes from ``position`` on, and the stream after them."""
-        with self.changed:
-            rest, self._rest = self._rest, None
-        return rest
 
     def run(self) -> None:
-        """Fetches the shard."""
         try:
             if self.options.limit.verbose:
                 print(f"# downloading {without_credentials(self.url)} to {self.entry.path}", file=sys.stderr)
             stream = self.options.opener(self.url, 0)
+            complete = False
             try:
                 complete = self._copy(stream)
-                if complete:
-                    stream.close()  # may raise that the stream broke off
-            except BaseException:
-                _close_quietly(stream)
-                raise
+            finally:
+                if not complete:
+                    with contextlib.suppress(Exception):
+                        stream.close()
             if complete:
+                stream.close()  # may raise that the stream broke off
                 with self.changed:
                     self.complete = True
                     self.changed.notify_all()
@@ -155,10 +268,8 @@ class Fetch:
             with self.changed:
                 self.ended = self._stopping
             if self.ended:
-                stream.close()
                 return False
             needed = self.position + len(chunk)
-            written = 0
             try:
                 if needed > granted:
                     granted = self.options.limit.reserve(self.entry.partial, needed, size)
@@ -166,20 +277,16 @@ class Fetch:
                         self._warn_not_kept(
                             "the cache has no room for it beside shards in use and foreign files"
                         )
-                while granted and written < len(chunk):
+                        return False
+                written = 0
+                while written < len(chunk):
                     written += os.write(self._claim, chunk[written:])
             except OSError as error:
                 self._warn_not_kept(f"{type(error).__name__}: {error}")
-            self._checksum = zlib.crc32(chunk[:written], self._checksum)
+                return False
             with self.changed:
-                self.position += written
+                self.position = needed
                 self.changed.notify_all()
-                if written < len(chunk):
-                    if self.readers:
-                        self._rest = chunk[written:], stream
-                    else:
-                        _close_quietly(stream)
-                    return False
         return True
 
     def _keep(self) -> None:
@@ -191,7 +298,7 @@ class Fetch:
                 os.fchmod(self._claim, _REFUSED_MODE)
             else:
                 os.fsync(self._claim)
-                self.entry.publish(self._checksum)
+                self.entry.publish()
         except Exception as error:  # the readers have all bytes
             self._warn_not_kept(f"{type(error).__name__}: {error}")
 
@@ -209,8 +316,7 @@ class FetchReader(io.RawIOBase):
         self._pid = os.getpid()
         self._descriptor = descriptor
         self._position = offset
-        self._pending = b""  # comes before the stream
-        self._stream: BinaryIO | None = None  # takes over where the fetch cannot go on
+        self._stream: BinaryIO | None = None  # replaces a fetch that does not continue
 
     def readable(self) -> bool:
         return True
@@ -231,10 +337,10 @@ class FetchReader(io.RawIOBase):
                 return 0
             if fetch.error is not None:
                 raise fetch.error
-            self._take_over()
-        if self._stream is None:  # in a fork, or if another reader took over
+        if self._stream is None:  # in a fork, or because the shard cannot be kept
             self._stream = fetch.options.opener(fetch.url, self._position)
-        data = self._read_stream(self._stream, len(view))
+        read: Callable[[int], bytes] = getattr(self._stream, "read1", self._stream.read)
+        data = read(len(view))
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -249,31 +355,12 @@ class FetchReader(io.RawIOBase):
         if self._pid == os.getpid():
             self._fetch.leave()
 
-    def _take_over(self) -> None:
-        rest = self._fetch.take_rest()
-        if rest is not None:
-            self._pending, self._stream = rest
-            skip = self._position - self._fetch.position
-            while skip > 0 and (skipped := self._read_stream(self._stream, min(skip, _CHUNK_BYTES))):
-                skip -= len(skipped)
-
-    def _read_stream(self, stream: BinaryIO, count: int) -> bytes:
-        if self._pending:
-            data, self._pending = self._pending[:count], self._pending[count:]
-            return data
-        read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
-        return read(count)
-
 
 def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) -> FetchReader | None:
-    """Returns a reader of this process's fetch of a shard, which it begins if no process fetches the shard.
+    """Returns a reader of this process's fetch of a shard. Begins the fetch if no process fetches the shard.
 
-    Returns:
-        The reader, at byte ``offset``; ``None`` if another process fetches the shard, or it is complete now.
-
-    Raises:
-        OSError: The cache directory cannot be used.
-        RuntimeError: No thread can be started.
+    Returns ``None`` if another process fetches the shard, or it is complete now. Raises ``OSError`` if the
+    cache directory cannot be used, ``RuntimeError`` if no thread can be started.
     """
     fetch = _running.get(entry.partial)
     if fetch is not None:
@@ -305,7 +392,7 @@ def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) ->
 
 
 def unread(directory: str) -> list[Fetch]:
-    """This process's fetches into a cache directory that have no reader yet, or not any more."""
+    """This process's unfinished fetches into a cache directory that have no reader."""
     fetches = list(_running.values())
     return [
         each for each in fetches if each.entry.directory == directory and not each.readers + each.complete
@@ -313,14 +400,10 @@ def unread(directory: str) -> list[Fetch]:
 
 
 def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
-    """Waits until another process has fetched a shard, or does not fetch it any more.
+    """Waits until another process has fetched a shard, or no longer fetches it; then the caller looks again.
 
-    Returns:
-        The shard's bytes if the validator refused them; ``None`` otherwise: look again.
-
-    Raises:
-        TimeoutError: The partial file has not grown for ``patience_s`` seconds.
-        OSError: The cache directory cannot be used.
+    Returns the shard's bytes if the validator refused them. Raises ``TimeoutError`` if the partial file has
+    not grown for ``patience_s`` seconds, ``OSError`` if the cache directory cannot be used.
     """
     try:
         descriptor = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)
@@ -360,11 +443,6 @@ def warn_not_kept(entry: CacheEntry, url: str, why: str) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _close_quietly(stream: BinaryIO) -> None:
-    with contextlib.suppress(Exception):
-        stream.close()
 
 
 def _finish() -> None:

@@ -17,14 +17,10 @@ _exclusive: set[int] = set()
 
 
 def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
-    """Opens a file and locks it exclusively.
+    """Opens a file and locks it exclusively. Returns the descriptor, for :func:`release`.
 
-    Returns:
-        The descriptor, for :func:`release`; ``None`` if the file is missing, was removed meanwhile, or is
-        locked by somebody else.
-
-    Raises:
-        OSError: The file cannot be opened, or its file system has no locks.
+    Returns ``None`` if the file is missing, was removed meanwhile, or is locked by another process or thread.
+    Raises ``OSError`` if it cannot be opened, or its file system has no locks.
     """
     try:
         descriptor = _open(path, os.O_CLOEXEC | (os.O_CREAT if create else 0))
@@ -48,7 +44,7 @@ def release(descriptor: int) -> None:
 
 
 def lock_shared(descriptor: int, timeout_s: float = 0.0) -> bool:
-    """Locks an open file together with its other readers, unless it is locked exclusively."""
+    """Locks an open file together with other readers; returns false if it is locked exclusively."""
     return _flock(descriptor, fcntl.LOCK_SH, timeout_s)
 
 

@@ -17,7 +17,6 @@ PARTIALS = "partial"
 """The folder in ``PRIVATE`` for shards that are being fetched."""
 
 _PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
-_REMOTE = re.compile(r"(https?|hdfs|gs|ais|s3):")
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 _QUERY = re.compile(r"\?([^\s'\"#]*)")
 _NAME_BYTES = 200  # of 255 that file systems allow: partial files and marks have longer names
@@ -76,46 +75,12 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
     return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
 
 
-def pipe_cleaner(spec: str) -> str:
-    """The URL that a ``pipe:`` command probably reads: its first word that is a URL.
-
-    Args:
-        spec: A ``pipe:`` URL; any other is returned unchanged.
-
-    Returns:
-        The URL, or the command if no word of it is a URL.
-
-    Source:
-        ``webdataset.cache.pipe_cleaner``.
-
-    Example:
-        >>> pipe_cleaner("pipe:curl -s -L https://host/000.tar || true"), pipe_cleaner("pipe:cat x.tar")
-        ('https://host/000.tar', 'cat x.tar')
-    """
-    if not spec.startswith("pipe:"):
-        return spec
-    command = spec[len("pipe:") :]
-    words = (word.strip("'\"") for word in command.split(" "))
-    return next(filter(_REMOTE.match, words), command)
-
-
 def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> str:
     """The checked name of a URL's file, relative to the cache directory.
 
-    Args:
-        url: The URL.
-        url_to_name: Returns the name, which may contain directories, or another URL (``pipe_cleaner``) for
-            :func:`url_to_cache_name`.
-
-    Raises:
-        TypeError: The name is not a string.
-        ValueError: The name leads out of the cache directory, or is too long.
-
-    Example:
-        >>> cache_name("pipe:curl -s https://host/train/000.tar", pipe_cleaner)
-        '000.tar'
-        >>> cache_name("https://host/?shard=7")
-        'https%3A%2F%2Fhost%2F%3Fshard%3D7'
+    ``url_to_name`` returns the name, which may contain directories, or another URL, as
+    :func:`mpwds.pipe_cleaner` does, for :func:`url_to_cache_name`. Raises ``TypeError`` if it is not a
+    string, ``ValueError`` if it leads out of the cache directory or is too long.
     """
     name = url_to_name(url)
     shown = without_credentials(url)
@@ -138,11 +103,7 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
 
 
 def distinct_name(name: str, source: str) -> str:
-    """The name of a shard whose own name another URL's shard has.
-
-    Args:
-        name: The name that both have.
-        source: :func:`source_digest` of the URL.
+    """The name of a shard whose own name is taken by another URL's shard.
 
     Example:
         >>> distinct_name("train/000.tar.gz", "0f1e2d3c4b5a6978")
@@ -154,7 +115,7 @@ def distinct_name(name: str, source: str) -> str:
 
 
 def mark_path(directory: str, name: str) -> str:
-    """The path of the mark of a shard (:class:`mpwds.storage.caches.entry.Mark`)."""
+    """The path of a shard's mark."""
     return os.path.join(directory, PRIVATE, name + ".mark")
 
 
@@ -162,12 +123,6 @@ def source_digest(url: str) -> str:
     """Identifies the object that a URL names, by 16 hexadecimal digits.
 
     Leaves out user names, passwords and the parameters of signatures (S3, Google, Azure, CloudFront).
-
-    Example:
-        >>> source_digest("https://host/x.tar") == source_digest("https://me:pass@host/x.tar?X-Amz-Signature=0f")
-        True
-        >>> source_digest("https://host/get?shard=1&sig=0f") == source_digest("https://host/get?shard=2&sig=0f")
-        False
     """
     identity = _QUERY.sub(_without_signature, _USERINFO.sub("", url))
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

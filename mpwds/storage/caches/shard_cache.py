@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import BinaryIO
 
-from mpwds.storage.caches.entry import CacheEntry
 from mpwds.storage.caches.eviction import SizeLimit
 from mpwds.storage.caches.fetch import (
+    CacheEntry,
     FetchOptions,
     join,
     unread,
@@ -32,30 +32,30 @@ class ShardCache:
 
     :meth:`open` reads a kept shard from its file. It fetches any other in a thread, and its stream follows
     the growing file; so do further readers of the same process. Other processes wait until the file is
-    complete, so a node fetches each shard once; if the process that fetches dies, a waiting one takes
-    over. A shard gets its name when it is complete and on disk.
+    complete, so a node fetches each shard once. If the process that fetches dies, a waiting one takes over. A
+    shard gets its name when it is complete and on disk.
 
-    It opens local files where they are, and uses a shard that you put into the directory under its name.
-    It keeps the raw bytes: compressed shards stay compressed. Two URLs that have the same name
+    It opens local files where they are, and uses a shard that you put into the directory under its name. It
+    keeps the raw bytes: compressed shards stay compressed. Two URLs that have the same name
     (``train/000.tar`` and ``val/000.tar`` do, by default) get different files.
 
-    A shard that cannot be kept is streamed, with one warning: the shard is larger than the cache, the disk
-    is full, the directory cannot be written, or the validator refuses the bytes.
+    A shard that cannot be kept is streamed, with one warning: the shard is larger than the cache, the disk is
+    full, the directory cannot be written, or the validator refuses the bytes.
 
-    Objects can be pickled, and used in forks. If you close a stream early, fetching goes on in the
+    Objects can be pickled, and used in forks. If you close a stream early, fetching continues in the
     background, for up to ``prefetch_shards`` shards; it ends with the process.
 
     The directory should be on a local disk. Containers may share it, under different paths. It needs
     ``flock`` locks. On NFS, Linux passes them to the server (unless mounted with ``nolock`` or
     ``local_lock``), so the hosts share one download. Without that, each host fetches on its own and may
-    remove a shard that another host reads; checksums show a shard that two hosts wrote at once.
+    remove a shard that another host reads.
 
     Args:
         directory: Where to keep shards; created when it is needed.
-        size_bytes: Bytes that its files may have in all; negative for no limit. The shards that were not
-            used for longest are removed, a sixteenth of them at once, but never one that is being read nor
-            a file that you put there; such files count, though. Allow for the shards that all workers
-            read at a time, and for those fetched ahead.
+        size_bytes: Bytes that its files may have in all; negative for no limit. The least recently used
+            shards are removed, a sixteenth of them at once, but never one that is being read nor a file that
+            you put there; such files count, though. Allow for the shards that all workers read at a time, and
+            for those fetched ahead.
         url_to_name: Returns a shard's name, relative to the directory, from its URL.
         verbose: Print on standard error what is fetched and removed.
         prefetch_shards: Number of shards that each process fetches ahead at a time (:meth:`prefetch`).
@@ -122,7 +122,7 @@ class ShardCache:
 
         Raises:
             ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
-            StreamError: While reading: what the URL's own stream raises.
+            StreamError: While reading. Other errors of the URL's own stream pass, too.
         """
         url = os.fspath(url)
         if offset < 0:
@@ -140,9 +140,6 @@ class ShardCache:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
 
         Errors are raised when the shard is opened.
-
-        Args:
-            url: The shard.
 
         Returns:
             Whether this process fetches it now: not if it is kept, local, or fetched by another process.
@@ -164,15 +161,7 @@ class ShardCache:
         return reader is not None
 
     def path(self, url: str | os.PathLike[str]) -> str:
-        """The path of a shard's file, which may be missing; for a local shard, its own path.
-
-        Args:
-            url: The shard.
-
-        Example:
-            >>> ShardCache("/cache").path("https://host/train/000.tar")
-            '/cache/000.tar'
-        """
+        """The path of a shard's file, which may be missing; for a local shard, its own path."""
         url = os.fspath(url)
         return self._entry(url).chosen().path if self._is_kept_here(url) else local_path(url)
 
@@ -183,7 +172,7 @@ class ShardCache:
         return CacheEntry.of(self.directory, url, self._url_to_name)
 
     def _open_kept(self, url: str, entry: CacheEntry, offset: int, keep: bool) -> BinaryIO | None:
-        """Opens the shard's file, or the stream of its fetch; ``None`` if the shard is to be streamed."""
+        """Opens the shard's file, or the stream of its fetch; ``None`` if it must be streamed."""
         while True:
             descriptor = entry.open()
             if descriptor is not None:

@@ -24,17 +24,7 @@ _BUCKET_URL = re.compile(r"(?P<scheme>[A-Za-z0-9]+)://(?P<bucket>[^/]+)/(?P<name
 
 
 def schemes_for_aistore() -> frozenset[str]:
-    """The schemes whose URLs go through AIStore: those that ``USE_AIS_FOR`` in the environment lists.
-
-    Raises:
-        ValueError: It lists a scheme that AIStore does not have.
-
-    Example:
-        >>> os.environ["USE_AIS_FOR"] = "gs:s3"
-        >>> sorted(schemes_for_aistore())
-        ['gs', 's3']
-        >>> del os.environ["USE_AIS_FOR"]
-    """
+    """The schemes that ``USE_AIS_FOR`` in the environment lists. Raises ``ValueError`` for an unknown one."""
     listed = frozenset(filter(None, os.environ.get("USE_AIS_FOR", "").lower().replace(" ", "").split(":")))
     if unknown := sorted(listed - set(_PROVIDERS)):
         raise ValueError(
@@ -47,25 +37,17 @@ def schemes_for_aistore() -> frozenset[str]:
 def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
     """A stream from an object in AIStore, or to one, over AIStore's HTTP interface.
 
-    ``AIS_ENDPOINT`` in the environment names the cluster (``http://host:51080``), ``AIS_AUTHN_TOKEN`` a
-    token for it. With ``USE_AIS_FOR=gs:s3`` URLs of these schemes are read through it as well, so that it
-    works as a cache.
+    ``AIS_ENDPOINT`` in the environment names the cluster (``http://host:51080``), ``AIS_AUTHN_TOKEN`` a token
+    for it. With ``USE_AIS_FOR=gs:s3``, URLs of these schemes are read through AIStore as a cache.
 
     Args:
         url: ``ais://BUCKET/NAME``, or the URL of a cloud's object.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        bufsize: As for :func:`mpwds.storage.streams.http.open_http`.
         options: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Raises:
         ValueError: The URL names no bucket or object, or ``AIS_ENDPOINT`` is not set.
-        StreamError: As for :func:`mpwds.storage.streams.http.open_http`.
-
-    Example:
-        >>> os.environ["AIS_ENDPOINT"] = "http://cache:51080"
-        >>> ais_location("gs://bucket/train/x 0.tar")
-        'http://cache:51080/v1/objects/bucket/train/x%200.tar?provider=gcp'
-        >>> del os.environ["AIS_ENDPOINT"]
     """
     headers = dict(options.pop("headers", None) or {})
     token = os.environ.get("AIS_AUTHN_TOKEN", "").strip()
@@ -78,8 +60,11 @@ def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
 def ais_location(url: str) -> str:
     """The web address of an object in AIStore.
 
-    Raises:
-        ValueError: The URL names no bucket or object, or ``AIS_ENDPOINT`` is not set.
+    Example:
+        >>> os.environ["AIS_ENDPOINT"] = "http://cache:51080"
+        >>> ais_location("gs://bucket/train/x 0.tar")
+        'http://cache:51080/v1/objects/bucket/train/x%200.tar?provider=gcp'
+        >>> del os.environ["AIS_ENDPOINT"]
     """
     match = _BUCKET_URL.fullmatch(url)
     if match is None or match["scheme"].lower() not in _PROVIDERS:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, BinaryIO, cast
@@ -15,8 +16,7 @@ from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
-from mpwds.storage.streams.uploads import SpooledUpload, Upload
+from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
 from mpwds.storage.streams.urls import without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ _OTHER_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 
-# obstore's threads do not survive a fork: a call in the child would wait for ever.
+# obstore's threads do not survive a fork: a call in the child would never return.
 _used_by_pid: int | None = None
 
 
@@ -49,28 +49,28 @@ def open_cloud(
     timeout_s: float = 60.0,
     retries: Retries | None = None,
 ) -> BinaryIO:
-    """A stream from an object in cloud storage, or to one: Amazon S3 and its like, Google, Azure, R2.
+    """A stream from an object in cloud storage, or to one: S3 and compatible stores, Google, Azure, R2.
 
     Credentials and settings come from the environment, under the names of obstore's documentation
     (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_SKIP_SIGNATURE=true`` for public buckets,
-    ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), from the machine's role, or
-    for S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL``
-    or the account ``R2_ACCOUNT_ID``.
+    ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...), from the machine's role, or for
+    S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
+    the account ``R2_ACCOUNT_ID``.
 
-    *Reading* streams one request with bounded memory, and continues where the connection broke, as
-    :func:`mpwds.storage.streams.http.open_http` does. *Writing* collects in a temporary file and sends all at
-    ``close``. ``discard``, and a ``with`` block that fails, send nothing.
+    *Reading* streams one request with bounded memory, and continues where the connection broke. *Writing*
+    collects in a temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises,
+    send nothing.
 
-    The library does not work in a fork of a process that used cloud storage (a worker of
+    obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
     writing is an error.
 
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        bufsize: Bytes to buffer; at least 256 KiB when reading.
         offset: The byte at which to start reading.
-        config: Settings of obstore's store (``{"region": "eu-west-1"}``), which win over the environment's.
+        config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
 
@@ -80,7 +80,7 @@ def open_cloud(
         StreamNotFound: There is no such object.
         StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
-    _obstore()  # a missing package is told before anything else
+    _obstore()  # report a missing package first
     shown = without_credentials(url)
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
@@ -90,30 +90,23 @@ def open_cloud(
         source = _CloudObject(url, shown, config, timeout_s, tries)
         return open_resuming(source.get, shown, offset, tries, bufsize)
 
-    def put(upload: Upload) -> None:
+    def put(file: BinaryIO, size: int) -> None:
         store, path = _store(url, config, timeout_s, tries)
         try:
-            _obstore().put(store, path, upload.file)
+            _obstore().put(store, path, file)
         except _obstore_errors() as error:
             raise _translated(error, shown, "written", None) from error
 
     return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
 
 
+@dataclass
 class _CloudObject:
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        config: Mapping[str, Any] | None,
-        timeout_s: float,
-        retries: Retries,
-    ) -> None:
-        self.name = name
-        self._url = url
-        self._config = config
-        self._timeout_s = timeout_s
-        self._retries = retries
+    url: str
+    name: str
+    config: Mapping[str, Any] | None
+    timeout_s: float
+    retries: Retries
 
     def get(self, position: int, version: Version | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
@@ -123,7 +116,7 @@ class _CloudObject:
                 self.name,
                 position,
             )
-        store, path = _store(self._url, self._config, self._timeout_s, self._retries)
+        store, path = _store(self.url, self.config, self.timeout_s, self.retries)
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
         if version is not None and version.etag is not None:
             options["if_match"] = version.etag
@@ -136,7 +129,7 @@ class _CloudObject:
             raise _translated(error, self.name, "read", position) from error
 
     def _version_that_ends_at(self, position: int, store: object, path: str) -> Version | None:
-        """The object's version, if a request failed only because the rest that it asked for is empty."""
+        """The object's version, if a request failed only because it asked for an empty rest."""
         try:
             version = _version(_obstore().head(store, path))
         except _obstore_errors():
@@ -152,8 +145,6 @@ class _CloudObject:
 
 
 class _CloudBody:
-    """What one request for an object brings."""
-
     def __init__(self, chunks: Iterator[Any], start: int, version: Version) -> None:
         self.start = start
         self.version = version
@@ -183,7 +174,7 @@ _left_to_the_parent: list[object] = []  # obstore's objects must not be freed in
 
 
 def copy_to_output() -> None:
-    """The fresh interpreter's part: copies an object (arguments: URL, offset) to standard output."""
+    """Runs in the fresh interpreter: copies an object (arguments: URL, offset) to standard output."""
     url, offset = sys.argv[1:]
     config = json.loads(os.environ.pop(_CONFIG_VARIABLE))
     try:
@@ -250,7 +241,7 @@ def _store(
     if bucket.startswith("r2://"):
         bucket = "s3" + bucket[2:]
     _used_by_pid = os.getpid()
-    # Part of the key is what the environment says, which may change while the process runs.
+    # The environment is part of the key, as it may change while the process runs.
     environment = json.dumps(
         sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     )
@@ -302,10 +293,10 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def profile_settings() -> dict[str, str]:
-    """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in its names.
+    """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in obstore's names.
 
-    The profile is ``AWS_PROFILE`` or ``default``. Empty where the environment has credentials of another
-    kind, or there is no such file. The environment's region and endpoint win over the profile's.
+    The profile is ``AWS_PROFILE`` or ``default``. The result is empty if the environment has other
+    credentials, or there is no such file. The environment's region and endpoint override the profile's.
 
     Raises:
         ValueError: ``AWS_PROFILE`` names a profile that has no keys.
@@ -374,6 +365,6 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
 
 
 def _first_line(error: Exception) -> str:
-    """An error of the library without the dump of its insides that follows."""
+    """An error of obstore without the dump of its internals."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return without_credentials(lines[0])

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.rewrite import rewrite_url, verbose
-from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url, verbose
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
 _MODES = {"r": "rb", "rb": "rb", "w": "wb", "wb": "wb"}
@@ -25,39 +24,39 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     """Opens a URL for reading or writing.
 
     =============================== ====================================================================
-    URL                             what
+    URL                             Opened by
     =============================== ====================================================================
-    a path, ``file:``               a local file, by ``open``, buffered by ``GOPEN_BUFFER`` bytes
+    a path, ``file:``               ``open``, with a buffer of ``GOPEN_BUFFER`` bytes
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
-    ``http: https:``                a web server: :func:`mpwds.storage.streams.http.open_http`
-    ``hf:``                         the Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
-    ``s3: gs: az: abfs: r2:`` ...   a cloud's object: :func:`mpwds.storage.streams.cloud.open_cloud`
+    ``http: https:``                :func:`mpwds.storage.streams.http.open_http`
+    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
+    ``s3: gs: az: abfs: r2:`` ...   cloud storage: :func:`mpwds.storage.streams.cloud.open_cloud`
     ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
-    ``ftp: ftps: sftp: scp:``       by ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
+    ``ftp: ftps: sftp: scp:``       ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
     another scheme                  its opener in ``gopen_schemes``
     =============================== ====================================================================
 
-    Before that the user's environment may rewrite it: :func:`mpwds.storage.streams.rewrite.rewrite_url`.
+    The user's environment may rewrite the URL first: :func:`mpwds.storage.streams.secure.rewrite_url`.
 
-    ``close`` or ``with`` closes a stream. A stream to a command or a server is complete only then. It has a
-    method ``discard`` that throws away what was written; a ``with`` block that an exception leaves calls it.
+    Close the stream, or use ``with``. What you write to a command or a server is complete only once the
+    stream is closed. The stream's method ``discard`` throws it away; a ``with`` block that raises calls it.
 
-    ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``; add yours. The one
-    under ``"__default__"`` gets all other schemes. :func:`open_at` passes ``offset`` to an opener that has
-    such a parameter.
+    ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``; add your own. The
+    one under ``"__default__"`` gets all other schemes. :func:`open_at` passes ``offset`` to an opener that
+    has such a parameter.
 
     Args:
         url: What to open.
         mode: ``"rb"`` or ``"wb"``; ``"r"`` and ``"w"`` mean the same.
-        bufsize: Bytes that are buffered; ``GOPEN_BUFFER`` in the environment decides for local files.
-        options: For the scheme's opener; a local file ignores them.
+        bufsize: Bytes to buffer; for local files, ``GOPEN_BUFFER`` in the environment decides.
+        options: For the scheme's opener; local files ignore them.
 
     Raises:
         FileNotFoundError: There is no such file or resource.
         StreamError: It cannot be opened.
-        ValueError: No opener is known for the scheme, or the mode is another one.
-        SecurityError: A local file or a command, in secure mode.
+        ValueError: The scheme has no opener, or the mode is invalid.
+        SecurityError: The URL is a local file or a command, in secure mode.
 
     Source:
         ``webdataset.gopen``.
@@ -75,7 +74,7 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
 def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
     """Opens a URL for reading from a byte on.
 
-    A file seeks, a server sends only the rest. From any other stream the bytes before are read and dropped.
+    Files seek, and servers send only the rest. Other streams are read and dropped up to that byte.
 
     Args:
         url: As for :func:`gopen`.
@@ -96,13 +95,7 @@ def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
 
 
 def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:
-    """Opens a URL for reading: :func:`gopen` in mode ``"rb"``.
-
-    Example:
-        >>> with reader("pipe:echo hello") as stream:
-        ...     stream.read()
-        b'hello\\n'
-    """
+    """Opens a URL for reading: :func:`gopen` in mode ``"rb"``."""
     return gopen(url, "rb", **options)
 
 

@@ -19,8 +19,7 @@ from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, Res
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
-from mpwds.storage.streams.resuming import Interrupted, Retries, Version, open_resuming
-from mpwds.storage.streams.uploads import SpooledUpload, Upload
+from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
 from mpwds.storage.streams.urls import without_credentials
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -48,39 +47,33 @@ def open_http(
     """A stream from a web server, or to one.
 
     *Reading* streams one ``GET``. When the connection breaks, stalls or ends too early, the stream continues
-    at the same byte with a ``Range`` request, after a pause. A server without ranges is read from its
-    beginning up to that byte. A resource that changed meanwhile is an error, never a mixture. So is a break
-    where the server gives neither ``ETag`` nor ``Last-Modified`` and bytes have been delivered. The status
-    codes 408, 425, 429 and 5xx mean another try, after the ``Retry-After`` that the server gives, up to two
-    minutes. The bytes are those that are stored: a ``Content-Encoding`` is not undone.
+    at the same byte with a ``Range`` request, after a pause. If the server has no ranges, the stream skips up
+    to that byte. A resource that changed meanwhile is an error. So is a break if bytes have been delivered
+    and the server gives neither ``ETag`` nor ``Last-Modified``. The status codes 408, 425, 429 and 5xx mean
+    another try, after the server's ``Retry-After`` of up to two minutes. A ``Content-Encoding`` is not
+    undone.
 
-    *Writing* collects in a temporary file (in memory up to 16 MiB) and sends all in one ``PUT`` at
-    ``close``, with tries like these. ``discard``, and a ``with`` block that fails, send nothing.
+    *Writing* collects in a temporary file (in memory up to 16 MiB) and sends all in one ``PUT`` at ``close``,
+    with tries like these. ``discard``, and a ``with`` block that raises, send nothing.
 
-    Connections are kept for the next request of the same process. Proxies come from the environment
-    (``https_proxy`` and so on), certificates from the system or ``SSL_CERT_FILE``.
+    The process keeps connections for its next request. Proxies come from the environment (``https_proxy`` and
+    so on), certificates from the system or ``SSL_CERT_FILE``.
 
     Args:
         url: ``http:`` or ``https:``. ``user:password@`` is sent as basic authorization.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        bufsize: Bytes to buffer; at least 256 KiB when reading.
         offset: The byte at which to start reading.
         timeout_s: How long the server may be silent, in seconds, before that counts as a failure.
         connect_timeout_s: The same for connecting.
         retries: How often to try; by default ten times, in about a minute.
-        headers: Headers for this server; another one that it redirects to does not get them.
+        headers: Headers for this server; servers that it redirects to do not get them.
         name: The stream's name in messages; by default the URL without credentials.
 
     Raises:
-        StreamNotFound: The server knows no such resource (404, 410).
+        StreamNotFound: The server has no such resource (404, 410).
         StreamError: The resource cannot be read or written for another reason; from ``read`` and ``close``
             too.
-
-    Example:
-        >>> open_http("http://127.0.0.1:1/x.tar", retries=Retries(tries=1))
-        Traceback (most recent call last):
-            ...
-        mpwds.errors.StreamError: http://127.0.0.1:1/x.tar: the connection failed ...
     """
     timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
     resource = _Resource(url, name or without_credentials(url), headers or {}, timeout)
@@ -90,8 +83,6 @@ def open_http(
 
 
 class _Resource:
-    """A resource on a web server, to read from any byte or to write."""
-
     def __init__(self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout) -> None:
         self.name = name
         try:
@@ -116,7 +107,6 @@ class _Resource:
         )
 
     def get(self, position: int, version: Version | None) -> _HttpBody:
-        """Asks for the bytes from a position on."""
         asked = {"Range": f"bytes={position}-"} if position else {}
         if position and version is not None:
             asked["If-Range"] = version.etag or version.modified or ""
@@ -127,10 +117,8 @@ class _Resource:
             response.close()
             raise
 
-    def put(self, upload: Upload) -> None:
-        """Sends a file."""
-        size = {"Content-Length": str(upload.size)}
-        response = self._request("PUT", size, body=upload.file, body_pos=0)
+    def put(self, file: BinaryIO, size: int) -> None:
+        response = self._request("PUT", {"Content-Length": str(size)}, body=file, body_pos=0)
         with response:
             if not 200 <= response.status < 300:
                 raise self._refusal(response, "writing")
@@ -272,7 +260,7 @@ class _HttpBody:
 
 @functools.lru_cache(maxsize=16)
 def pools(pid: int, scheme: str, proxy: str, authorities: str | None) -> urllib3.PoolManager:
-    """The connections of one process, to be kept: a fork must not use those of its parent."""
+    """The connections of one process. A fork must not use those of its parent."""
     context = ssl.create_default_context(cafile=authorities) if scheme == "https" else None
     if not proxy:
         return urllib3.PoolManager(maxsize=16, ssl_context=context)
@@ -282,7 +270,7 @@ def pools(pid: int, scheme: str, proxy: str, authorities: str | None) -> urllib3
 
 
 def _authorities() -> str | None:
-    """The file of certificate authorities that the environment names, as for OpenSSL and for curl."""
+    """The file of certificate authorities in the environment, as for OpenSSL and curl."""
     return os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE") or None
 
 
@@ -291,6 +279,6 @@ def _basic(auth: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error that caused one of urllib3's, whose messages name the URL with its secrets."""
+    """The cause of one of urllib3's errors, whose messages contain the URL with its secrets."""
     inner = error.__cause__ or next((part for part in error.args if isinstance(part, Exception)), None)
     return error if inner is None else _root(inner)

@@ -24,19 +24,15 @@ def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> 
     it, not the servers that it redirects to. ``HF_ENDPOINT`` names another Hub.
 
     Args:
-        url: ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if not ``main``. Models go
-            without ``datasets/``; ``spaces/`` is known too.
+        url: ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if it is not ``main``. A
+            model has no ``datasets/``, a space has ``spaces/``.
         mode: ``"rb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB.
+        bufsize: Bytes to buffer; at least 256 KiB.
         options: As for :func:`mpwds.storage.streams.http.open_http`.
 
     Raises:
-        ValueError: The URL is not of that form, or is to be written.
+        ValueError: The URL does not have that form, or the mode is for writing.
         StreamError: As for :func:`mpwds.storage.streams.http.open_http`.
-
-    Example:
-        >>> hf_location("hf://datasets/me/digits@v1/train/000.tar")
-        'https://huggingface.co/datasets/me/digits/resolve/v1/train/000.tar'
     """
     if mode[0] != "r":
         raise ValueError(f"{url}: hf: URLs can be read, not written; use huggingface-cli upload")
@@ -50,8 +46,9 @@ def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> 
 def hf_location(url: str) -> str:
     """The web address of an ``hf:`` URL.
 
-    Raises:
-        ValueError: The URL is not of the form ``hf://datasets/OWNER/NAME[@REVISION]/PATH``.
+    Example:
+        >>> hf_location("hf://datasets/me/digits@v1/train/000.tar")
+        'https://huggingface.co/datasets/me/digits/resolve/v1/train/000.tar'
     """
     match = _HF_URL.fullmatch(url)
     if match is None:

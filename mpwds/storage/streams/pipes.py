@@ -1,19 +1,41 @@
-"""Byte streams out of and into programs: shell commands (``pipe:``) and curl."""
+"""Byte streams from and to programs: shell commands (``pipe:``) and curl.
+
+A command is a child process that leaves nothing behind:
+
+- It runs in a session, and so in a process group, of its own. Ctrl-C at the terminal does not reach it. A
+  shell that waits for the command leads the group, so nobody else gets the group's number until it is reaped.
+- ``finish`` waits for a command whose input was closed, or whose output was read to the end. Background
+  processes of the command live on. ``stop`` ends the whole group: SIGTERM, then, after a second, SIGKILL.
+- When this process dies, even by SIGKILL, the kernel sends SIGKILL to the group: the leader holds the reading
+  end of a pipe (the lifeline) whose writing end is here, and the kernel signals the pipe's owner, the group,
+  when that end closes. (The parent-death signal would come when the *thread* that started the command ends,
+  and only to the leader.)
+- The command's standard error is passed on to this process's, and its end is kept for the error message.
+  This process reads it whenever it waits for the command, so a command that writes a lot does not block.
+- A fork of this process closes its copies of the descriptors, so that the command sees the end of its input
+  when the parent closes it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import logging
 import os
+import select
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.command import Command
-from mpwds.storage.streams.secure import refuse_in_secure_mode
-from mpwds.storage.streams.uploads import DiscardsOnError
+from mpwds.storage.streams.resuming import DiscardsOnError
+from mpwds.storage.streams.secure import refuse_in_secure_mode, verbose
 from mpwds.storage.streams.urls import url_scheme, without_credentials
 
 if TYPE_CHECKING:
@@ -22,32 +44,43 @@ if TYPE_CHECKING:
 _SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _BUFFER_BYTES = 256 * 1024
 _STALL_S = 60
+_TAIL_BYTES = 2048
+_PIPE_BYTES = 256 * 1024
+_GRACE_S = 1.0
+_POLL_MS = 20  # where the system has no pidfd
 _log = logging.getLogger("mpwds")
+
+# The leader waits instead of becoming the command, which may close all descriptors that it does not know,
+# the lifeline among them (ssh does). Its traps keep it alive until the command has ended; the command
+# itself has none.
+_LEADER = 'trap : TERM HUP INT; "$@"; exit $?'
+
+_running: weakref.WeakSet[Command] = weakref.WeakSet()
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     """Runs a shell command, and reads its output or writes its input.
 
-    ``/bin/sh`` runs the command, so ``pipe:a | b`` takes its status from ``b`` alone (``pipe:bash -o
-    pipefail -c '...'`` sees all). The status is checked when the output has been read to its end, or the
-    input was closed. Anything but 0 is an error that quotes the end of the command's standard error, which
-    this process passes on as well. To ignore failures, end the command with ``|| true``. When reading, death
-    by SIGPIPE (status 141) is not a failure.
+    ``/bin/sh`` runs the command, so the status of ``pipe:a | b`` is that of ``b`` (``pipe:bash -o pipefail -c
+    '...'`` checks all). The status is checked when the output has been read to its end, or the input was
+    closed. A status other than 0 is an error that quotes the end of the command's standard error, which is
+    also passed on to this process's. To ignore failures, end the command with ``|| true``. When reading,
+    death by SIGPIPE (status 141) is not a failure.
 
     *Reading*: ``close`` before the end stops the command and all it started (the pipe breaks, then SIGTERM,
     and SIGKILL after a second); that is not an error. *Writing*: ``close`` waits for the command.
-    ``discard``, a ``with`` block that an exception leaves, and garbage collection stop it before it sees the
-    end of its input; what it has written elsewhere by then stays there. When this process dies, for whatever
-    reason, so does the command. In a fork of this process the stream cannot be used.
+    ``discard``, a ``with`` block that raises, and garbage collection stop it before it sees the end of its
+    input; what it has written elsewhere by then stays there. When this process dies, for whatever reason, so
+    does the command. In a fork of this process the stream cannot be used.
 
     Args:
         url: ``pipe:`` and the command.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        bufsize: Bytes to buffer; at least 256 KiB when reading.
 
     Raises:
-        StreamError: The command failed. It comes from ``read``, ``write``, ``flush`` or ``close``.
-        SecurityError: The secure mode is on.
+        StreamError: The command failed; from ``read``, ``write``, ``flush`` or ``close``.
+        SecurityError: Secure mode is on.
 
     Source:
         ``webdataset.gopen.gopen_pipe``.
@@ -75,20 +108,7 @@ def open_command(
 ) -> BinaryIO:
     """Like :func:`open_pipe`, for a program that is run without a shell.
 
-    Args:
-        arguments: The program and its arguments.
-        shown: The stream's name in messages.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
-        environment: Variables to add to this process's.
-
-    Raises:
-        StreamError: As for :func:`open_pipe`.
-
-    Example:
-        >>> with open_command(["cat"], "cat", "wb") as stream:
-        ...     stream.write(b"")
-        0
+    ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
     """
     try:
         command = Command(arguments, shown, mode[0], environment)
@@ -102,18 +122,18 @@ def open_command(
 def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 0) -> BinaryIO:
     """A stream from an FTP or SSH server, or to one: ``ftp: ftps: sftp: scp:``.
 
-    The program ``curl`` does it, as in webdataset; not every build of it knows ``sftp`` and ``scp``. A
+    The program ``curl`` opens it, as in webdataset; not every build of it supports ``sftp`` and ``scp``. A
     connection that breaks, or is silent for a minute, is an error; the stream does not resume. Keep passwords
-    in ``~/.netrc`` rather than in the URL: other users of the machine can see that while the program runs.
+    in ``~/.netrc`` rather than in the URL, which other users of the machine can see while the program runs.
 
     Args:
         url: What to read or write.
         mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes that are buffered; at least 256 KiB when reading.
+        bufsize: Bytes to buffer; at least 256 KiB when reading.
         offset: The byte at which to start reading; not for ``scp:``.
 
     Raises:
-        StreamError: There is no ``curl``, or it fails; from ``read`` and ``close`` too.
+        StreamError: ``curl`` is not installed, or fails; from ``read`` and ``close`` too.
 
     Source:
         ``webdataset.gopen.gopen_curl``.
@@ -133,25 +153,41 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _Output(io.RawIOBase):
-    """A command's standard output."""
-
+class _CommandStream(io.RawIOBase):
     def __init__(self, command: Command, name: str) -> None:
         self.name = name
         self._command = command
         self._position = 0
+
+    def fileno(self) -> int:
+        return self._command.descriptor
+
+    def _check_process(self) -> None:
+        if not self._command.is_ours:
+            raise StreamError(
+                f"{self.name}: the command belongs to the process that this one was forked from; open the "
+                "stream in this process",
+                self.name,
+            )
+
+    def _error(self, what: str) -> StreamError:
+        complaint = without_credentials(self._command.complaint)
+        said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
+        return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
+
+
+class _Output(_CommandStream):
+    def __init__(self, command: Command, name: str) -> None:
+        super().__init__(command, name)
         self._failure: StreamError | None = None
 
     def readable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._command.descriptor
-
     def readinto(self, buffer: WriteableBuffer) -> int:
         if self._failure is not None:
             raise self._failure
-        _check_process(self._command, self.name)
+        self._check_process()
         if self._command.status is not None:
             return 0
         self._command.wait_ready()
@@ -178,44 +214,25 @@ class _Output(io.RawIOBase):
     def _end(self) -> None:
         status = self._command.finish()
         if status not in (0, _SIGPIPE_STATUS):
-            self._failure = StreamError(
-                f"{self.name}: the command failed with {_described(status)} after {self._position} "
-                f"bytes{_complaint(self._command)}",
-                self.name,
-                self._position,
-            )
+            self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
             raise self._failure
 
 
-class _Input(io.RawIOBase):
-    """A command's standard input."""
-
-    def __init__(self, command: Command, name: str) -> None:
-        self.name = name
-        self._command = command
-        self._position = 0
-        self._failed = False
+class _Input(_CommandStream):
+    _failed = False
 
     def writable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._command.descriptor
-
     def write(self, data: ReadableBuffer) -> int:
-        _check_process(self._command, self.name)
+        self._check_process()
         self._command.wait_ready()
         try:
             count = os.write(self._command.descriptor, data)
         except BrokenPipeError:
             self._failed = True
-            status = self._command.finish()
-            raise StreamError(
-                f"{self.name}: the command stopped reading after {self._position} bytes and ended with "
-                f"{_described(status)}{_complaint(self._command)}",
-                self.name,
-                self._position,
-            ) from None
+            ended = f"ended with {_described(self._command.finish())}"
+            raise self._error(f"stopped reading after {self._position} bytes and {ended}") from None
         self._position += count
         return count
 
@@ -225,12 +242,7 @@ class _Input(io.RawIOBase):
         try:
             status = self._command.finish()
             if status != 0 and not self._failed:
-                raise StreamError(
-                    f"{self.name}: the command was given {self._position} bytes and failed with "
-                    f"{_described(status)}{_complaint(self._command)}",
-                    self.name,
-                    self._position,
-                )
+                raise self._error(f"was given {self._position} bytes and failed with {_described(status)}")
         finally:
             self._command.stop()
             super().close()
@@ -253,15 +265,6 @@ class _PipeWriter(DiscardsOnError, io.BufferedWriter):
         self.raw.discard()
 
 
-def _check_process(command: Command, name: str) -> None:
-    if not command.is_ours:
-        raise StreamError(
-            f"{name}: the command belongs to the process that this one was forked from; open the stream in "
-            "this process",
-            name,
-        )
-
-
 def _described(status: int) -> str:
     if status <= 128:
         return f"exit status {status}"
@@ -273,6 +276,220 @@ def _described(status: int) -> str:
     return f"exit status {status} ({name}{hint})"
 
 
-def _complaint(command: Command) -> str:
-    complaint = without_credentials(command.complaint)
-    return f"; it said: {complaint}" if complaint else " and said nothing on standard error"
+class Command:
+    """A running command, whose output is read (mode ``"r"``) or whose input is written (``"w"``).
+
+    Attributes:
+        descriptor: Where to read or write; non-blocking in mode ``"w"``.
+        status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.status: int | None = None
+        self._shown = shown
+        self._pid = os.getpid()
+        self._tail = bytearray()
+        self._passes_on = True
+        # The lifeline is made first: descriptors are closed in their order when a process dies, so a
+        # command is killed before it sees the end of an input that is not complete.
+        self._lifeline, self._held_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _LEADER, "sh", *arguments],
+                bufsize=0,
+                stdin=subprocess.PIPE if mode == "w" else None,
+                stdout=subprocess.PIPE if mode == "r" else None,
+                stderr=subprocess.PIPE,
+                pass_fds=(self._lifeline,),
+                start_new_session=True,
+                env=None if environment is None else {**os.environ, **environment},
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            os.close(self._held_end)
+            raise
+        _kill_at_end_of(self._lifeline, self._process.pid)
+        self._stream = self._process.stdout if mode == "r" else self._process.stdin
+        self.descriptor = _fileno(self._stream)
+        self._errors = _fileno(self._process.stderr)
+        os.set_blocking(self._errors, False)
+        if mode == "w":
+            os.set_blocking(self.descriptor, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # beyond what one user may have
+                fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._event = select.POLLIN if mode == "r" else select.POLLOUT
+        self._poller = select.poll()
+        self._poller.register(self.descriptor, self._event)
+        self._poller.register(self._errors, select.POLLIN)
+        _running.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process, and not one that it was forked from, started the command."""
+        return self._pid == os.getpid()
+
+    @property
+    def complaint(self) -> str:
+        """The end of the command's standard error."""
+        return bytes(self._tail).decode("utf-8", "replace").strip()
+
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Waits until the descriptor can be read or written; returns false after ``timeout_s``."""
+        while True:
+            events = self._poller.poll(None if timeout_s is None else timeout_s * 1000)
+            if not events:
+                return False
+            for descriptor, _ in events:
+                if descriptor == self.descriptor:
+                    return True
+            self._read_errors()
+
+    def finish(self) -> int:
+        """Closes this end and waits for the command to end; returns its exit status."""
+        if self.status is None and self.is_ours:
+            self._close_stream()
+            self._wait_for_exit(None)
+            self._read_errors()
+            self._reap()
+        return self.status or 0
+
+    def stop(self) -> None:
+        """Ends the command and its children, in the background too; does nothing once it has ended."""
+        if self.status is not None or not self.is_ours:
+            return
+        self._passes_on = False  # complaints about the broken pipe would only puzzle the user
+        try:
+            self._signal(signal.SIGTERM)
+            if self._event == select.POLLIN:
+                self._close_stream()
+            self._wait_for_exit(_GRACE_S / 10)
+            self._signal(
+                signal.SIGTERM
+            )  # a shell that was just about to start a program may have lost the first
+            self._wait_for_exit(_GRACE_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._wait_for_exit(None)
+            self._close_stream()
+            self._reap()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _wait_for_exit(self, timeout_s: float | None) -> None:
+        """Waits until the leader has ended, without reaping it: its group's number must stay taken."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with _exit_descriptor(self._process.pid) as exited:
+            poller = select.poll()
+            if exited is not None:
+                poller.register(exited, select.POLLIN)
+            if self._errors >= 0:
+                poller.register(self._errors, select.POLLIN)
+            while not self._has_ended():
+                left_ms = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+                if left_ms == 0:
+                    return
+                wait_ms = left_ms if exited is not None else min(_POLL_MS, left_ms or _POLL_MS)
+                if any(descriptor == self._errors for descriptor, _ in poller.poll(wait_ms)):
+                    errors = self._errors
+                    self._read_errors()
+                    if self._errors < 0:
+                        poller.unregister(errors)
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # someone reaped it for us, as a program that ignores SIGCHLD does
+            return True
+
+    def _read_errors(self) -> None:
+        while self._errors >= 0:
+            try:
+                said = os.read(self._errors, 65536)
+            except BlockingIOError:
+                return
+            if not said:
+                with contextlib.suppress(KeyError):
+                    self._poller.unregister(self._errors)
+                self._close_errors()
+                return
+            self._tail = (self._tail + said)[-_TAIL_BYTES:]
+            if self._passes_on:
+                with contextlib.suppress(OSError, ValueError):
+                    os.write(2, said)
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(self.descriptor)
+            self._stream.close()
+            self._stream = None
+
+    def _close_errors(self) -> None:
+        if self._errors >= 0 and self._process.stderr is not None:
+            self._errors = -1
+            self._process.stderr.close()
+
+    def _reap(self) -> None:
+        if hasattr(fcntl, "F_SETSIG"):  # background processes of the command live on
+            flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
+            fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+        code = self._process.wait()
+        self.status = 128 - code if code < 0 else code
+        self._close_errors()
+        os.close(self._lifeline)
+        os.close(self._held_end)
+        _running.discard(self)
+        if verbose():
+            print(f"GOPEN exit {self.status} {self._shown}", file=sys.stderr)
+
+    def _abandon(self) -> None:
+        """In a fork: closes the descriptors and leaves the command alone."""
+        self.status = 0
+        self._process.returncode = 0
+        self._close_stream()
+        self._close_errors()
+        os.close(self._lifeline)
+        os.close(self._held_end)
+
+
+def _kill_at_end_of(lifeline: int, group: int) -> None:
+    """Has the kernel send SIGKILL to a process group when the pipe's writing end closes (Linux only)."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _fileno(stream: IO[bytes] | None) -> int:
+    return -1 if stream is None else stream.fileno()
+
+
+@contextlib.contextmanager
+def _exit_descriptor(pid: int) -> Iterator[int | None]:
+    """A descriptor that becomes readable once a child has ended; ``None`` if the system has none."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _abandon_in_child() -> None:
+    for command in list(_running):
+        command._abandon()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

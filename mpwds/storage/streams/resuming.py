@@ -1,4 +1,4 @@
-"""A stream that continues where its connection broke, and how often that is tried."""
+"""Streams that survive failures: reading continues where the connection broke, uploads are sent again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import io
 import logging
 import os
 import random
+import tempfile
 import time
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _BUFFER_BYTES = 256 * 1024
+_IN_MEMORY_BYTES = 16 * 1024 * 1024  # of an upload
 _PROGRESS_BYTES = 64 * 1024  # a connection that brought this much was worth its try
 _LONGEST_WISH_S = 120.0  # the longest pause that a server may ask for
 _QUIET_FAILURES = 2
@@ -31,7 +36,7 @@ class Interrupted(Exception):
     """A failure after which another try may succeed.
 
     Attributes:
-        wait_s: The pause that the server asked for, in seconds; ``None`` if it did not.
+        wait_s: The pause that the server asked for, in seconds, or ``None``.
         unreached: The server cannot be reached and never was: it may not exist.
     """
 
@@ -43,22 +48,17 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Retries:
-    """How often something is tried, with pauses that double and are shortened at random by up to a half.
+    """How often something is tried. Pauses double, and are shortened at random by up to a half.
 
     Args:
         tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
         first_s: The first pause, in seconds.
-        longest_s: The longest pause, in seconds. With the default values ten tries take about a minute.
+        longest_s: The longest pause, in seconds. By default, ten tries take about a minute.
         unreached: Tries of a host that is unknown or refuses connections and has never answered; at most
-            ``tries``. With the default values these take about three seconds.
+            ``tries``. By default, these take about three seconds.
 
     Raises:
         ValueError: ``tries`` or ``unreached`` is below 1, or a pause is negative.
-
-    Example:
-        >>> pauses = [Retries().pause_s(failures) for failures in (1, 2, 3)]
-        >>> 0.125 <= pauses[0] <= 0.25, 0.5 <= pauses[2] <= 1.0
-        (True, True)
     """
 
     tries: int = 10
@@ -73,23 +73,17 @@ class Retries:
             raise ValueError(f"retries: pauses must not be negative, got {self}")
 
     def most(self, failure: Interrupted) -> int:
-        """The tries in all, after a failure of this kind."""
+        """The number of tries allowed after a failure of this kind."""
         return min(self.tries, self.unreached) if failure.unreached else self.tries
 
     def pause_s(self, failures: int, wish_s: float | None = None) -> float:
-        """The pause after ``failures`` failures in succession, in seconds; at least ``wish_s``, up to 120."""
+        """The pause after ``failures`` failures in a row, in seconds; at least ``wish_s``, up to 120."""
         longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
         return max(longest * _jitter.uniform(0.5, 1.0), min(wish_s or 0.0, _LONGEST_WISH_S))
 
 
 class Version(NamedTuple):
-    """What tells one version of a resource from another.
-
-    Attributes:
-        etag: A strong entity tag; ``None`` if there is none.
-        modified: The date of the last change, as the server writes it; ``None`` if it does not say.
-        size: Bytes; ``None`` if unknown.
-    """
+    """A resource's version: strong entity tag, date as the server writes it, size; ``None`` if not known."""
 
     etag: str | None = None
     modified: str | None = None
@@ -109,27 +103,22 @@ class Version(NamedTuple):
 
 
 class Body(Protocol):
-    """The bytes that one request brings.
-
-    Attributes:
-        start: Position of the first byte in the resource: the one asked for, or an earlier one.
-        version: The version that the bytes belong to.
-    """
+    """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one."""
 
     start: int
     version: Version
 
     def readinto(self, buffer: memoryview) -> int:
-        """Reads some bytes; 0 at the end of the answer. Raises ``Interrupted`` if the connection broke."""
+        """Reads some bytes; 0 at the end. Raises ``Interrupted`` if the connection broke."""
 
     def close(self) -> None:
         """Ends the request, whether its body was read to the end or not."""
 
 
 Ask = Callable[[int, "Version | None"], Body]
-"""Asks for the bytes from a position on, of a version (``None`` for any; the answer may be of another one).
+"""Requests the bytes from a position on, of a version if possible (``None`` for any).
 
-Raises ``Interrupted`` where another try may succeed, ``StreamError`` where it will not.
+Raises ``Interrupted`` if another try may succeed, otherwise ``StreamError``.
 """
 
 
@@ -138,19 +127,12 @@ def open_resuming(
 ) -> io.BufferedReader:
     """A stream of a resource's bytes, which connects again when the connection breaks.
 
-    It continues at the byte where it broke, and only with the same version of the resource, which it knows by
-    the entity tag or the date. Where the server gives neither, a stream that has delivered bytes cannot
-    continue. A fork of the process that opened the stream makes a connection of its own.
-
-    Args:
-        ask: Requests the bytes.
-        name: The resource's name in messages.
-        offset: The byte at which to start.
-        retries: How often to try; tries count anew after 64 KiB of progress.
-        bufsize: Bytes that are buffered; at least 256 KiB.
+    It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
+    date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
+    process that opened the stream makes a connection of its own. Tries count anew after 64 KiB of progress.
 
     Raises:
-        StreamError: The resource cannot be opened; later, from ``read``: the connection broke too often, or
+        StreamError: The resource cannot be opened. Later, from ``read``: the connection broke too often, or
             the resource changed or cannot be recognised.
     """
     return io.BufferedReader(
@@ -247,7 +229,7 @@ class _ResumingReader(io.RawIOBase):
         self._progress = 0
 
     def _skip(self, body: Body) -> None:
-        """Reads up to the stream's position, where the server sends from an earlier byte."""
+        """Reads up to the stream's position if the server sends from an earlier byte."""
         at = body.start
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(self._position - at, 1))))
         while at < self._position:
@@ -294,3 +276,94 @@ class _ResumingReader(io.RawIOBase):
         body, self._body = self._body, None
         if body is not None:
             body.close()
+
+
+class DiscardsOnError(io.BufferedIOBase):
+    """Mixin for streams whose ``close`` completes the output, and whose ``discard`` throws it away.
+
+    A ``with`` block that raises discards, so that half of a shard does not look complete. So does garbage
+    collection of a stream that was never closed.
+    """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Closes the stream without completing the output; does nothing once it is closed."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            warnings.warn(
+                f"{self!r} was never closed: its content is thrown away",
+                ResourceWarning,
+                stacklevel=2,
+            )
+            self.discard()
+
+
+class SpooledUpload(DiscardsOnError):
+    """A stream to write to, whose content is sent when it is closed.
+
+    So a server gets all of it or nothing, knows its size, and gets it again after a failure. Up to 16 MiB are
+    kept in memory, more in a temporary file (``TMPDIR``). A fork of the process that opened it sends nothing.
+
+    ``send`` sends a file of a given size, and raises ``Interrupted`` if another try may succeed. ``close``
+    raises ``StreamError`` if all tries fail.
+    """
+
+    def __init__(self, name: str, send: Callable[[BinaryIO, int], None], retries: Retries) -> None:
+        self.name = name
+        self._send = send
+        self._retries = retries
+        self._pid = os.getpid()
+        self._spool = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        if self.closed:
+            raise ValueError(f"{self.name}: write to a closed stream")
+        return self._spool.write(data)
+
+    def tell(self) -> int:
+        return self._spool.tell()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            if self._pid == os.getpid():
+                self._spool.seek(0, os.SEEK_END)
+                self._send_with_tries(cast(BinaryIO, self._spool), self._spool.tell())
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        self._spool.close()
+        super().close()
+
+    def _send_with_tries(self, file: BinaryIO, size: int) -> None:
+        failures = 0
+        while True:
+            file.seek(0)
+            try:
+                return self._send(file, size)
+            except Interrupted as interruption:
+                failures += 1
+                what = f"{self.name}: {interruption}, sending {size} bytes"
+                if failures >= self._retries.most(interruption):
+                    message = f"{what}; gave up after {failures} tries, and nothing was written"
+                    raise StreamError(message, self.name, None, failures) from interruption
+                pause = self._retries.pause_s(failures, interruption.wait_s)
+                _log.info("%s (try %d of %d); again in %.1f s", what, failures, self._retries.tries, pause)
+                time.sleep(pause)

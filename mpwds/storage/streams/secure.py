@@ -1,82 +1,197 @@
-"""The secure mode: no shell commands, no local files, no rewriting of URLs, no pickles."""
+"""What a URL may do: secure mode, rewriting by the user's environment, and the check of untrusted URLs."""
 
 from __future__ import annotations
 
 import os
-from types import ModuleType
+import re
+import sys
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from mpwds.errors import SecurityError
+from mpwds.storage.streams.urls import expand_urls, url_scheme, without_credentials
 
-_VARIABLE = "WDS_SECURE"
+_SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
+_REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
+# One word that a shell leaves unchanged, and that cannot be an option.
+_PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
 
 
 def security_enforced() -> bool:
-    """Whether the secure mode is on: no shell commands, no local files, no rewriting of URLs, no pickles.
+    """Whether secure mode is on: no shell commands, local files, rewritten URLs or pickles.
 
-    It is on while the environment variable ``WDS_SECURE`` is set to anything but ``0``, ``false``, ``no``,
-    ``off`` or nothing. The environment is the only place where it is kept, so processes that start later
-    have it as well.
+    It is on if the environment variable ``WDS_SECURE`` is set to anything but ``0``, ``false``, ``no``,
+    ``off`` or nothing. Only the environment keeps it, so child processes inherit it.
+    """
+    return os.environ.get(_SECURE_VARIABLE, "").strip().lower() not in _OFF
+
+
+def enforce_security(on: bool = True) -> None:
+    """Switches secure mode on or off, in this process and those that it starts from now on.
+
+    In secure mode nothing runs a shell command, opens a local file, rewrites a URL or reads a pickle; a
+    ``SecurityError`` says so. The environment variable ``WDS_SECURE`` holds the mode.
+
+    Args:
+        on: Whether it is to be on.
 
     Source:
         ``webdataset.utils.enforce_security``.
 
     Example:
-        >>> enforce_security(True)
-        >>> security_enforced()
-        True
-        >>> enforce_security(False)
-    """
-    return os.environ.get(_VARIABLE, "").strip().lower() not in _OFF
-
-
-def enforce_security(on: bool = True) -> None:
-    """Switches the secure mode on or off, in this process and those that it starts from now on.
-
-    Args:
-        on: Whether it is to be on.
-
-    Example:
         >>> enforce_security(False)
         >>> security_enforced()
         False
     """
-    os.environ[_VARIABLE] = "1" if on else "0"
-
-
-class ModuleWithEnforceSecurity(ModuleType):
-    """Class for a module whose attribute ``enforce_security`` is the secure mode, to be read and set.
-
-    Example:
-        >>> utils = ModuleWithEnforceSecurity("utils")
-        >>> utils.enforce_security = False
-        >>> utils.enforce_security
-        False
-    """
-
-    @property
-    def enforce_security(self) -> bool:
-        return security_enforced()
-
-    @enforce_security.setter
-    def enforce_security(self, on: bool) -> None:
-        enforce_security(on)
+    os.environ[_SECURE_VARIABLE] = "1" if on else "0"
 
 
 def refuse_in_secure_mode(what: str) -> None:
-    """Raises if the secure mode is on.
-
-    Args:
-        what: What is not allowed, and where it was asked for: the beginning of a sentence.
-
-    Raises:
-        SecurityError: The secure mode is on.
-
-    Example:
-        >>> refuse_in_secure_mode("local files may not be opened (/data/x.tar)")
-    """
+    """Raises ``SecurityError`` if secure mode is on; ``what`` begins its message."""
     if security_enforced():
         raise SecurityError(
-            f"{what} in secure mode: it is on because {_VARIABLE}={os.environ[_VARIABLE]!r} is in the "
-            "environment, or because enforce_security was set"
+            f"{what} in secure mode: it is on because {_SECURE_VARIABLE}="
+            f"{os.environ[_SECURE_VARIABLE]!r} is in the environment, or because enforce_security was set"
         )
+
+
+def rewrite_url(url: str) -> str:
+    """A URL after the rules in the user's environment.
+
+    The environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold rules ``prefix=replacement``,
+    separated by semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy cat-s3 "``. The first
+    rule that changes the URL counts; those of ``WDS_REWRITE`` come first.
+
+    As in webdataset, the first ``=`` divides a rule, and the prefix is a regular expression that matches at
+    the URL's beginning. A prefix may hold ``=`` itself: if the URL begins literally with the text before a
+    *later* ``=``, the last such ``=`` divides the rule. For the URL ``https://host/get?x=1/a.tar`` the rule
+    ``https://host/get?x=1=/local`` yields ``/local/a.tar``.
+
+    With ``GOPEN_VERBOSE=1`` in the environment, each URL that changes is printed on standard error.
+
+    Raises:
+        ValueError: A rule has no ``=``, or its prefix is not a regular expression.
+        SecurityError: There are rules, and secure mode is on.
+
+    Source:
+        ``webdataset.gopen.rewrite_url``.
+
+    Example:
+        >>> os.environ["WDS_REWRITE"] = "gs://=pipe:ssh proxy gsutil cat gs://"
+        >>> rewrite_url("gs://bucket/x.tar")
+        'pipe:ssh proxy gsutil cat gs://bucket/x.tar'
+        >>> del os.environ["WDS_REWRITE"]
+    """
+    rewritten = _rewrite(url).url
+    if rewritten != url and verbose():
+        shown = f"{without_credentials(url)} -> {without_credentials(rewritten)}"
+        print(f"GOPEN REWRITE {shown}", file=sys.stderr)
+    return rewritten
+
+
+def check_url(url: str, trusted: bool, where: str) -> None:
+    """Refuses a URL that runs a command, unless it comes from the user's own code.
+
+    Call it for every URL that was read from a file or fetched. The user's environment may later turn such a
+    URL into a command (``WDS_REWRITE``). Then the part of the URL that ends up in the command must be a plain
+    word: no option (a leading ``-``), nothing that the shell would expand or split. Whatever it is rewritten
+    to, it must not lead to a parent folder (``..``).
+
+    Args:
+        url: A URL, or a pattern for :func:`mpwds.expand_urls`. All that it expands to is checked too, because
+            ``{pipe,}:rm`` and ``${X}rm`` may hide a command.
+        trusted: Whether the caller trusts the place that the URL comes from.
+        where: That place, for the message: ``"train.yaml, line 7"``.
+
+    Raises:
+        SecurityError: The place is not trusted, and the URL is ``pipe:`` or breaks one of these rules.
+
+    Example:
+        >>> check_url("https://host/{00..99}.tar", trusted=False, where="train.yaml")
+        >>> check_url("a.tar::pipe:cat b.tar", trusted=False, where="train.yaml, line 7")
+        Traceback (most recent call last):
+            ...
+        mpwds.errors.SecurityError: train.yaml, line 7: the URL 'pipe:cat b.tar' runs a command, ...
+    """
+    if trusted:
+        return
+    for candidate in _readings(url):
+        shown = f"{where}: the URL {without_credentials(candidate)!r}"
+        if url_scheme(candidate) == "pipe":
+            raise SecurityError(
+                f"{shown} runs a command, which is allowed only for URLs in your code and for results of "
+                "WDS_REWRITE in your environment; if you wrote that file yourself, load it with "
+                "trusted=True"
+            )
+        rewritten = _rewrite(candidate)
+        if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
+            raise SecurityError(
+                f"{shown} has '..', which would leave the place to which {rewritten.variable} in your "
+                "environment maps it; if you wrote that file yourself, load it with trusted=True"
+            )
+        if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
+            raise SecurityError(
+                f"{shown} would add an option, or characters with a meaning for the shell, to the command "
+                f"that {rewritten.variable} in your environment makes of it; if you wrote that file "
+                "yourself, load it with trusted=True"
+            )
+
+
+def verbose() -> bool:
+    """Whether ``GOPEN_VERBOSE`` asks for a line about every URL that is opened."""
+    return os.environ.get("GOPEN_VERBOSE", "0").strip() not in ("", "0")
+
+
+class _Rewritten(NamedTuple):
+    """A URL after the rules; which parts of the original are left in it; the variable with the rule."""
+
+    url: str
+    pieces: tuple[str, ...] = ()
+    variable: str = ""
+
+
+def _rewrite(url: str) -> _Rewritten:
+    for variable in _REWRITE_VARIABLES:
+        rules = os.environ.get(variable, "")
+        if not rules.strip():
+            continue
+        refuse_in_secure_mode(f"URLs are not rewritten by {variable}")
+        for rule in filter(str.strip, rules.split(";")):
+            rewritten = _apply(rule, url, variable)
+            if rewritten.url != url:
+                return rewritten
+    return _Rewritten(url)
+
+
+def _apply(rule: str, url: str, variable: str) -> _Rewritten:
+    pattern, equals, replacement = rule.partition("=")
+    if not equals:
+        raise ValueError(
+            f"{variable} in the environment has the rule {rule!r} without '=': write prefix=replacement, and "
+            "';' between rules"
+        )
+    for later in range(len(rule) - 1, len(pattern), -1):
+        if rule[later] == "=" and url.startswith(rule[:later]):
+            return _Rewritten(rule[later + 1 :] + url[later:], (url[later:],), variable)
+    try:
+        prefix = re.compile("^" + pattern)
+        rewritten = prefix.sub(replacement, url)
+    except (re.error, IndexError) as error:
+        raise ValueError(
+            f"{variable} in the environment has the rule {rule!r}, which is not a regular expression: {error}"
+        ) from None
+    pieces = []
+    at = 0
+    for match in prefix.finditer(url):
+        pieces += [url[at : match.start()], *match.groups("")]
+        pieces += [match[0]] if "\\g<0>" in replacement else []
+        at = match.end()
+    return _Rewritten(rewritten, (*pieces, url[at:]), variable)
+
+
+def _readings(url: str) -> list[str]:
+    try:
+        return [url, *expand_urls(url)]
+    except ValueError:  # an invalid pattern: the caller that expands it raises
+        return [url, *url.split("::")]

@@ -1,4 +1,4 @@
-"""Shard patterns to lists of URLs; a URL's scheme, its local path, and its form for messages."""
+"""URLs: shard patterns and their braces, schemes, local paths, and the form for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from mpwds.storage.streams.braces import expand_braces
+from braceexpand import braceexpand
+
+MAX_NAMES = 1_000_000
+"""The most names that a pattern may expand to: about a petabyte of shards."""
+
+_TOKEN = re.compile(
+    r"\\."
+    r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
+    r"|\{(?P<from>[A-Za-z])\.\.(?P<to>[A-Za-z])(\.\.(?P<stride>-?\d+))?\}"
+    r"|[{},]",
+    re.DOTALL,
+)
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -28,10 +39,9 @@ _SECRET_HEADER = re.compile(
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """The shards of a pattern, or of an iterable of names.
 
-    A string (or a path object) may hold several patterns separated by ``::``, variables and braces:
-    ``${NAME}`` becomes the value of the environment variable ``WDS_NAME``; ``{000..131}`` and ``{a,b}``
-    become one name for each of their values. Names from an iterable stay as they are. These are webdataset's
-    rules.
+    A pattern (a string or a path) may consist of several patterns separated by ``::``. ``${NAME}`` becomes
+    the value of the environment variable ``WDS_NAME``. ``{000..131}`` and ``{a,b}`` become one name for each
+    value. Names from an iterable stay as they are. These are webdataset's rules.
 
     Args:
         urls: A pattern, or an iterable of shard names.
@@ -60,16 +70,35 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     else:
         shards = [_as_str(url) for url in urls]
     if not shards:
-        raise ValueError(f"no shards: {urls!r} names none")
+        raise ValueError(f"no shards: {urls!r} is empty")
     if "" in shards:
         raise ValueError(f"shard {shards.index('')} of {urls!r} has an empty name")
     return shards
 
 
+def expand_braces(*patterns: str) -> list[str]:
+    """The names that the braces of patterns expand to, in order.
+
+    Raises:
+        ValueError: The braces do not match, or there would be more than a million names. They are counted
+            first.
+
+    Example:
+        >>> expand_braces("x-{0..2}.{tar,txt}")
+        ['x-0.tar', 'x-0.txt', 'x-1.tar', 'x-1.txt', 'x-2.tar', 'x-2.txt']
+    """
+    names = sum(map(_count, patterns))
+    if names > MAX_NAMES:
+        largest = max(patterns, key=_count)
+        raise ValueError(
+            f"the braces in {largest!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed. If you "
+            "really have that many shards, pass a list of names"
+        )
+    return [name for pattern in patterns for name in _expand(pattern)]
+
+
 def url_scheme(url: str) -> str:
     """A URL's scheme in lower case; an empty string for a path.
-
-    A single letter is not a scheme, nor is anything behind the first slash of a path.
 
     Example:
         >>> [url_scheme(url) for url in ("S3://bucket/x.tar", "pipe:cat x.tar", "data/s3:x.tar", "C:/x.tar")]
@@ -80,12 +109,7 @@ def url_scheme(url: str) -> str:
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether a URL names a local file: by a path, by ``file:``, or as ``ab:c.tar`` where that file exists.
-
-    Example:
-        >>> is_local("data/x.tar"), is_local("file:data/x.tar"), is_local("https://host/x.tar")
-        (True, True, False)
-    """
+    """Whether a URL names a local file: a path, ``file:``, or ``ab:c.tar`` if such a file exists."""
     name = _as_str(url)
     return url_scheme(name) in ("", "file") or os.path.exists(name)
 
@@ -93,17 +117,16 @@ def is_local(url: str | os.PathLike[str]) -> bool:
 def local_path(url: str | os.PathLike[str]) -> str:
     """The path of the local file that a URL names.
 
-    Args:
-        url: A path, or a ``file:`` URL, in which ``%20`` and the like stand for characters. A path that looks
-            like a URL (``ab:c.tar``) is a path when a file of that name exists.
+    In a ``file:`` URL, ``%20`` and the like stand for characters. A path that looks like a URL (``ab:c.tar``)
+    is a path if such a file exists.
 
     Raises:
         ValueError: The URL's scheme is another one, or a ``file:`` URL names another machine.
         TypeError: ``url`` is neither a string nor a path.
 
     Example:
-        >>> local_path("data/x.tar"), local_path("file:data/x.tar"), local_path("file:///data/my%20x.tar")
-        ('data/x.tar', 'data/x.tar', '/data/my x.tar')
+        >>> local_path("data/x.tar"), local_path("file:///data/my%20x.tar")
+        ('data/x.tar', '/data/my x.tar')
     """
     path = _as_str(url)
     scheme = url_scheme(path)
@@ -118,9 +141,7 @@ def local_path(url: str | os.PathLike[str]) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """A URL for messages: without passwords, tokens and signatures of the usual forms.
-
-    Also for commands (``pipe:curl -H "Authorization: ..." ...``).
+    """A URL or a command for messages, without passwords, tokens and signatures of the usual forms.
 
     Example:
         >>> without_credentials("https://me:pass@host/x.tar?part=1&X-Amz-Signature=0f1e")
@@ -163,7 +184,7 @@ def _check_range(pattern: str) -> None:
 
 
 def _check_glob(pattern: str) -> None:
-    """Refuses a glob, which would name a shard that cannot be there."""
+    """Refuses a glob: no shard has that name."""
     is_file = url_scheme(pattern) in ("", "file")
     if is_file and _GLOB.search(pattern) and not os.path.exists(expand_braces(pattern)[0]):
         raise ValueError(
@@ -172,8 +193,41 @@ def _check_glob(pattern: str) -> None:
         )
 
 
+def _expand(pattern: str) -> list[str]:
+    try:
+        return list(braceexpand(pattern))
+    except ValueError:
+        raise ValueError(f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar") from None
+
+
+def _count(pattern: str) -> int:
+    """The number of names; too high if letters are counted or braces do not match."""
+    alternatives, names = 0, 1  # of the braces that are open: those before the last comma; those since
+    outer: list[tuple[int, int]] = []
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if text == "{":
+            outer.append((alternatives, names))
+            alternatives, names = 0, 1
+        elif text == "," and outer:
+            alternatives, names = alternatives + names, 1
+        elif text == "}" and outer:
+            inside = alternatives + names
+            alternatives, names = outer.pop()
+            names *= inside
+        elif token["first"]:
+            names *= _steps(int(token["first"]), int(token["last"]), token["step"])
+        elif token["from"]:
+            names *= _steps(ord(token["from"]), ord(token["to"]), token["stride"])
+    return max(names, *(before for _, before in outer), 1)
+
+
+def _steps(first: int, last: int, step: str | None) -> int:
+    return abs(last - first) // max(1, abs(int(step or 1))) + 1
+
+
 def _substitute_variables(pattern: str) -> str:
-    """Replace ``${NAME}`` until none is left: a value may itself hold variables."""
+    """Replaces each ``${NAME}``, also in the values."""
     expanded = pattern
     for _ in range(_NESTED_VARIABLES):
         if _VARIABLE.search(expanded) is None:

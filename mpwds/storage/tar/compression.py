@@ -1,4 +1,4 @@
-"""Streams that decompress what they read: gzip, bzip2, xz and zstd, told by their first bytes."""
+"""Streams that decompress as they are read: gzip, bzip2, xz and zstd, recognized by their first bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.input import Input
@@ -19,36 +19,15 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
-class Decompressor(Protocol):
-    """A decompressor of one compressed member, as ``bz2`` and ``lzma`` have them."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes: ...
-
-
 class Compression(NamedTuple):
-    """A format: its name, and how to make a decompressor of one member."""
+    """A format: its name, and a factory of decompressors of one member, with the interface of ``lzma``'s."""
 
     name: str
-    decompressor: Callable[[], Decompressor]
+    decompressor: Callable[[], Any]
 
 
 def compression_of(start: bytes) -> Compression | None:
-    """The format of data that begins with ``start``; ``None`` if it is not one of these.
-
-    Args:
-        start: The first bytes, ``LOOK_BYTES`` or more.
-
-    Example:
-        >>> import gzip
-        >>> compression_of(gzip.compress(b"abc")).name, compression_of(b"train/0001.png")
-        ('gzip', None)
-    """
+    """The format of data that begins with ``start`` (at least ``LOOK_BYTES``); ``None`` if not compressed."""
     for pattern, compression in _COMPRESSIONS:
         if pattern.match(start):
             return compression
@@ -56,26 +35,9 @@ def compression_of(start: bytes) -> Compression | None:
 
 
 class Decompressed:
-    """The decompressed bytes of a stream, made as they are read; members one after the other are one stream.
+    """A stream of decompressed bytes; consecutive compressed members form one stream.
 
     Zero bytes behind the last member are padding; anything else there is an error.
-
-    Args:
-        source: Gives the compressed bytes; closed with this object.
-        compression: Their format.
-
-    Raises:
-        ShardError: While reading, the data are damaged or end too early.
-        ImportError: The format needs a package that is missing.
-
-    Example:
-        >>> import gzip, io
-        >>> from mpwds.storage.tar.input import StreamInput
-        >>> compressed = gzip.compress(b"abc") + gzip.compress(b"def")
-        >>> source = StreamInput(io.BytesIO(compressed), "x.gz", 0)
-        >>> stream = Decompressed(source, compression_of(compressed))
-        >>> stream.read(100), stream.read(100), stream.read(100)
-        (b'abc', b'def', b'')
     """
 
     def __init__(self, source: Input, compression: Compression) -> None:
@@ -83,11 +45,11 @@ class Decompressed:
         self._compression = compression
         self._decompressor = compression.decompressor()
         self._position = 0  # in the compressed bytes
-        self._pending = b""  # bytes before that which no decompressor has got
+        self._pending = b""  # compressed bytes that were read and not yet decompressed
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, as soon as there are some; none at the end."""
+        """Up to ``size`` bytes, as soon as there are any; none at the end."""
         while not self._ended:
             decompressor = self._decompressor
             if decompressor.eof:
@@ -95,7 +57,7 @@ class Decompressed:
                 continue
             data = self._input() if decompressor.needs_input else b""
             try:
-                piece = decompressor.decompress(data, size)
+                piece: bytes = decompressor.decompress(data, size)
             except Exception as error:  # each of these modules raises a type of its own
                 raise self._damaged(str(error)) from error
             if piece:
@@ -118,7 +80,7 @@ class Decompressed:
         return data
 
     def _begin_next(self, unused: bytes) -> None:
-        """Turns to the member that follows, of which ``unused`` was given to the last decompressor."""
+        """Starts the next member. The last decompressor left ``unused``."""
         rest = (unused + self._pending).lstrip(b"\0")
         while len(rest) < LOOK_BYTES and (more := self._more()):
             rest = (rest + more).lstrip(b"\0")
@@ -127,7 +89,7 @@ class Decompressed:
         if not rest:
             self._ended = True
         elif following is None or following.name != self._compression.name:
-            raise self._damaged(f"what follows its end is not {self._compression.name}: cut it off")
+            raise self._damaged(f"the bytes behind its end are not {self._compression.name}: cut them off")
         else:
             self._decompressor = following.decompressor()
 
@@ -139,8 +101,6 @@ class Decompressed:
 
 
 class _Gzip:
-    """One gzip member, with the interface that ``bz2`` and ``lzma`` have."""
-
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
         self.needs_input = True
@@ -160,9 +120,9 @@ class _Gzip:
 
 
 class _ZstdFrame:
-    """One zstd frame, with the interface that ``bz2`` and ``lzma`` have.
+    """One zstd frame.
 
-    ``zstandard`` has no limit for what a call returns, and a few kilobytes can become gigabytes. So it gets
+    ``zstandard`` has no limit for the result of a call, and a few kilobytes can become gigabytes. So it gets
     one block at a time, which becomes 128 KiB at most. (Pieces of a fixed size would have to be so small that
     reading takes half as long again.) A frame's window is at most 128 MiB (``zstd --long=27``).
 
@@ -208,7 +168,7 @@ class _ZstdFrame:
         return piece
 
     def _next_bytes(self) -> int:
-        """How much of the input to decompress next: a header or a block, or 0 while there is less."""
+        """How many bytes to decompress next: a header or a block, or 0 while it is not complete."""
         held = self._input
         if self._is_skipped:
             return len(held)

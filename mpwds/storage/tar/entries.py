@@ -1,15 +1,16 @@
-"""The loop that takes a tar archive apart: the hot path of reading shards."""
+"""Reads the members of a tar archive, with every length checked: the hot path of reading shards."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 from zlib import adler32
 
 from mpwds.errors import ShardError
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import Decompressed, compression_of
 from mpwds.storage.tar.header import (
@@ -45,6 +46,69 @@ MAX_DECOMPRESSED_BYTES = 1 << 30
 
 OpenAt = Callable[[str, int], BinaryIO]
 """``open(url, offset)``: a stream of a resource's bytes from ``offset`` on."""
+
+
+class Member(NamedTuple):
+    """A regular file in a tar archive.
+
+    Attributes:
+        name: Its name; bytes that are not UTF-8 become surrogates (``surrogateescape``).
+        offset: Byte offset of its first header in the archive, where reading can start again.
+        data: Its contents.
+    """
+
+    name: str
+    offset: int
+    data: bytes
+
+
+def read_members(
+    url: str,
+    offset: int = 0,
+    *,
+    open: OpenAt = open_at,
+    select: Callable[[str], object] | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> Iterator[Member]:
+    """Yields the regular files of a tar archive in order; skips directories, links and devices.
+
+    Reads v7, ustar, GNU and pax archives, with long names and large sizes, several archives in a row with
+    zero blocks between them, and all that compressed by gzip, bzip2, xz or zstd. Memory is bounded: a length
+    in the archive is compared with the bytes that are really there before anything is allocated. The stream
+    is open while the generator is.
+
+    An archive without the zero blocks that should end it is read to its end and then gives a
+    ``RuntimeWarning``: the rest of an upload may be missing.
+
+    Args:
+        url: A path or URL for ``open``; see ``mpwds.storage.streams.gopen`` for the default.
+        offset: Byte offset at which to start: 0, or a ``Member.offset``. In a compressed archive it counts
+            decompressed bytes, and all bytes before it are decompressed again. A global pax header before it
+            is not seen.
+        open: Opens ``url`` at a byte offset.
+        select: Takes a member's name, returns whether to read it; other members are skipped unread.
+        rename: Takes a member's name, returns the name to yield. ``select`` gets that name.
+
+    Raises:
+        FileNotFoundError: There is no such file. Other errors of ``open`` pass, too.
+        ShardError: The archive is damaged or truncated, holds GNU sparse files, or is followed by other
+            bytes. The message gives the file and the offset. Members before the fault have been yielded.
+        ImportError: It is compressed by zstd, and ``zstandard`` is missing.
+        ValueError: ``offset`` is negative.
+
+    Source:
+        POSIX.1-2001 ``pax`` (ustar and pax interchange formats); the GNU tar manual, "Basic Tar Format".
+    """
+    choose = None
+    if rename is not None or select is not None:
+
+        def choose(name: str) -> str | None:
+            name = name if rename is None else rename(name)
+            return name if select is None or select(name) else None
+
+    make_member = tuple.__new__
+    for entry in read_entries(url, offset, open, choose):
+        yield make_member(Member, entry)
 
 
 def read_entries(
@@ -219,7 +283,7 @@ def read_entries(
 
         if position > source.end:
             raise ShardError(
-                f"{shown} is truncated: it ends at {source.end}, inside a member that goes on to {position}"
+                f"{shown} is truncated: it ends at {source.end}, inside a member that reaches to {position}"
             )
         if first >= 0:
             raise truncated(source, first, "it ends after an extension header, before its member")
@@ -234,13 +298,7 @@ def read_entries(
 def open_archive(
     url: str, offset: int, open: OpenAt, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Input:
-    """The bytes of an archive, decompressed if need be; close it after.
-
-    Args:
-        url: A path or URL for ``open``.
-        offset: Where reading will start.
-        open: Opens ``url`` at a byte offset.
-        max_decompressed_bytes: The result's ``largest``, if the archive is compressed.
+    """Opens an archive, decompressed if need be, for reading from ``offset`` on. Close the result.
 
     Raises:
         ShardError: Nothing can be read at ``offset``.
@@ -291,15 +349,7 @@ def nothing_there(source: Input, offset: int) -> ShardError:
 
 
 def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
-    """The error for bytes that are not a header.
-
-    Args:
-        block: The bytes, at most ``BLOCK``; at least one.
-        source: Where they come from.
-        offset: Where reading started.
-        position: Where they are.
-        after_zeros: Where the zero blocks before them ended.
-    """
+    """The error for a block, perhaps cut off, that is not a header; zero blocks ended at ``after_zeros``."""
     if offset < after_zeros == position:
         number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
         cut = f" (truncate -s {position})" if isinstance(source, FileInput) else ""
@@ -321,7 +371,7 @@ def data_missing(source: Input, position: int, size: int) -> ShardError:
 def too_large_decompressed(source: Input, position: int, name: str, size: int) -> ShardError:
     return ShardError(
         f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
-        f"bytes, more than the limit of {source.largest}; if you trust whoever wrote the shard, raise it: "
+        f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
         "WebDataset(..., max_decompressed_bytes=...)"
     )
 

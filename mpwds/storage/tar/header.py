@@ -1,4 +1,4 @@
-"""The headers of a tar archive: name, size, kind and checksum, and the extensions of GNU and pax."""
+"""Headers of a tar archive: name, size, kind and checksum, and the extensions of GNU and pax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK: Final = 512
 ZERO_BLOCK: Final = bytes(BLOCK)
 
 LAYOUT: Final = struct.Struct("148s8s356s")
-"""A header as what comes before its checksum, its checksum, and the rest, which starts with its kind.
+"""A header in three parts: before its checksum, the checksum, and the rest, which starts with its kind.
 
 Members that were written together differ in the first part only, so a reader that has seen the third
 before needs to look at nothing but name, size and checksum.
@@ -34,7 +34,7 @@ _NO_SUM = 1 << 40  # which no header has
 
 
 class _Checksums(dict[bytes, int]):
-    """A checksum field to the sum that all other bytes of its header have."""
+    """Maps a checksum field to the sum that all other bytes of its header must have."""
 
     def __missing__(self, field: bytes) -> int:
         try:
@@ -48,7 +48,7 @@ class _Checksums(dict[bytes, int]):
 
 
 class _Sizes(dict[bytes, int]):
-    """A size field to the number in it; -1 if it is not a number."""
+    """Maps a size field to the number in it; -1 if it is not a number."""
 
     def __missing__(self, field: bytes) -> int:
         if len(self) >= _KNOWN_LIMIT:
@@ -71,14 +71,7 @@ def back_sum(back: bytes) -> int:
 
 
 def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
-    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces.
-
-    Example:
-        >>> import tarfile
-        >>> header = tarfile.TarInfo("a.txt").tobuf()
-        >>> has_valid_checksum(*LAYOUT.unpack(header)), has_valid_checksum(*LAYOUT.unpack(bytes(512)))
-        (True, False)
-    """
+    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces."""
     expected = checksums[stored]
     if expected == (adler32(front) & 0xFFFF) + back_sum(back):
         return True
@@ -87,14 +80,14 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
 
 
 def begins_archive(block: bytes) -> bool:
-    """Whether a block is one that an archive can start with: a header or zeros."""
+    """Whether an archive can start with this block: a header or zeros."""
     if len(block) < BLOCK:
         return not any(block)
     return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))
 
 
 def directory_of(back: bytes) -> bytes:
-    """The directory that ustar keeps apart from the name, with a slash behind it; often nothing."""
+    """The directory that ustar keeps apart from the name, with a slash behind it; often empty."""
     if back[189] and back[101:107] == b"ustar\0":
         return back[189:344].partition(b"\0")[0] + b"/"
     return b""
@@ -140,7 +133,7 @@ _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")
 
 
 class Extended(NamedTuple):
-    """The name and size to take in place of the header's."""
+    """The name and size that replace the header's."""
 
     name: str | None = None
     size: int | None = None
@@ -150,17 +143,9 @@ NOTHING: Final = Extended()
 
 
 def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> Extended:
-    """``known`` with the name and size that another extension header states.
+    """``known``, a member's extensions so far, with the name and size that another extension header states.
 
-    Args:
-        known: The extensions of the next member so far.
-        kind: The extension header's kind, one of ``EXTENSIONS``.
-        body: Its data.
-        url: The shard, for errors.
-        position: The header's offset, for errors.
-
-    Raises:
-        ShardError: A record is damaged, or the member is a GNU sparse file.
+    Raises ``ShardError`` if a record is damaged, or the member is a GNU sparse file.
 
     Example:
         >>> extend(NOTHING, ord("x"), b"18 path=real/name\\n", "x.tar", 0)

@@ -1,4 +1,4 @@
-"""The bytes of an archive: from a file, read at any offset, or from a stream, read once from the start."""
+"""The bytes of an archive: a file is read at any offset, a stream once from its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 from mpwds.errors import ShardError
 
@@ -23,35 +23,6 @@ _PIPE_BYTES = 256 * 1024
 bytes(16 * 1024 * 1024)
 
 
-class Input(Protocol):
-    """Bytes by their offset in the archive, asked for in rising order.
-
-    Attributes:
-        url: What errors call it.
-        end: Where the archive ends; ``sys.maxsize`` until that is known.
-        apart_bytes: Data from this size on is better asked for with ``data`` than as part of a window.
-        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
-    """
-
-    url: str
-    end: int
-    apart_bytes: int
-    largest: int
-
-    def window(self, position: int, need: int) -> tuple[bytes, int]:
-        """Bytes, and the place among them of that at ``position``.
-
-        It and those behind are at least ``need``, often more; fewer only where the archive ends.
-        """
-        ...
-
-    def data(self, position: int, size: int, padding: int) -> bytes:
-        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Readable(Protocol):
     """A stream: a file, a pipe, a response or a decompressor."""
 
@@ -60,15 +31,17 @@ class Readable(Protocol):
 
 
 class FileInput:
-    """A regular file, read with ``pread``: what is skipped is not read, and large data is copied once.
+    """A regular file, read with ``pread``: skipped bytes are not read, and large data is copied once.
 
-    Mapping it would save the copy and cost page faults instead: as soon as the bytes are used, that is about
-    the same (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file
-    that gets shorter kills the process.
+    Mapping the file would replace the copy by page faults, which cost about the same once the bytes are used
+    (100 kB: 27 to 36 us mapped, 29 to 30 read; see ``tools/bench/pipeline.py``), and a mapped file that gets
+    shorter kills the process. ``close`` closes the stream.
 
-    Args:
-        stream: The open file; closed with this object.
-        url: What errors call it.
+    Attributes:
+        url: The archive's name in errors.
+        end: Where the archive ends; ``sys.maxsize`` until that is known.
+        apart_bytes: Data of this size or more should be read with ``data`` rather than with ``window``.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
     apart_bytes = 32 * 1024
@@ -83,6 +56,10 @@ class FileInput:
         self._window_bytes = _LEAST_WINDOW_BYTES
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
+        """Bytes, and the index of ``position`` among them. Positions rise from call to call.
+
+        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
+        """
         size = self._window_bytes
         if size < _WINDOW_BYTES:
             self._window_bytes = 4 * size
@@ -97,6 +74,7 @@ class FileInput:
         return window, 0
 
     def data(self, position: int, size: int, padding: int) -> bytes:
+        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
         self._window_bytes = _LEAST_WINDOW_BYTES
         data = os.pread(self._descriptor, size, position)
         return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
@@ -105,7 +83,7 @@ class FileInput:
         _close(self._stream)
 
     def _rest(self, position: int, size: int) -> bytes:
-        """Reads on where ``pread`` stopped: it returns at most 2 GiB, and less when it is interrupted."""
+        """Continues after ``pread``, which returns at most 2 GiB, and less when it is interrupted."""
         pieces = []
         while size > 0:
             piece = os.pread(self._descriptor, size, position)
@@ -121,14 +99,7 @@ class FileInput:
 
 
 class StreamInput:
-    """A stream, read in pieces as they come: it never waits for more than it was asked for.
-
-    Args:
-        stream: Has ``read``, and perhaps ``read1``; closed with this object.
-        url: What errors call it.
-        offset: The offset in the archive at which the stream stands.
-        largest: The most data that a member may have.
-    """
+    """A stream at an offset of the archive, read in pieces as they come: waits for no more than it needs."""
 
     apart_bytes = 32 * 1024
 
@@ -164,7 +135,7 @@ class StreamInput:
         if at + size <= len(self._chunk):
             data = self._chunk[at : at + size]
         else:
-            # A copy of the rest, so that the chunk's memory can be used again; views of what comes.
+            # The rest is copied, so that the chunk's memory can be used again; later pieces are views.
             pieces: list[bytes | memoryview] = [self._chunk[at:]]
             missing = size - len(pieces[0])
             while missing > 0 and (piece := self._read(_PIECE_BYTES)):
@@ -183,7 +154,7 @@ class StreamInput:
         _close(self._stream)
 
     def _skip_to(self, position: int) -> None:
-        """Reads until the chunk, or its end, is at ``position``; or the stream ends."""
+        """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
         while position > self._position + len(self._chunk):
             self._position += len(self._chunk)
             self._chunk = self._read(_PIECE_BYTES)
@@ -191,7 +162,10 @@ class StreamInput:
                 self.end, self._position = self._position, position
 
 
-def input_of(stream: BinaryIO, url: str, offset: int) -> FileInput | StreamInput:
+Input: TypeAlias = "FileInput | StreamInput"
+
+
+def input_of(stream: BinaryIO, url: str, offset: int) -> Input:
     """The fastest input for ``stream``, which stands at ``offset`` of the archive."""
     if is_regular_file(stream) and stream.tell() == offset:
         return FileInput(stream, url)
@@ -204,10 +178,10 @@ def _close(stream: Readable) -> None:
 
 
 def is_regular_file(stream: BinaryIO) -> bool:
-    """Whether what ``stream`` reads is a regular file's bytes as they are.
+    """Whether ``stream`` yields a regular file's bytes unchanged.
 
-    Objects that decompress or decrypt have the descriptor of their file, too: only Python's own plain files
-    count.
+    Objects that decompress or decrypt have the descriptor of their file, too, so only Python's own plain
+    files count.
     """
     raw = stream.raw if type(stream) is io.BufferedReader else stream
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
@@ -233,7 +207,7 @@ def reader(stream: Readable) -> Callable[[int], bytes]:
 
 
 def widen_pipe(stream: object) -> None:
-    """Lets a pipe hold 256 KiB in place of 64, if it may: large members come three times as fast."""
+    """Lets a pipe hold 256 KiB instead of 64, if allowed: large members arrive three times as fast."""
     with suppress(AttributeError, OSError, ValueError):  # no descriptor, no pipe, or not allowed
         descriptor = stream.fileno()  # type: ignore[attr-defined]  # see above
         if fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:

@@ -1,4 +1,4 @@
-"""Destinations of archives: a file that appears when it is complete, a URL, the caller's own stream."""
+"""Where archives go: a file that appears when it is complete, a URL, or the caller's own stream."""
 
 from __future__ import annotations
 
@@ -10,47 +10,33 @@ import secrets
 import sys
 import warnings
 import weakref
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
-from mpwds.storage.streams.rewrite import rewrite_url
-from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
 _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
-class Destination(Protocol):
-    """A stream with two ends: one that makes what was written appear, one that throws it away."""
-
-    @property
-    def stream(self) -> BinaryIO:
-        """Where to write; it may take less than it is given."""
-
-    def publish(self) -> None: ...
-    def discard(self) -> None: ...
+Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
+"""A ``stream`` that ``publish`` completes and ``discard`` throws away. It may take less than it is given."""
 
 
 def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
-    """Opens what an archive is to be written to.
+    """Opens an archive's destination.
 
     Args:
         target: A path or a ``file:`` URL, which becomes a ``PendingFile``; a named pipe or a device is
-            written to as it is. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
+            written to directly. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
             end. A binary stream or ``"-"``, standard output, which stay open. An ``OwnedStream``.
 
     Raises:
         OSError: It cannot be opened.
         ValueError: The URL's scheme is unknown.
-        SecurityError: The secure mode forbids it.
-
-    Example:
-        >>> import io
-        >>> stream = io.BytesIO()
-        >>> open_destination(stream).stream is stream
-        True
+        SecurityError: Secure mode forbids it.
     """
     if isinstance(target, OwnedStream):
         return target
@@ -70,7 +56,7 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) ->
 
 
 class _Given:
-    """The caller's stream: both ends leave it open, with what was written to it."""
+    """The caller's stream: stays open, with all that was written to it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -85,12 +71,7 @@ class _Given:
 
 
 class OwnedStream:
-    """A stream whose ``close`` completes what was written, at the other end as well.
-
-    Args:
-        stream: Where to write.
-        name: The stream's name in messages.
-    """
+    """A stream whose ``close`` completes the output, at the other end as well."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream = stream
@@ -101,11 +82,11 @@ class OwnedStream:
         self.stream.close()
 
     def discard(self) -> None:
-        """Ends the stream without completing what was written, where it has a way to do that.
+        """Ends the stream without completing the output, if the stream can do that.
 
-        That is a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of its
-        own, which is told of an error: smart_open's, obstore's and Google's streams then abort the upload. A
-        plain file is closed. Another stream is left alone, with a warning.
+        That takes a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of
+        its own that is told of an error: smart_open's, obstore's and Google's streams then abort the upload.
+        A plain file is closed. Another stream is left alone, with a warning.
         """
         discard = getattr(self.stream, "discard", None)
         if discard is not None:
@@ -122,7 +103,7 @@ class OwnedStream:
         else:
             warnings.warn(
                 f"{self._name} is not complete, and its stream ({type(self.stream).__name__}) has no method "
-                "`discard` to take it back: check what is there, and remove it",
+                "`discard` to take it back: look for a partial archive there, and remove it",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -131,13 +112,13 @@ class OwnedStream:
 class PendingFile:
     """A file written under a temporary name beside its final one.
 
-    ``publish`` makes it durable and gives it its name, replacing a file of that name. ``discard`` removes it.
-    So does the end of this object or of the interpreter, if neither was called. A process that is killed
-    leaves the file as ``.NAME.XXXXXXXX.partial`` (a long ``NAME`` is cut). A fork removes nothing.
+    ``publish`` makes it durable and gives it its name, replacing a file of that name. ``discard`` removes it,
+    and so does the end of this object or of the interpreter. A process that is killed leaves the file as
+    ``.NAME.XXXXXXXX.partial`` (a long ``NAME`` is cut). A fork removes nothing.
 
     Args:
-        path: The final name, relative to the current directory of now. A symbolic link stays; the file behind
-            it is replaced.
+        path: The final name, relative to the current directory at this time. A symbolic link stays; the file
+            behind it is replaced.
 
     Attributes:
         path: The final name, absolute.
@@ -147,16 +128,6 @@ class PendingFile:
         FileNotFoundError: The file's directory does not exist.
         FileExistsError: A directory, a pipe or a device has that name.
         OSError: The name is too long for the file system, or it refuses for another reason.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     pending = PendingFile(os.path.join(directory, "x.tar"))
-        ...     written = pending.stream.write(b"data")
-        ...     before = os.path.exists(pending.path)
-        ...     pending.publish()
-        ...     before, os.listdir(directory)
-        (False, ['x.tar'])
     """
 
     path: str
@@ -178,14 +149,14 @@ class PendingFile:
             raise FileNotFoundError(
                 error.errno, "cannot write here, the directory does not exist", self._directory
             ) from None
-        # Unbuffered: a fork of this process would write what is in the buffer a second time when it exits.
+        # Unbuffered: a fork of this process would write the buffered bytes a second time when it exits.
         self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
         self._temporary = temporary
         self._owner_pid = os.getpid()
         self._remove = weakref.finalize(self, _abandoned, self.path, self.stream, temporary, os.getpid())
 
     def publish(self) -> None:
-        """Write everything to disk, then rename. On an error the file is discarded."""
+        """Writes everything to disk, then renames. On an error the file is discarded."""
         try:
             os.fsync(self.stream.fileno())
             self.stream.close()
@@ -197,7 +168,7 @@ class PendingFile:
         _sync_directory(self._directory)
 
     def discard(self) -> None:
-        """Close and remove the file; does nothing when that is done or the file is published."""
+        """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
             _close_and_remove(self.stream, self._temporary)
 
@@ -228,7 +199,7 @@ def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
 
 
 def _sync_directory(directory: str) -> None:
-    """Makes a new name durable, where the file system can do that and lets this process do it."""
+    """Makes a new name durable, if the file system supports and allows it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

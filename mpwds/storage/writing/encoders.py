@@ -1,30 +1,197 @@
-"""Encode the fields of a sample into the bytes of their files, by the extension of the field's name."""
+"""Encodes the fields of a sample into the bytes of their files, by the extension of the field's name."""
 
 from __future__ import annotations
 
 import gzip
+import io
+import json
+import operator
+import pickle
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpwds.storage.writing.dumps import (
-    IMAGE_FORMATS,
-    cbor_dumps,
-    imageencoder,
-    integer_dumps,
-    json_dumps,
-    mp_dumps,
-    numpy_dumps,
-    numpy_npz_dumps,
-    pickle_dumps,
-    tenbin_dumps,
-    text_dumps,
-    torch_dumps,
-)
+import numpy as np
+
+from mpwds import tenbin
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 EncoderSpec: TypeAlias = bool | SampleEncoder | Mapping[str, FieldEncoder] | None
+
+# Rounding of floats and the quality of JPEG and TIFF are webdataset's, so that both write the same bytes.
+IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), ("JPEG", {"quality": 100})),
+    "png": ("PNG", {}),
+    **dict.fromkeys(("pbm", "pgm", "ppm", "pnm"), ("PPM", {})),
+    **dict.fromkeys(("tif", "tiff"), ("TIFF", {"quality": 100})),
+    "bmp": ("BMP", {}),
+    "webp": ("WEBP", {"lossless": True}),
+}
+"""By extension, Pillow's name of the format and its options."""
+
+
+def _integer_dumps(data: Any) -> bytes:
+    return str(operator.index(data)).encode("ascii")
+
+
+def _json_dumps(data: Any) -> bytes:
+    return json.dumps(data).encode("utf-8")
+
+
+def _text_dumps(data: Any) -> bytes:
+    if not isinstance(data, str):
+        raise TypeError("the extension is one of text, expected str or bytes")
+    return data.encode("utf-8")
+
+
+def numpy_dumps(data: Any) -> bytes:
+    """An array as an ``.npy`` file. An array of Python objects is pickled inside.
+
+    Args:
+        data: An array, a tensor, or anything that ``np.asarray`` turns into an array of numbers or strings.
+
+    Raises:
+        ValueError: The result would be an array of Python objects, and ``data`` is not one.
+
+    Source:
+        ``webdataset.writer.numpy_dumps``.
+    """
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, _storable(data), allow_pickle=True)
+    return stream.getvalue()
+
+
+def numpy_npz_dumps(data: Any) -> bytes:
+    """A dictionary of arrays, as ``numpy_dumps`` takes them, as a compressed ``.npz`` file."""
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise TypeError("npz holds a dictionary of arrays")
+    arrays = {name: _storable(array, name) for name, array in data.items()}
+    stream = io.BytesIO()
+    savez: Callable[..., None] = np.savez_compressed  # its stubs take every keyword for allow_pickle's bool
+    savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def tenbin_dumps(data: Any) -> bytes:
+    """An array, or a list of arrays, as tenbin."""
+    arrays = data if isinstance(data, (list, tuple)) else [data]
+    return bytes(
+        tenbin.encode_buffer([array if tenbin.holds(array) else _as_array(array) for array in arrays])
+    )
+
+
+def torch_dumps(data: Any) -> bytes:
+    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
+
+    Raises:
+        ImportError: torch is missing.
+
+    Source:
+        ``webdataset.writer.torch_dumps``.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("pth files are encoded with torch: pip install torch") from error
+    if type(data) is torch.Tensor and data.layout is torch.strided:
+        stored = data.untyped_storage().nbytes()
+        if stored > data.numel() * data.element_size():
+            data = data.detach().clone().requires_grad_(data.requires_grad)
+    stream = io.BytesIO()
+    torch.save(data, stream)
+    return stream.getvalue()
+
+
+def mp_dumps(data: Any) -> bytes:
+    """A value as MessagePack."""
+    import msgpack
+
+    return bytes(msgpack.packb(data))
+
+
+def cbor_dumps(data: Any) -> bytes:
+    """A value as CBOR. Raises ``ImportError`` if cbor2 is missing."""
+    try:
+        import cbor2
+    except ImportError as error:
+        raise ImportError("CBOR is encoded with cbor2: pip install 'mpwds[cbor]'") from error
+    return bytes(cbor2.dumps(data))
+
+
+def imageencoder(image: Any, format: str = "PNG") -> bytes:
+    """An image as a file.
+
+    Args:
+        image: A PIL image, or an array or tensor of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or
+            float in [0, 1].
+        format: An extension: ``jpg jpeg img image`` (JPEG of quality 100), ``webp`` (lossless) or
+            ``png pbm pgm ppm pnm tif tiff bmp``. ``pgm`` makes the image grey, ``pbm`` black and white.
+
+    Raises:
+        ValueError: The format or the array is not one of these.
+        OSError: The format cannot hold such an image (JPEG and alpha, say).
+        ImportError: Pillow is missing.
+
+    Source:
+        ``webdataset.writer.imageencoder``.
+    """
+    extension = format.lower()
+    if extension not in IMAGE_FORMATS:
+        raise ValueError(f"image format {format!r} is not one of {' '.join(IMAGE_FORMATS)}")
+    picture = _as_image(image)
+    if extension == "pgm":
+        picture = picture.convert("L")
+    elif extension == "pbm":
+        picture = picture.convert("1")
+    pillow_format, options = IMAGE_FORMATS[extension]
+    with io.BytesIO() as stream:
+        picture.save(stream, format=pillow_format, **options)
+        return stream.getvalue()
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    """An array of an array, a tensor (also on a device, or with a gradient), a number or a list."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _storable(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
+    array = _as_array(value)
+    if array.dtype.hasobject and not isinstance(value, np.ndarray):
+        what = type(value).__name__ if name is None else f"{name!r} ({type(value).__name__})"
+        raise ValueError(f"{what} makes an array of Python objects, which could only be pickled")
+    return array
+
+
+def _as_image(value: Any) -> Image:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ImportError("images are encoded with Pillow: pip install 'mpwds[images]'") from error
+    if isinstance(value, PIL.Image.Image):
+        return value
+    pixels = _as_array(value)
+    if pixels.dtype.kind == "f":
+        if pixels.size and not (pixels.min() > -0.001 and pixels.max() < 1.001):
+            raise ValueError(f"pixels reach from {pixels.min()} to {pixels.max()}, expected floats in [0, 1]")
+        pixels = (np.clip(pixels, 0.0, 1.0) * 255.0).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"pixels are {pixels.dtype}, expected uint8 or floats in [0, 1]")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim != 2 and not (pixels.ndim == 3 and pixels.shape[2] in (3, 4)):
+        raise ValueError(
+            f"pixels have shape {pixels.shape}, expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); "
+            "torch's (C, H, W) becomes that by .permute(1, 2, 0)"
+        )
+    return PIL.Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def _text_or(dumps: FieldEncoder, value: Any) -> bytes:
@@ -32,7 +199,7 @@ def _text_or(dumps: FieldEncoder, value: Any) -> bytes:
 
 
 def make_handlers() -> dict[str, FieldEncoder]:
-    """A new table of what each extension is encoded by, to change and pass as a writer's ``encoder``.
+    """A new table of encoders by extension, to change and pass as a writer's ``encoder``.
 
     Source:
         ``webdataset.writer.make_handlers``.
@@ -43,10 +210,10 @@ def make_handlers() -> dict[str, FieldEncoder]:
         (b'7', b'[1, null]')
     """
     handlers: dict[str, FieldEncoder] = {
-        **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), integer_dumps),
-        **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), text_dumps),
-        **dict.fromkeys(("json", "jsn"), json_dumps),
-        **dict.fromkeys(("pyd", "pickle", "pkl"), pickle_dumps),
+        **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _integer_dumps),
+        **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text_dumps),
+        **dict.fromkeys(("json", "jsn"), _json_dumps),
+        **dict.fromkeys(("pyd", "pickle", "pkl"), pickle.dumps),
         "pth": torch_dumps,
         "npy": numpy_dumps,
         "npz": numpy_npz_dumps,
@@ -65,19 +232,19 @@ default_handlers = make_handlers()
 def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = default_handlers) -> bytes:
     """The bytes of a field's file.
 
-    Bytes (also ``bytearray`` and ``memoryview``) are kept as they are and a ``str`` is encoded as UTF-8,
-    whatever the name says: under ``json`` or ``msg`` it is stored as the text that it is, not as a JSON or
-    msgpack string, as in webdataset. Else the last extension of the name decides:
+    Bytes (also ``bytearray`` and ``memoryview``) are kept, and a ``str`` is encoded as UTF-8, whatever the
+    name: under ``json`` or ``msg`` it is stored as it is, not as a JSON or msgpack string, as in webdataset.
+    For other values the last extension of the name decides:
 
     =============================================  ======================================================
     ``cls cls2 class count index inx id``          an integer, in decimal
     ``txt text transcript html htm``               a string
-    ``json jsn``                                   whatever ``json.dumps`` takes
+    ``json jsn``                                   any argument of ``json.dumps``
     ``npy``                                        an array
     ``npz``                                        a dictionary of arrays
     ``ten tenbin tb``                              an array or a list of arrays
-    ``mp msgpack msg``                             whatever ``msgpack.packb`` takes
-    ``cbor``                                       whatever ``cbor2.dumps`` takes
+    ``mp msgpack msg``                             any argument of ``msgpack.packb``
+    ``cbor``                                       any argument of ``cbor2.dumps``
     ``pyd pickle pkl``                             any object, pickled
     ``pth``                                        any object, as by ``torch.save``
     ``jpg jpeg img image png pbm pgm ppm pnm``     an image: a PIL image, or an array of shape (H, W),
@@ -85,14 +252,13 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     =============================================  ======================================================
 
     ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
-    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``.
-
-    A torch tensor may stand wherever an array may. ``.gz`` after the extension compresses, bytes included;
-    the result is the same on every run.
+    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may
+    stand wherever an array may. ``.gz`` after the extension compresses, bytes included, with the same result
+    on every run.
 
     Args:
         name: The field's name, such as ``"png"`` or ``"mask.npy.gz"``.
-        value: What to encode.
+        value: The value to encode.
         handlers: Functions by extension.
 
     Raises:
@@ -133,14 +299,10 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, FieldEncoder] = default_handlers
 ) -> dict[str, Any]:
-    """A sample with its fields encoded by a table of functions; those whose names start with ``_`` are kept.
+    """A sample, encoded by a table of functions. Fields that start with ``_`` stay as they are.
 
     Source:
         ``webdataset.writer.encode_based_on_extension``.
-
-    Example:
-        >>> encode_based_on_extension({"__key__": "a", "cls": 7}, make_handlers())
-        {'__key__': 'a', 'cls': b'7'}
     """
     return {
         field: value if field.startswith("_") else encode_field(field, value, handlers)
@@ -152,9 +314,9 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     """The function from samples to samples of bytes for a writer's ``encoder`` argument.
 
     Args:
-        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, by its functions; one of
-            yours gets strings too. A function from samples to samples: itself. ``False`` or ``None``: the
-            sample as it is. Fields whose names start with ``_`` are left alone by the first two.
+        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions; these get
+            strings too. A function from samples to samples: itself. ``False`` or ``None``: the sample as it
+            is. The first two leave fields alone that start with ``_``.
 
     Raises:
         ValueError: ``spec`` is something else; when called, a field cannot be encoded.
@@ -165,8 +327,6 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     Example:
         >>> make_encoder({"hex": bytes.fromhex})({"__key__": "a", "hex": "ff", "txt": "b"})
         {'__key__': 'a', 'hex': b'\\xff', 'txt': b'b'}
-        >>> make_encoder(True)({"__key__": "a", "cls": 7})
-        {'__key__': 'a', 'cls': b'7'}
     """
     if spec is True:
         return encode_based_on_extension

@@ -1,4 +1,4 @@
-"""Write samples to tar archives."""
+"""Writes samples to a series of tar archives."""
 
 from __future__ import annotations
 
@@ -10,45 +10,14 @@ from typing import Any, BinaryIO
 
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream
-from mpwds.storage.writing.dumps import (
-    cbor_dumps,
-    imageencoder,
-    mp_dumps,
-    numpy_dumps,
-    numpy_npz_dumps,
-    tenbin_dumps,
-    torch_dumps,
-)
-from mpwds.storage.writing.encoders import (
-    default_handlers,
-    encode_based_on_extension,
-    make_encoder,
-    make_handlers,
-)
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
-
-__all__ = [
-    "ShardWriter",
-    "TarWriter",
-    "cbor_dumps",
-    "default_handlers",
-    "encode_based_on_extension",
-    "imageencoder",
-    "make_encoder",
-    "make_handlers",
-    "mp_dumps",
-    "numpy_dumps",
-    "numpy_npz_dumps",
-    "tenbin_dumps",
-    "torch_dumps",
-]
 
 
 class ShardWriter:
-    """Writes samples to a series of tar archives, beginning a new one when one is full.
+    """Writes samples to a series of tar archives, and begins a new one when one is full.
 
     Each shard appears under its name when it is complete; an exception inside ``with`` leaves the complete
-    ones and drops the one that was being written. A shard without samples is never left.
+    ones and drops the current one. A shard without samples is never left.
 
     Args:
         pattern: The shards' paths or URLs with a ``%`` directive for the number, such as
@@ -57,11 +26,11 @@ class ShardWriter:
         maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
         post: Called with the name of each complete shard.
         start_shard: Number of the first shard.
-        verbose: Print a line to stderr for each complete shard.
-        opener: Called with each shard's name, returns the binary stream to write it to. A complete shard's
-            stream is closed. One that is given up is not completed: its method ``discard`` is called (streams
-            of ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is closed
-            and left torn under the name that the opener gave it; a command is killed, and what it has written
+        verbose: Print a line on standard error for each complete shard.
+        opener: Called with each shard's name, returns the binary stream to write it to. The stream of a
+            complete shard is closed. To drop a shard, the writer calls the stream's ``discard`` (streams of
+            ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is closed and
+            left torn under the name that the opener gave it; a command is killed, and what it has written
             elsewhere stays there. Any other stream is left open, with a warning.
         **kw: Arguments of ``TarWriter``.
 

@@ -17,7 +17,7 @@ from mpwds import WebDataset
 from mpwds.pipeline.decoding.decoders import IMAGE_EXTENSIONS, Decoder, decoders
 from mpwds.pipeline.stages.decode import decode
 from mpwds.storage.writing.encoders import default_handlers, encode_field
-from mpwds.storage.writing.writers import TarWriter
+from mpwds.storage.writing.tar_writer import TarWriter
 
 small = st.integers(-(2**63), 2**63 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

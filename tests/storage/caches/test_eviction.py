@@ -2,13 +2,13 @@
 
 import io
 import os
-import zlib
 
 import pytest
 
+from mpwds.compat.cache import LRUCleanup
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.entry import CacheEntry
-from mpwds.storage.caches.eviction import LRUCleanup, SizeLimit, locked_usage
+from mpwds.storage.caches.eviction import SizeLimit, locked_usage
+from mpwds.storage.caches.fetch import CacheEntry
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.caches.shard_cache import ShardCache
 
@@ -113,7 +113,7 @@ def complete(directory, name, size):
     entry = CacheEntry.of(directory, f"https://host/{name}")
     with open(entry.partial, "wb") as file:
         file.write(bytes(size))
-    entry.publish(zlib.crc32(bytes(size)))
+    entry.publish()
     return entry
 
 

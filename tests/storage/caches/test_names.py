@@ -5,10 +5,10 @@ import webdataset.cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpwds.compat.cache import pipe_cleaner
 from mpwds.storage.caches.names import (
     cache_name,
     distinct_name,
-    pipe_cleaner,
     source_digest,
     url_to_cache_name,
 )

@@ -7,9 +7,8 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.storage.streams import braces
-from mpwds.storage.streams.braces import expand_braces
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams import urls
+from mpwds.storage.streams.urls import expand_braces, expand_urls
 
 NAMES = st.recursive(
     st.sampled_from(
@@ -39,7 +38,7 @@ NAMES = st.recursive(
 def test_names_are_counted_before_they_are_made(pattern):
     names = list(braceexpand(pattern))
     assert expand_braces(pattern) == names
-    assert braces._count(pattern) == len(names)
+    assert urls._count(pattern) == len(names)
 
 
 @pytest.mark.parametrize(

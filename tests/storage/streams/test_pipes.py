@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams import command
+from mpwds.storage.streams import pipes
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.pipes import open_pipe
 
@@ -144,7 +144,7 @@ def test_closing_early_ends_the_command_and_all_it_started(capfd, nothing_left):
 
 
 def test_closing_early_ends_a_command_that_ignores_requests(monkeypatch, nothing_left):
-    monkeypatch.setattr(command, "_GRACE_S", 0.05)
+    monkeypatch.setattr(pipes, "_GRACE_S", 0.05)
     with open_pipe("pipe:trap '' TERM PIPE; echo $$; while :; do sleep 1; done") as stream:
         pid = pid_said_by(stream)
     assert ends(pid)

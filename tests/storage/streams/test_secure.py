@@ -8,9 +8,8 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.rewrite import check_url
 from mpwds.storage.streams.secure import (
-    ModuleWithEnforceSecurity,
+    check_url,
     enforce_security,
     refuse_in_secure_mode,
     security_enforced,
@@ -41,7 +40,8 @@ def test_processes_started_later_have_it_too(monkeypatch):
 
 def test_a_module_offers_it_as_an_attribute(monkeypatch):
     monkeypatch.setenv("WDS_SECURE", "0")
-    utils = ModuleWithEnforceSecurity("utils")
+    from mpwds.compat import utils
+
     utils.enforce_security = True
     assert (utils.enforce_security, security_enforced()) == (True, True)
 

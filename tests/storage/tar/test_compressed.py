@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.webdataset import WebDataset
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import read_members
 
 COMPRESS = {
     "gzip": gzip.compress,
@@ -106,7 +106,7 @@ def test_an_offset_in_a_compressed_archive_of_a_server_is_found_again(web):
 def test_zeros_behind_a_compressed_archive_are_padding_and_other_bytes_an_error(name):
     compressed = COMPRESS[name](ARCHIVE)
     assert contents(of_stream(compressed + bytes(100_000))) == MEMBERS
-    with pytest.raises(ShardError, match=f"{name}.*what follows its end is not {name}: cut it off"):
+    with pytest.raises(ShardError, match=f"{name}.*the bytes behind its end are not {name}: cut them off"):
         list(of_stream(compressed + bytes(10) + b"garbage" * 3))
 
 
@@ -180,7 +180,7 @@ def test_without_zstandard_the_error_names_the_extra(tmp_path):
     program = f"""
 import sys
 sys.modules["zstandard"] = None
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import read_members
 list(read_members({str(tmp_path / "x.tar")!r}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

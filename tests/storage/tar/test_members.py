@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.members import Member, read_members
+from mpwds.storage.tar.entries import Member, read_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

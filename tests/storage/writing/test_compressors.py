@@ -12,8 +12,7 @@ import pytest
 import webdataset
 import zstandard
 
-from mpwds.storage.writing.compressors import compression_of
-from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.tar_writer import TarWriter, compression_of
 
 SAMPLES = [{"__key__": f"{index:06d}", "cls": index, "txt": "text" * index} for index in range(5)]
 NAMES = [f"{index:06d}.{field}" for index in range(5) for field in ("cls", "txt")]

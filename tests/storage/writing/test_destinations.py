@@ -92,7 +92,7 @@ def test_shards_may_go_to_commands(tmp_path):
 
 def test_standard_output_stays_open(tmp_path):
     program = (
-        "from mpwds.storage.writing.writers import TarWriter\n"
+        "from mpwds.storage.writing.tar_writer import TarWriter\n"
         "with TarWriter('-', mtime=0) as sink: sink.write({'__key__': 'a', 'txt': 'hello'})\n"
         "print('more')"
     )

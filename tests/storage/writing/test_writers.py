@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from mpwds.storage.tar.members import read_members
+from mpwds.storage.tar.entries import read_members
 from mpwds.storage.writing.writers import ShardWriter, TarWriter
 
 SAMPLES = [
