@@ -1,4 +1,4 @@
-"""Samples of shards that are CBOR items or MessagePack messages, one behind the other."""
+"""Samples of files that are sequences of CBOR items or MessagePack messages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from mpwds.storage.streams.gopen import open_at
 def cbors_to_samples(
     handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
 ) -> RecordSamples:
-    """Stage that yields the items of the CBOR files that its source names, as they are.
+    """Stage that yields the items of the CBOR files that its source names, unchanged.
 
     Args:
-        handler: What to do about a file that cannot be read: going on means with the next one.
-        max_record_bytes: A larger item is taken for damage.
+        handler: What to do about a file that cannot be read. To continue skips the rest of the file.
+        max_record_bytes: Size above which an item counts as damage.
 
     Raises:
+        ShardError: While iterating, a file is damaged or ends inside an item.
         ImportError: While iterating, cbor2 is missing: the extra ``mpwds[cbor]`` brings it.
 
     Source:
@@ -51,11 +52,14 @@ cbors2_to_samples = cbors_to_samples
 def msgpacks_to_samples(
     handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
 ) -> RecordSamples:
-    """Stage that yields the messages of the MessagePack files that its source names, as they are.
+    """Stage that yields the messages of the MessagePack files that its source names, unchanged.
 
     Args:
-        handler: What to do about a file that cannot be read: going on means with the next one.
-        max_record_bytes: A larger message is taken for damage.
+        handler: What to do about a file that cannot be read. To continue skips the rest of the file.
+        max_record_bytes: Size above which a message counts as damage.
+
+    Raises:
+        ShardError: While iterating, a file is damaged or ends inside a message.
 
     Example:
         >>> import msgpack, tempfile
@@ -71,20 +75,7 @@ def msgpacks_to_samples(
 
 @dataclass(frozen=True)
 class RecordSamples(Filter):
-    """Stage that yields the records of the files that its source names.
-
-    A record's address is (its file's address, byte offset). One record is held at a time.
-
-    Args:
-        format: ``"cbor"`` or ``"msgpack"``.
-        handler: What to do about a file that cannot be read.
-        max_record_bytes: A larger record is taken for damage.
-
-    Raises:
-        ShardError: While iterating, a file is damaged or ends inside a record.
-        ImportError: While iterating, the package that decodes is missing.
-        TypeError: The handler cannot be called; or, while iterating, the source gives anything but shards.
-    """
+    """The stage that ``cbors_to_samples`` and ``msgpacks_to_samples`` make; holds one record at a time."""
 
     format: Literal["cbor", "msgpack"]
     handler: Handler = reraise_exception

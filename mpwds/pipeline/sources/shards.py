@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.splitter import Splitter
-from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, load_spec
+from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Description, Stage, Stream
 from mpwds.storage.streams.urls import expand_urls
@@ -26,8 +27,8 @@ _SHARDS_SHOWN = 3
 class ShardList(IterableSource):
     """Source of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
 
-    All nodes and workers shuffle alike, by seed and epoch; then the shards are dealt to the nodes, and a
-    node's to its workers. So over all of them each shard is read exactly once, and which worker reads it
+    All nodes and workers use the same order, from seed and epoch. Then the shards are divided among the
+    nodes, and a node's among its workers. So each shard is read exactly once, and which worker reads it
     changes from epoch to epoch. A shard's address is its number among the expanded ``urls``.
 
     Args:
@@ -90,8 +91,8 @@ class ShardList(IterableSource):
         split = self.nodesplitter is split_by_node and self.splitter is split_by_worker
         if split and readers > len(order) and context.rank == context.worker == 0:
             warnings.warn(
-                f"{len(order)} shards for {readers} workers (of all ranks): a shard is read by one worker, "
-                "so some have nothing to do",
+                f"{len(order)} shards for {readers} workers (of all ranks): one worker reads a shard, so "
+                "some workers have nothing to do",
                 stacklevel=2,
             )
         stream: Stream[Any] = Shards(urls, order, listed(self._given))
@@ -102,7 +103,7 @@ class ShardList(IterableSource):
         return stream if self._splitter is None else self._splitter.stream(stream, context)
 
     def _reordered(self, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """The node's shards in the order of this run, which other nodes do not know: they stay its own."""
+        """The node's shards in an order that is this run's own: other nodes do not know it."""
         seed = random.Random(f"shards/{context.seed or 0}/{context.moment}").getrandbits(32)
         return Shuffle(len(self), len(self), seed).stream(stream, context)
 
@@ -110,11 +111,11 @@ class ShardList(IterableSource):
 class SimpleShardList(IterableSource):
     """Source of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
 
-    To divide them put ``split_by_node`` and ``split_by_worker`` behind it; ``ShardList`` does so itself.
+    To divide them, put ``split_by_node`` and ``split_by_worker`` behind it. ``ShardList`` does so itself.
 
     Args:
         urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
-        seed: Determines the order, which is the same in every epoch; as they are given where ``None``. With
+        seed: Determines the order, which is the same in every epoch; ``None`` keeps the order given. With
             ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
 
     Raises:
@@ -160,11 +161,7 @@ class Shards:
     Args:
         urls: All shards; an address is a shard's number among them.
         order: The addresses to yield.
-        listed: How the shards were given, for error messages.
-
-    Example:
-        >>> list(Shards(["a.tar", "b.tar"], [1]))
-        [(1, {'url': 'b.tar'})]
+        listed: How the user gave the shards, for error messages.
     """
 
     def __init__(self, urls: Sequence[str], order: Sequence[int], listed: str = "") -> None:
@@ -198,15 +195,11 @@ class Shards:
 
 
 def given_urls(urls: Urls) -> str | list[str]:
-    """Shards as they are kept: a pattern, which is short to send, or all names.
+    """Shards as a dataset keeps them: a pattern, which is short to send, or all names.
 
     Raises:
         ValueError: There are no shards.
-        TypeError: They are no strings, paths or iterable.
-
-    Example:
-        >>> given_urls("x-{0..9}.tar"), given_urls(iter(["a.tar"]))
-        ('x-{0..9}.tar', ['a.tar'])
+        TypeError: They are not strings, paths or an iterable of these.
     """
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
@@ -214,12 +207,7 @@ def given_urls(urls: Urls) -> str | list[str]:
 
 
 def listed(urls: str | Sequence[str]) -> str:
-    """Shards as one would write them, a long list by its beginning.
-
-    Example:
-        >>> listed([f"{n}.tar" for n in range(100)])
-        "['0.tar', '1.tar', '2.tar', ... (100 shards)]"
-    """
+    """Shards in Python's notation; of a long list, the beginning."""
     if isinstance(urls, str):
         return repr(urls)
     more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
@@ -231,3 +219,127 @@ def _as_splitter(splitter: Any) -> Stage:
         stage: Stage = splitter
         return stage
     return Splitter(splitter, as_list=True)
+
+
+class MultiShardSample(IterableSource):
+    """Source of a pipeline: shards of several collections, shuffled together, as ``{"url": ...}``.
+
+    From each collection an epoch takes all shards, or ``choose`` of them, or ``resample`` draws with
+    replacement, as its specification says. All nodes and workers get the same shards in the same order, by
+    seed and epoch: put ``split_by_node`` and ``split_by_worker`` behind it, as ``WebDataset(spec)`` does. An
+    address is (shard's number, how often it occurred before in the epoch), so that random augmentation
+    differs each time.
+
+    Args:
+        fname: A YAML file, a dict of the same form, or a result of ``mpwds.load_spec``.
+
+    Raises:
+        SpecError: The specification is invalid.
+        SecurityError: A URL in the file runs a command.
+        ValueError: The specification mixes samples rather than shards: only ``WebDataset(spec)`` does that.
+
+    Source:
+        ``webdataset.shardlists.MultiShardSample``, which draws differently in each process unless
+        ``set_epoch`` is called.
+
+    Example:
+        >>> scans, books = {"shards": "a-{0..9}.tar", "choose": 2}, {"shards": "b-{0..9}.tar", "choose": 1}
+        >>> spec = {"datasets": [scans, books]}
+        >>> sorted(shard["url"][0] for shard in MultiShardSample(spec))
+        ['a', 'a', 'b']
+    """
+
+    def __init__(self, fname: SpecLike) -> None:
+        self.spec: DatasetSpec = load_spec(fname)
+        if self.spec.mixes_samples:
+            raise ValueError(
+                f"{self.spec} has sources with weight, subsample, shuffle or epoch, so samples are mixed, "
+                "not shards: use mpwds.WebDataset(spec)"
+            )
+        self._series = 0
+
+    def __str__(self) -> str:
+        return f"MultiShardSample({self.spec})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Selects other draws, the same in all processes that set the same number.
+
+        There is no need to call it in a pipeline, which counts epochs itself.
+
+        Args:
+            epoch: Any whole number.
+        """
+        self._series = epoch
+        super().set_epoch(0)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        rng = random.Random(f"sources/{context.seed or 0}/{context.epoch}/{self._series}")
+        order: list[int] = []
+        first = 0
+        for source in self.spec.sources:
+            numbers = range(first, first + len(source.urls))
+            first += len(source.urls)
+            if source.resample is not None:
+                order += rng.choices(numbers, k=source.resample)
+            elif source.choose is not None:
+                order += rng.sample(numbers, source.choose)
+            else:
+                order += numbers
+        rng.shuffle(order)
+        return _Sampled(self.spec, order)
+
+
+def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:
+    """The list of shards for a pattern or a YAML file.
+
+    Args:
+        spec: A pattern, an iterable of names, or the path of a specification (``.yaml``, ``.yml``).
+
+    Raises:
+        ValueError: There are no shards, or the specification is invalid.
+
+    Example:
+        >>> len(shardspec("x-{0..9}.tar"))
+        10
+    """
+    if isinstance(spec, (str, os.PathLike)) and os.fspath(spec).endswith((".yaml", ".yml")):
+        return MultiShardSample(spec)
+    return SimpleShardList(spec)
+
+
+class _Sampled:
+    def __init__(self, spec: DatasetSpec, order: list[int]) -> None:
+        self._shards = [
+            {"url": url, **({"options": source.options} if source.options else {})}
+            for source in spec.sources
+            for url in source.urls
+        ]
+        self._order = order
+        self._cursor = 0
+        self._times: Counter[int] = Counter()
+
+    def __iter__(self) -> _Sampled:
+        return self
+
+    def __next__(self) -> tuple[Address, dict[str, Any]]:
+        if self._cursor >= len(self._order):
+            raise StopIteration
+        number = self._order[self._cursor]
+        self._cursor += 1
+        address = number, self._times[number]
+        self._times[number] += 1
+        return address, dict(self._shards[number])
+
+    def fetch(self, address: Any) -> dict[str, Any]:
+        return dict(self._shards[address[0]])
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        url = self._shards[address[0]]["url"]
+        return Description(f"shard {url}", url)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor = state["cursor"]
+        self._times = Counter(self._order[: self._cursor])

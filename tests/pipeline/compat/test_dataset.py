@@ -15,8 +15,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds import MultiLoader
-from mpwds.compat.webdataset_v0.dataset import Dataset
-from mpwds.compat.webdataset_v0.shard_hooks import all_urls, worker_urls
+from mpwds.compat.dataset import Dataset, all_urls, worker_urls
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue, warn_and_continue
@@ -220,7 +219,7 @@ def test_an_initial_pipeline_opens_and_skips_shards_as_the_options_say(shards):
 def test_unknown_options_are_errors(shards):
     with pytest.raises(TypeError, match="colour"):
         Dataset(shards, colour=True)
-    with pytest.raises(ValueError, match="errors is True, False or 'warn', got 'ignore'"):
+    with pytest.raises(ValueError, match="errors must be True, False or 'warn', got 'ignore'"):
         Dataset(shards, errors="ignore")
 
 

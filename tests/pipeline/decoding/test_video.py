@@ -261,7 +261,7 @@ def test_frames_are_turned_upright_on_request_only():
 
 def test_a_turn_by_another_angle_is_an_error():
     slanted = turned(FILES["mp4"], (46341, 46341, 0, -46341, 46341, 0, 0, 0, BASE))
-    with pytest.raises(ValueError, match="turned by -?45 degrees: only multiples of 90"):
+    with pytest.raises(ValueError, match="turn its frames by -?45 degrees; only multiples of 90"):
         decode(slanted, rotate=True)
 
 
