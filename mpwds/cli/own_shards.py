@@ -64,8 +64,8 @@ def own_task(
     urls, held_out_urls = _existing(patterns), _existing(held_out_patterns)
     survey = _Survey()
     if held_out_urls:
-        survey.read(urls, _as_training, workers, progress)
-        survey.read(held_out_urls, _as_held_out, workers, progress)
+        survey.read(urls, lambda sample: False, workers, progress)
+        survey.read(held_out_urls, lambda sample: True, workers, progress)
     else:
         survey.read(urls, _is_held_out, workers, progress)
     survey.check(" ".join(patterns), " ".join(held_out_patterns))
@@ -88,7 +88,7 @@ def own_task(
     train = mpwds.WebDataset(urls, shardshuffle=True, seed=SEED, empty_check=False)
     held_out = mpwds.WebDataset(held_out_urls or urls, empty_check=False)
     if not held_out_urls:
-        train, held_out = train.select(_is_training), held_out.select(_is_held_out)
+        train, held_out = train.select(lambda sample: not _is_held_out(sample)), held_out.select(_is_held_out)
     return ImageTask(
         train=batches(train.shuffle(SHUFFLED_SAMPLES)),
         held_out=batches(held_out),
@@ -180,18 +180,6 @@ def _is_held_out(sample: dict[str, Any]) -> bool:
     key = sample["__key__"].encode("utf-8", "surrogateescape")
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return int.from_bytes(digest, "little") % _HELD_OUT_ONE_IN == 0
-
-
-def _is_training(sample: dict[str, Any]) -> bool:
-    return not _is_held_out(sample)
-
-
-def _as_training(sample: dict[str, Any]) -> bool:
-    return False
-
-
-def _as_held_out(sample: dict[str, Any]) -> bool:
-    return True
 
 
 def fit(data: bytes, size: int) -> npt.NDArray[np.uint8]:

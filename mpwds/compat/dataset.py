@@ -12,7 +12,7 @@ from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
 from mpwds.compat.sample_options import SampleOptions
 from mpwds.compat.tariterators import base_plus_ext as base_plus_ext
 from mpwds.compat.tariterators import group_by_keys as group_by_keys
-from mpwds.compat.tariterators import handled, tar_file_expander, url_opener
+from mpwds.compat.tariterators import opened, tar_file_expander
 from mpwds.compat.tariterators import valid_sample as valid_sample
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -32,6 +32,7 @@ from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.pipelinefilter import stage_of
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
+from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import expand_urls
 
 _QUOTED_DOT = "\0"  # no name in a tar file contains it
@@ -157,7 +158,7 @@ class Dataset(DataPipeline):
     node_selection = _hook(
         "node_selection", "Chooses this node's shards among all; ``None`` takes every n-th."
     )
-    shard_selection = _hook("shard_selection", "Chooses this worker's shards among its node's, likewise.")
+    shard_selection = _hook("shard_selection", "Chooses this worker's among them; ``None`` takes every n-th.")
     shard_shuffle = _hook(
         "shard_shuffle", "Orders this worker's shards; ``None`` leaves them in their order."
     )
@@ -220,19 +221,9 @@ class _Members:
     handler: Handler
 
     def __call__(self, shards: Iterator[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-        opened = url_opener(shards, self.handler) if self.open_at is None else self._opened(shards)
-        for member in tar_file_expander(opened, self.handler, eof_value=None):
+        streams = opened(shards, self.handler, self.open_at or gopen, "Dataset()")
+        for member in tar_file_expander(streams, self.handler, eof_value=None):
             yield member["fname"], member["data"]
-
-    def _opened(self, shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for shard in shards:
-            try:
-                opened = {**shard, "stream": self.open_at(shard["url"])}  # type: ignore[misc]  # it is not None
-            except Exception as error:
-                if not handled(error, self.handler, "Dataset()", f"shard {shard['url']}", shard["url"]):
-                    return
-            else:
-                yield opened
 
 
 @dataclass(frozen=True)

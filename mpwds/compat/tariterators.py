@@ -56,15 +56,22 @@ def url_opener(
         ...         stream.read()
         b'hello\\n'
     """
+    return opened(data, handler, partial(gopen, **kw), "url_opener()")
+
+
+def opened(
+    data: Iterable[dict[str, Any]], handler: Handler, open: Callable[[str], Any], stage: str
+) -> Iterator[dict[str, Any]]:
+    """Shards with ``stream``, which ``open`` makes of their URLs."""
     for shard in data:
         url = url_of(shard)
         try:
-            opened = {**shard, "stream": gopen(url, **kw)}
+            with_stream = {**shard, "stream": open(url)}
         except Exception as error:
-            if not handled(error, handler, "url_opener()", f"shard {url}", url):
+            if not handled(error, handler, stage, f"shard {url}", url):
                 return
         else:
-            yield opened
+            yield with_stream
 
 
 def tar_file_iterator(

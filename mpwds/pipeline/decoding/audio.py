@@ -168,7 +168,7 @@ class AudioDecoder:
         sound = Sound(self.start, end, self._float)
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
             if media.audio is None:
-                raise ValueError("there is no audio in it")
+                raise ValueError("the file has no audio stream")
             for frame in media.frames({"audio"}, self.start if seek else 0.0):
                 if not sound.add(frame.time, frame.frame):
                     break

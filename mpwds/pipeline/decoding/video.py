@@ -120,7 +120,7 @@ class VideoDecoder:
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
         with Media(data, threads=self.threads, allow_partial=self.allow_partial) as media:
             if media.video is None and media.audio is None:
-                raise ValueError("there is neither video nor audio in it")
+                raise ValueError("the file has no video or audio stream")
             sound = Sound(self.start, self.end)
             pixels = _Pixels(self._expected(media), self.rotate)
             wanted = {"video", "audio"} if self.audio else {"video"}
@@ -171,7 +171,7 @@ class VideoDecoder:
 class _Pixels:
     """Collects frames as RGB in one array, which has the expected length and grows if there are more."""
 
-    _LIMIT = 1 << 30  # bytes for what is merely expected: a file may state any number
+    _LIMIT = 1 << 30  # bytes to allocate for an expected number of frames: a file may state any
 
     def __init__(self, expected: int, rotate: bool) -> None:
         import av
@@ -180,7 +180,7 @@ class _Pixels:
         self._expected = expected
         self._rotate = rotate
         self._reformatter = VideoReformatter()
-        # Since release 17 it takes all processors if not told otherwise; before, it takes one.
+        # Since release 17 it uses all processors by default; before, it uses one.
         self._options: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
         self._array: np.ndarray[Any, Any] | None = None
         self._count = 0

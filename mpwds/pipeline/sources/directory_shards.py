@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.resampled import Draws, worker_draws
+from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.braces import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
@@ -302,7 +302,7 @@ def _locked(path: str) -> Iterator[_Lock]:
 
 
 def _try_lock(path: str) -> _Lock:
-    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks exclusively only what is open for writing
+    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
         try:
             descriptor = os.open(path, flags | os.O_CLOEXEC)
         except PermissionError:

@@ -11,7 +11,7 @@ from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, url_of
+from mpwds.pipeline.sources.shard_stream import Read, Reading, ShardStream, url_of
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
@@ -101,7 +101,7 @@ class RecordSamples(Filter):
 class _RecordStream(ShardStream):
     def __init__(self, stage: RecordSamples, source: Stream[Any], context: Context) -> None:
         super().__init__(stage, source, context, stage.handler)
-        self._format = stage.format
+        self._read_records = read_cbor_records if stage.format == "cbor" else read_msgpack_records
         self._max_record_bytes = stage.max_record_bytes
 
     def _read(
@@ -111,19 +111,11 @@ class _RecordStream(ShardStream):
         open: Callable[[str, int], BinaryIO] | None,
         on_error: Callable[[Exception], None],
     ) -> Reading:
-        read = read_cbor_records if self._format == "cbor" else read_msgpack_records
-        return Reading(self._records(url_of(shard), offset, open or open_at, read, self._max_record_bytes))
+        return Reading(self._records(url_of(shard), offset, open or open_at))
 
-    @staticmethod
-    def _records(
-        url: str,
-        offset: int,
-        open: Callable[[str, int], BinaryIO],
-        read: Callable[..., Iterator[tuple[int, int | None, Any]]],
-        limit: int,
-    ) -> Iterator[tuple[int, int | None, Any]]:
+    def _records(self, url: str, offset: int, open: Callable[[str, int], BinaryIO]) -> Iterator[Read]:
         with open(url, offset) as stream:
-            yield from read(stream, url, offset, limit)
+            yield from self._read_records(stream, url, offset, self._max_record_bytes)
 
     def _place(self, url: str, offset: int) -> Description:
         return Description(f"the record at offset {offset} of {url}", url, offset=offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.sources.shards import Urls, listed
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
 from mpwds.storage.streams.urls import expand_urls
@@ -196,35 +196,3 @@ class _Redrawn(Derived[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The elements are a function of the epoch: a new stream reads them again.
         self._drawn = state["drawn"]
-
-
-class Draws:
-    """Numbered random draws, which need no state: a function of purpose and facts.
-
-    Example:
-        >>> draws = Draws("shards", 7, "worker 0")
-        >>> draws.index(0, 10) == draws.index(0, 10)
-        True
-    """
-
-    def __init__(self, purpose: str, *facts: object) -> None:
-        self._hash = hashlib.blake2b(repr((purpose, *facts)).encode(), digest_size=8)
-
-    def index(self, number: int, count: int) -> int:
-        """Draw ``number``: a whole number from 0 to ``count`` - 1."""
-        return self._bits(number) % count
-
-    def fraction(self, number: int) -> float:
-        """Draw ``number``: a number from 0 to 1, 1 excluded."""
-        return (self._bits(number) >> 11) / (1 << 53)
-
-    def _bits(self, number: int) -> int:
-        digest = self._hash.copy()
-        digest.update(number.to_bytes(8, "little"))
-        return int.from_bytes(digest.digest(), "little")
-
-
-def worker_draws(purpose: str, context: Context, *facts: object) -> Draws:
-    """Draws that differ from worker to worker, epoch to epoch and stage to stage."""
-    place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
-    return Draws(purpose, *place, *facts)

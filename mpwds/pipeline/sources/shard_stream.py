@@ -297,9 +297,8 @@ def _present(missing: str, urls: Sequence[str]) -> str:
     if there:
         return f"of these {folder or 'this folder'} holds {_few(there)}"
     archives = sorted(name for name in present if name.endswith(".tar"))
-    return (
-        f"{folder or 'this folder'} holds {_few(archives) if archives else 'no .tar file'}, and none of them"
-    )
+    held = _few(archives) if archives else "no .tar file"
+    return f"{folder or 'this folder'} holds {held}, and none of them"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ class ShardList(IterableSource):
         shuffle: Whether each epoch has another order.
         nodesplitter: Divides the shards among nodes: a stage, or a function that takes a list of shards
             and returns some of them. ``None`` gives all to each node; ``True`` is the default.
-        splitter: Divides a node's shards among its workers, likewise.
+        splitter: Divides a node's shards among its workers, in the same ways.
 
     Raises:
         ValueError: There are no shards.

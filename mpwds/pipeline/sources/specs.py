@@ -106,7 +106,7 @@ class DatasetSpec:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether samples are mixed (each source is read by itself) rather than shards."""
+        """Whether samples are mixed, so that each source is read on its own, rather than shards."""
         return any(source.mixes_samples for source in self.sources)
 
     def __str__(self) -> str:

@@ -268,7 +268,7 @@ def test_a_pickle_container_is_read_where_that_is_allowed(tar):
 
 def test_two_containers_under_one_key_are_an_error(tar):
     path = tar([("0.a.json", b"{}"), ("0.b.json", b"{}")])
-    with pytest.raises(ValueError, match=r"one member as a sample, here are a\.json, b\.json"):
+    with pytest.raises(ValueError, match=r"expected one such member in a sample, got a\.json, b\.json"):
         list(Dataset(path, container="json"))
 
 

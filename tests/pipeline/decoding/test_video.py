@@ -335,7 +335,7 @@ def test_what_is_no_video_is_an_error(data):
 
 def test_a_file_with_neither_is_an_error():
     subtitles = b"1\n00:00:00,000 --> 00:00:01,000\nhello\n\n"
-    with pytest.raises(ValueError, match="neither video nor audio"):
+    with pytest.raises(ValueError, match="no video or audio stream"):
         torch_video(".mp4", subtitles)
 
 
