@@ -4,9 +4,9 @@ from mpwds.pipeline.sources.directory_shards import DirectoryShardList as Direct
 from mpwds.pipeline.sources.resampled import ResampledShardList as ResampledShardList
 from mpwds.pipeline.sources.resampled import ResampledShards as ResampledShards
 from mpwds.pipeline.sources.resampled import resampled as resampled
-from mpwds.pipeline.sources.shards import MultiShardSample as MultiShardSample
 from mpwds.pipeline.sources.shards import SimpleShardList as SimpleShardList
-from mpwds.pipeline.sources.shards import shardspec as shardspec
+from mpwds.pipeline.sources.specs import MultiShardSample as MultiShardSample
+from mpwds.pipeline.sources.specs import shardspec as shardspec
 from mpwds.pipeline.sources.splitting import non_empty as non_empty
 from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
 from mpwds.pipeline.sources.splitting import split_by_node as split_by_node

@@ -16,8 +16,8 @@ from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import MultiShardSample, ShardList, Split, Urls, given_urls, listed
-from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load_spec
+from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, listed
+from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample, SpecLike, SpecSource, load_spec
 from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import PipelineSource

@@ -13,8 +13,8 @@ from mpwds.errors import SecurityError, SpecError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources import specs
-from mpwds.pipeline.sources.shards import MultiShardSample, SimpleShardList, shardspec
-from mpwds.pipeline.sources.specs import load_spec
+from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.pipeline.sources.specs import MultiShardSample, load_spec, shardspec
 from mpwds.pipeline.webdataset import WebDataset, construct_dataset
 from mpwds.storage.streams import braces
 
