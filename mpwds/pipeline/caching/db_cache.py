@@ -116,10 +116,7 @@ class DBCache(Filter):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         group = f"seed {context.seed or 0}, {context.world_size} rank(s), {context.workers} worker(s)"
-        codec = ElementCodec("DBCache")
-        store = _SqliteStore(
-            os.fspath(self.path), self.size, codec, self.fingerprint, group, part_of(context)
-        )
+        store = _SqliteStore(self, group, part_of(context))
         return Stored(source, store, self._order(store, context), self.size)
 
     def _order(self, store: _SqliteStore, context: Context) -> Sequence[int] | None:
@@ -142,12 +139,10 @@ class _SqliteStore:
 
     survives = True
 
-    def __init__(
-        self, path: str, size: int, codec: ElementCodec, fingerprint: str, family: str, part: str
-    ) -> None:
-        self._path = os.path.abspath(path)
-        self._size = size
-        self._codec = codec
+    def __init__(self, stage: DBCache, family: str, part: str) -> None:
+        self._path = os.path.abspath(stage.path)
+        self._size = stage.size
+        self._codec = ElementCodec("DBCache")
         self._family = family
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
@@ -155,7 +150,7 @@ class _SqliteStore:
         self._checkpoints: list[tuple[int, bytes]] = []
         _stores.add(self)
         with self._transaction() as connection:
-            self._describe(connection, fingerprint)
+            self._describe(connection, stage.fingerprint)
             connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
             query = "SELECT id, claimed, complete FROM part WHERE name = ?"
             self._part, self._claimed, complete = connection.execute(query, (part,)).fetchone()

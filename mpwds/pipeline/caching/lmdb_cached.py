@@ -110,16 +110,7 @@ class LMDBCached(Filter):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         if self.pickler is not None:
             refuse_in_secure_mode("lmdb_cached takes no pickler, whose loads() may run what a database holds")
-        codec = ElementCodec("lmdb_cached") if self.pickler is None else self.pickler
-        store = _LmdbStore(
-            os.fspath(self.fname),
-            int(self.map_size),
-            codec,
-            self.chunksize,
-            self.fingerprint,
-            part_of(context),
-        )
-        return Stored(source, store)
+        return Stored(source, _LmdbStore(self, part_of(context)))
 
 
 _environments: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
@@ -154,18 +145,16 @@ class _LmdbStore:
 
     survives = True
 
-    def __init__(
-        self, path: str, map_size: int, codec: Pickler, chunksize: int, fingerprint: str, part: str
-    ) -> None:
-        self._path, self._map_size = os.path.abspath(path), map_size
-        self._codec = codec
-        self._chunksize = chunksize
+    def __init__(self, stage: LMDBCached, part: str) -> None:
+        self._path, self._map_size = os.path.abspath(stage.fname), int(stage.map_size)
+        self._codec = ElementCodec("lmdb_cached") if stage.pickler is None else stage.pickler
+        self._chunksize = stage.chunksize
         self._name = part
         self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
         self._chunk: list[tuple[bytes, bytes]] = []
         self._chunk_elements = 0
-        self._environment = _Environment.of(self._path, map_size)
-        self._describe("pickle" if not isinstance(codec, ElementCodec) else "mpwds", fingerprint)
+        self._environment = _Environment.of(self._path, self._map_size)
+        self._describe("mpwds" if stage.pickler is None else "pickle", stage.fingerprint)
         self._committed, self._complete = self._read_count()
 
     def count(self) -> int:
