@@ -19,8 +19,14 @@ from mpwds import writer as writer
 from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
 from mpwds.compat.autodecode import Decoder as Decoder
+from mpwds.compat.cache import FileCache as FileCache
 from mpwds.compat.cache import LRUCleanup as LRUCleanup
+from mpwds.compat.cache import StreamingOpen as StreamingOpen
 from mpwds.compat.cache import pipe_cleaner as pipe_cleaner
+from mpwds.compat.dataset import Dataset as Dataset
+from mpwds.compat.dataset import Processor as Processor
+from mpwds.compat.dataset import all_urls as all_urls
+from mpwds.compat.dataset import worker_urls as worker_urls
 from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
 from mpwds.compat.extradatasets import MockDataset as MockDataset
 from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
@@ -35,10 +41,6 @@ from mpwds.compat.tariterators import tar_file_expander as tar_file_expander
 from mpwds.compat.tariterators import tar_file_iterator as tar_file_iterator
 from mpwds.compat.tariterators import url_opener as url_opener
 from mpwds.compat.tariterators import valid_sample as valid_sample
-from mpwds.compat.webdataset_v0.dataset import Dataset as Dataset
-from mpwds.compat.webdataset_v0.processor import Processor as Processor
-from mpwds.compat.webdataset_v0.shard_hooks import all_urls as all_urls
-from mpwds.compat.webdataset_v0.shard_hooks import worker_urls as worker_urls
 from mpwds.errors import DecodeError as DecodeError
 from mpwds.errors import EnvelopeError as EnvelopeError
 from mpwds.errors import EvenEpochError as EvenEpochError
@@ -80,8 +82,8 @@ from mpwds.pipeline.decoding.decoders import handle_extension as handle_extensio
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
 from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
 from mpwds.pipeline.decoding.images import imagehandler as imagehandler
-from mpwds.pipeline.decoding.pickles import pytorch_weights_only as pytorch_weights_only
-from mpwds.pipeline.decoding.pickles import torch_loads as torch_loads
+from mpwds.pipeline.decoding.loads import pytorch_weights_only as pytorch_weights_only
+from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
 from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
@@ -95,10 +97,6 @@ from mpwds.pipeline.mixing.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
 from mpwds.pipeline.quarantine import quarantine as quarantine
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
-from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample as MultiShardSample
-from mpwds.pipeline.sources.multi_shard_sample import shardspec as shardspec
-from mpwds.pipeline.sources.opening import FileCache as FileCache
-from mpwds.pipeline.sources.opening import StreamingOpen as StreamingOpen
 from mpwds.pipeline.sources.records import cbors2_to_samples as cbors2_to_samples
 from mpwds.pipeline.sources.records import cbors_to_samples as cbors_to_samples
 from mpwds.pipeline.sources.records import msgpacks_to_samples as msgpacks_to_samples
@@ -109,7 +107,9 @@ from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
 from mpwds.pipeline.sources.samples import tarfile_to_samples as tarfile_to_samples
 from mpwds.pipeline.sources.shards import ShardList as ShardList
 from mpwds.pipeline.sources.shards import SimpleShardList as SimpleShardList
+from mpwds.pipeline.sources.specs import MultiShardSample as MultiShardSample
 from mpwds.pipeline.sources.specs import load_spec as load_spec
+from mpwds.pipeline.sources.specs import shardspec as shardspec
 from mpwds.pipeline.sources.splitting import non_empty as non_empty
 from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
 from mpwds.pipeline.sources.splitting import split_by_node as split_by_node

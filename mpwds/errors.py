@@ -1,4 +1,4 @@
-"""Every exception that is public."""
+"""All public exceptions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ class MpwdsError(Exception):
 
 
 class TenbinError(MpwdsError, ValueError):
-    """Bytes that are not valid tenbin, or arrays that tenbin cannot hold.
+    """Bytes are not valid tenbin, or arrays cannot be encoded as tenbin.
 
     Attributes:
-        offset: Byte offset in the input at which the fault lies; ``None`` where there is no input
-            (when encoding).
+        offset: Byte offset of the fault in the input; ``None`` when encoding.
     """
 
     def __init__(self, message: str, offset: int | None = None) -> None:
@@ -21,19 +20,19 @@ class TenbinError(MpwdsError, ValueError):
 
 
 class EnvelopeError(MpwdsError, ValueError):
-    """A message that is no envelope, or one of a version that this mpwds does not speak."""
+    """A message is not an envelope, or has a version that this mpwds does not support."""
 
 
 class ShardError(MpwdsError, ValueError):
-    """A shard that cannot be read: damaged, truncated, or not in the format its reader expects."""
+    """A shard cannot be read: it is damaged, truncated, or not in the expected format."""
 
 
 class DecodeError(MpwdsError, ValueError):
-    """A field of a sample that cannot be decoded; what its decoder raised is the cause.
+    """A field of a sample cannot be decoded. Its cause is the decoder's exception.
 
     Attributes:
         key: The sample's ``__key__``; ``None`` if it has none.
-        url: The shard that it comes from; ``None`` if the sample does not say.
+        url: The sample's shard; ``None`` if unknown.
         field: The field's name.
     """
 
@@ -52,11 +51,11 @@ class DecodeError(MpwdsError, ValueError):
 
 
 class SharedMemoryError(MpwdsError, MemoryError):
-    """Shared memory could not be had: the machine, the container or a limit has no more to give."""
+    """Shared memory could not be allocated: the machine, the container or a limit has no more."""
 
 
 class WorkerDied(MpwdsError, RuntimeError):
-    """A worker process ended before its work did.
+    """A worker process ended before its work was done.
 
     Attributes:
         worker: The worker's index.
@@ -86,20 +85,20 @@ class WorkerTimeout(MpwdsError, TimeoutError):
 
 
 class EvenEpochError(MpwdsError, RuntimeError):
-    """The ranks of a distributed job cannot have an epoch of equally many batches, or did not agree on it."""
+    """The ranks of a distributed job cannot have an epoch of equal length, or did not agree on it."""
 
 
 class WorkerTraceback(MpwdsError):
-    """The text of a worker's traceback: the cause of the exception that is raised in the trainer."""
+    """The text of a worker's traceback: the cause of the exception that the trainer raises."""
 
 
 class StreamError(MpwdsError, OSError):
-    """Bytes that could not be read from a URL, or written to it.
+    """Bytes could not be read from a URL, or written to it.
 
     Attributes:
         url: The URL, without credentials.
-        position: The byte at which it happened; ``None`` where that says nothing.
-        tries: How often it was tried.
+        position: The byte at which it happened; ``None`` if that is meaningless.
+        tries: Number of attempts.
     """
 
     def __init__(self, message: str, url: str = "", position: int | None = None, tries: int = 1) -> None:
@@ -110,20 +109,20 @@ class StreamError(MpwdsError, OSError):
 
 
 class StreamNotFound(StreamError, FileNotFoundError):
-    """A URL that names nothing: the server knows no such file or object."""
+    """A URL names nothing: the server has no such file or object."""
 
 
 class SecurityError(MpwdsError, ValueError):
-    """A URL, or data, that would run code or read local files where that was not allowed."""
+    """A URL, or data, would run code or read local files without permission."""
 
 
 class QuarantineFull(MpwdsError, RuntimeError):
-    """More bad samples than the budget of a ``quarantine`` allows; the last one's error is the cause.
+    """There are more bad samples than a ``quarantine`` allows. The cause is the last one's error.
 
     Attributes:
         path: The file that lists them.
-        count: How many were bad.
-        seen: Among how many samples, where the budget is a fraction of them.
+        count: Number of bad samples.
+        seen: Number of all samples, if the budget is a fraction.
     """
 
     def __init__(self, message: str, path: str = "", count: int = 0, seen: int | None = None) -> None:
@@ -134,10 +133,10 @@ class QuarantineFull(MpwdsError, RuntimeError):
 
 
 class SpecError(MpwdsError, ValueError):
-    """A dataset specification that cannot be used. The message gives file, line and key.
+    """A dataset specification is invalid. The message gives file, line and key.
 
     Attributes:
-        file: The file; ``None`` for a specification that was given as a dict.
+        file: The file; ``None`` if the specification is a dict.
         line: The line in it, from 1.
         key: The key: ``"datasets[1].choose"``.
     """

@@ -1,4 +1,4 @@
-"""Do something when a module is imported, without importing it."""
+"""Run a function when a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ Action = Callable[[ModuleType], object]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls ``action(module)`` as soon as the module ``name`` has been imported: now, if it has been already.
+    """Calls ``action(module)`` once the module ``name`` has been imported: now, if it already is.
 
     A later call for the same module replaces an action that still waits.
-
-    Args:
-        name: The module's full name.
-        action: Called once.
 
     Example:
         >>> after_import("sys", lambda module: print(module.__name__))
@@ -35,7 +31,7 @@ def after_import(name: str, action: Action) -> None:
         finder for finder in sys.meta_path if not (isinstance(finder, _Watcher) and finder.name == name)
     ]
     module = sys.modules.get(name)
-    # A module is listed from the beginning of its import on; its spec says whether that is over.
+    # A module is listed as soon as its import begins; its spec tells whether the import has ended.
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         action(module)
     else:
@@ -43,7 +39,7 @@ def after_import(name: str, action: Action) -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Leaves the finding to the finders behind it and has the action called after the loading."""
+    """Leaves the search to the other finders, and wraps the loader that they find."""
 
     def __init__(self, name: str, action: Action) -> None:
         self.name = name
@@ -79,7 +75,7 @@ class _ThenActing(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module sees its own loader again: some look their resources up through it.
+        # Restore the module's own loader: some modules find their resources through it.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,4 +1,4 @@
-"""Errors that say what to write instead of a name or an argument that does not exist."""
+"""Errors that suggest the right name for a name or an argument that does not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
-# What to write in place of arguments of torch's DataLoader.
+# Advice for arguments of torch's DataLoader.
 _TORCHS = {
     "batch_sampler": "mpwds.DataLoader takes it",
     "batch_size": "the dataset makes the batches, dataset.batched(8)",
@@ -30,7 +30,7 @@ _TORCHS = {
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``": did you mean 'shuffle'?"`` if one of the public ``names`` is similar to ``name``, else nothing.
+    """``": did you mean 'shuffle'?"`` if a public name among ``names`` is similar to ``name``; else empty.
 
     Example:
         >>> did_you_mean("shufle", ["map", "shuffle"])
@@ -41,7 +41,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def explained(function: C) -> C:
-    """Decorator: an argument that ``function`` does not have is an error that says what to write instead.
+    """Decorator: an unknown argument of ``function`` is an error that suggests the right one.
 
     On a class it decorates the public methods that the class defines.
 
@@ -80,24 +80,15 @@ def explained(function: C) -> C:
 
 
 class Suggesting:
-    """Base of classes whose error for a missing attribute names a similar one.
+    """Base of classes whose error for a missing attribute names a similar one."""
 
-    Example:
-        >>> class Dataset(Suggesting):
-        ...     def shuffle(self): ...
-        >>> Dataset().shufle
-        Traceback (most recent call last):
-        ...
-        AttributeError: 'Dataset' object has no attribute 'shufle': did you mean 'shuffle'?
-    """
-
-    if not TYPE_CHECKING:  # type checkers would take it that every attribute exists
+    if not TYPE_CHECKING:  # type checkers would assume that every attribute exists
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self)
             found = getattr(kind, name, None)
             if isinstance(found, property):
-                return found.__get__(self)  # its own AttributeError led here: raise that
+                return found.__get__(self)  # its getter raised AttributeError: raise that
             # Python adds no suggestion of its own to an error that has a name and no obj.
             raise AttributeError(_no_attribute(kind, name), name=name)
 

@@ -1,7 +1,4 @@
-"""Where the public names are defined: they are imported when they are first asked for.
-
-``__init__.pyi`` tells type checkers the same.
-"""
+"""Where each public name is defined; it is imported when it is first used. See also ``__init__.pyi``."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ else:
 
 MODULES = ("nest", "tenbin")
 
-# These do the job: they are what `dir(mpwds)` shows.
+# The names that most programs need: `dir(mpwds)` shows these.
 NAMES = {
     "mpwds.errors": "DecodeError MpwdsError ShardError WorkerDied WorkerTimeout",
     "mpwds.loader.dataloader.accelerated": "use_in_accelerate",
@@ -49,7 +46,7 @@ NAMES = {
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.autodecode": "Decoder",
-    "mpwds.compat.cache": "LRUCleanup pipe_cleaner",
+    "mpwds.compat.cache": "FileCache LRUCleanup StreamingOpen pipe_cleaner",
     "mpwds.compat.extradatasets": (
         "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"
     ),
@@ -57,9 +54,7 @@ FURTHER_NAMES = {
     "mpwds.compat.tariterators": (
         "base_plus_ext group_by_keys tar_file_expander tar_file_iterator url_opener valid_sample"
     ),
-    "mpwds.compat.webdataset_v0.dataset": "Dataset",
-    "mpwds.compat.webdataset_v0.processor": "Processor",
-    "mpwds.compat.webdataset_v0.shard_hooks": "all_urls worker_urls",
+    "mpwds.compat.dataset": "Dataset Processor all_urls worker_urls",
     "mpwds.errors": (
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
         "StreamNotFound TenbinError WorkerTraceback"
@@ -72,41 +67,20 @@ FURTHER_NAMES = {
     "mpwds.pipeline.decoding.audio": "AUDIO_EXTENSIONS AudioDecoder torch_audio",
     "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
     "mpwds.pipeline.decoding.images": "IMAGE_EXTENSIONS ImageHandler imagehandler",
-    "mpwds.pipeline.decoding.pickles": "pytorch_weights_only torch_loads",
+    "mpwds.pipeline.decoding.loads": "pytorch_weights_only torch_loads",
     "mpwds.pipeline.decoding.video": "VIDEO_EXTENSIONS VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
     "mpwds.pipeline.notes": "Incident",
-    "mpwds.pipeline.sources.multi_shard_sample": "MultiShardSample shardspec",
-    "mpwds.pipeline.sources.opening": "FileCache StreamingOpen",
     "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
     "mpwds.pipeline.sources.resampled": "ResampledShardList resampled",
     "mpwds.pipeline.sources.samples": "tarfile_samples tarfile_to_samples",
     "mpwds.pipeline.sources.shards": "SimpleShardList",
+    "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.sources.splitting": "non_empty single_node_only",
-    "mpwds.pipeline.stages.associate": "associate",
     "mpwds.pipeline.stages.batched": "batch batched listed",
-    "mpwds.pipeline.stages.bucketed": "bucketed",
-    "mpwds.pipeline.stages.decode": "decode",
-    "mpwds.pipeline.stages.detshuffle": "detshuffle",
-    "mpwds.pipeline.stages.extract_keys": "extract_keys",
     "mpwds.pipeline.stages.fields": "getfirst parse_field_spec",
-    "mpwds.pipeline.stages.flatmap": "flatmap",
-    "mpwds.pipeline.stages.info": "info",
-    "mpwds.pipeline.stages.log_keys": "log_keys",
-    "mpwds.pipeline.stages.map": "map",
-    "mpwds.pipeline.stages.map_dict": "map_dict",
     "mpwds.pipeline.stages.map_tuple": "map_tuple transform_with",
     "mpwds.pipeline.stages.pipelinefilter": "PipelineStage pipelinefilter",
-    "mpwds.pipeline.stages.rename": "rename",
-    "mpwds.pipeline.stages.rename_keys": "rename_keys",
-    "mpwds.pipeline.stages.rsample": "rsample",
-    "mpwds.pipeline.stages.select": "select",
-    "mpwds.pipeline.stages.shuffle": "shuffle",
-    "mpwds.pipeline.stages.slice": "slice",
-    "mpwds.pipeline.stages.to_tuple": "to_tuple",
-    "mpwds.pipeline.stages.unbatched": "unbatched",
-    "mpwds.pipeline.stages.unlisted": "unlisted",
-    "mpwds.pipeline.stages.xdecode": "xdecode",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
     "mpwds.storage.streams.gopen": "gopen_schemes",
@@ -115,40 +89,26 @@ FURTHER_NAMES = {
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
+# The stages whose module has their name.
+_STAGES = (
+    "associate bucketed decode detshuffle extract_keys flatmap info log_keys map map_dict "
+    "rename rename_keys rsample select shuffle slice to_tuple unbatched unlisted xdecode"
+)
+FURTHER_NAMES.update({f"mpwds.pipeline.stages.{name}": name for name in _STAGES.split()})
+
 # webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
 # function's name until the module of that name has been imported.
-WEBDATASET_MODULES = frozenset(
-    (
-        "autodecode",
-        "cache",
-        "checks",
-        "dataset",
-        "extradatasets",
-        "filters",
-        "gopen",
-        "handlers",
-        "mix",
-        "multi",
-        "shardlists",
-        "tariterators",
-        "utils",
-        "writer",
-    )
+_MODULES = (
+    "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists tariterators "
+    "utils writer"
 )
+WEBDATASET_MODULES = frozenset(_MODULES.split())
 
 HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for name in names[home].split()}
 
 
 def find(name: str) -> Any:
-    """What ``mpwds.<name>`` is.
-
-    Raises:
-        AttributeError: There is no such name.
-
-    Example:
-        >>> find("TarWriter").__name__
-        'TarWriter'
-    """
+    """The value of ``mpwds.<name>``; raises ``AttributeError`` if there is no such name."""
     if name in HOMES:
         return getattr(importlib.import_module(HOMES[name]), name)
     if name in MODULES or name in WEBDATASET_MODULES or name == "compat":

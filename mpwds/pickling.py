@@ -1,4 +1,4 @@
-"""Pickles for a process that may have the pickled object's class already, though by no importable name."""
+"""Pickles for a process that may already have the pickled object's class, though by no importable name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ import cloudpickle
 
 
 def dumps(item: Any) -> bytes:
-    """Pickles any object, with cloudpickle.
+    """Pickles any object, with cloudpickle, for ``pickle.loads``.
 
-    cloudpickle sends a class of ``__main__`` or of a function by value, and where that arrives in the process
-    it once came from, its content is written over the class that is there: functions get other globals, class
-    attributes lose what was assigned meanwhile. These pickles take the receiver's own class where it has
-    one: the one it sent away, or one of that name.
-
-    Returns:
-        Bytes for ``pickle.loads``.
-
-    Raises:
-        Exception: Whatever pickling an object of its class raises; ``TypeError`` as a rule.
+    cloudpickle sends a class of ``__main__`` or of a function by value. In the process where the class came
+    from,
+    it then overwrites the class that is there: functions get other globals, and class attributes lose later
+    assignments. These pickles use the receiver's own class if it has one: the one it sent away, or one of
+    that
+    name.
 
     Example:
         >>> pickle.loads(dumps({"f": lambda: 7}))["f"]()
@@ -43,13 +39,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reduced = super().reducer_override(item)
         if reduced is NotImplemented or not isinstance(item, type):
             return reduced
-        # By value, then. Pickled on its own, for the receiver to leave unread if it can.
+        # By value, but as a separate pickle, which a receiver that has the class does not load.
         by_value = cloudpickle.dumps(item, protocol=5)
         return _own_class, (_tracker_id(item), f"{item.__module__}:{item.__qualname__}", by_value)
 
 
 def _is_float8(tensor: Any) -> bool:
-    """Whether it is of one of the dtypes that torch pickles but cannot unpickle."""
+    """Whether torch pickles the tensor's dtype but cannot unpickle it."""
     is_strided = str(tensor.layout) == "torch.strided" and not tensor.requires_grad
     return bool(is_strided and tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)
 
@@ -61,12 +57,7 @@ def _float8_tensor(octets: Any, dtype: str) -> Any:
 
 
 def find_class(name: str) -> type | None:
-    """The class called ``module:qualname``, if it is imported. Runs no code of the module or the class.
-
-    Example:
-        >>> find_class("collections:OrderedDict")
-        <class 'collections.OrderedDict'>
-    """
+    """The imported class called ``module:qualname``, or ``None``. Runs no code of the module or the class."""
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     if not isinstance(found, ModuleType):
@@ -85,7 +76,7 @@ def _own_class(tracker_id: str | None, name: str, by_value: bytes) -> type:
 
 
 def _tracker_id(kind: type) -> str | None:
-    """What cloudpickle knows a class by that came here by value; ``None`` where it keeps no such account."""
+    """cloudpickle's identifier of a class that came here by value; ``None`` if it has none."""
     tracked = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
     tracker_id: str | None = tracked.get(kind)
     return tracker_id

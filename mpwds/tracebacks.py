@@ -1,4 +1,4 @@
-"""Short tracebacks: the frames of the user's code, without the package's own around them."""
+"""Short tracebacks: the user's frames without this package's."""
 
 from __future__ import annotations
 
@@ -14,24 +14,15 @@ FULL = "MPWDS_FULL_TRACEBACK"
 
 
 def shorten(error: BaseException, keep_first: bool = True) -> None:
-    """Removes this package's frames from the traceback of ``error`` and of the errors behind it.
+    """Removes this package's frames from the traceback of ``error`` and of its causes and contexts.
 
-    Frames of the user and of other packages stay. So does the innermost frame, because it says where the
-    error was raised. An exception that a worker raised has its frames in its cause.
-
-    Does nothing if the environment variable ``MPWDS_FULL_TRACEBACK`` is set, and not ``0``.
+    Frames of the user and of other packages stay. So does the innermost frame, because it shows where the
+    error was raised. An exception that a worker raised has its frames in its cause. With the environment
+    variable ``MPWDS_FULL_TRACEBACK`` set to anything but ``0``, this does nothing.
 
     Args:
-        error: What was raised. To be called where it leaves this package, before ``raise``.
-        keep_first: Whether to keep the outermost frame, which is that of the caller.
-
-    Example:
-        >>> try:
-        ...     int("one")
-        ... except ValueError as error:
-        ...     shorten(error)
-        ...     error.__traceback__ is not None
-        True
+        error: The exception. Call this where it leaves the package, before ``raise``.
+        keep_first: Whether to keep the outermost frame, which is the caller's.
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
         return

@@ -1,4 +1,4 @@
-"""Warnings that point at the program's own line, from whatever depth of this package they come."""
+"""Warnings that point at the user's line, from any depth of this package."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ import warnings
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Issues a warning for the innermost line that is not of this package.
-
-    Args:
-        message: What happened, and what to do about it.
-        category: The warning's class.
-
-    Example:
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warn("batches are delivered unpinned")
-        >>> caught[0].category.__name__
-        'RuntimeWarning'
-    """
+    """Issues a warning for the innermost line outside this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -26,10 +15,5 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module of that name belongs to this package.
-
-    Example:
-        >>> is_ours("mpwds.nest"), is_ours("numpy")
-        (True, False)
-    """
+    """Whether a module of that name belongs to this package."""
     return module.partition(".")[0] == __package__

@@ -167,5 +167,5 @@ def test_a_handler_that_leaves_missing_shards_out_costs_no_look_into_the_folder(
 
 
 def test_a_folder_in_place_of_a_shard_says_how_to_read_the_shards_in_it(shards):
-    assert f"put a slash behind its name, '{shards}/'" in notes_of(str(shards), IsADirectoryError)
+    assert f"add a slash to its name: '{shards}/'" in notes_of(str(shards), IsADirectoryError)
     assert len(read(f"{shards}/")) == 6

@@ -1,17 +1,21 @@
-"""``mpwds demo``: trains a small network from tar shards, on the data it brings along or on the user's."""
+"""``mpwds demo``: trains a small network from tar shards, on its own data or the user's."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mpwds.cli.progress import Progress
     from mpwds.cli.training import ImageTask, Outcome, Settings
 
@@ -19,6 +23,15 @@ _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
 _DEFAULT_SIZE = 64
 _SMALLEST_SIZE, _LARGEST_SIZE = 8, 1024
+
+# Of the picture of images with their labels, in pixels.
+_COLUMNS = 12
+_TILE = 64
+_GAP = 8
+_LABEL_HEIGHT = 22
+_TITLE_HEIGHT = 34
+_LONGEST_LABEL = 10  # characters
+_PAPER, _INK, _PALE = "#ffffff", "#1b1f24", "#59636e"
 
 _DESCRIPTION = """\
 Writes scikit-learn's 1,797 handwritten digits to 16 tar shards in a cache folder, then trains a
@@ -70,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     if arguments.data is None and (arguments.test is not None or arguments.size is not None):
-        parser.error("--test and --size are for your own shards: give these with --data")
+        parser.error("--test and --size are for your own shards: name these with --data")
     if arguments.data is not None and arguments.cache_dir is not None:
         parser.error("--cache-dir is for the digits, which --data replaces")
 
@@ -81,7 +94,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
     with Progress(sys.stdout) as progress:
         task = _digits(arguments) if arguments.data is None else _own(arguments, progress)
-        # A shard is one worker's: more workers than shards would have nothing to do.
+        # One worker reads a shard, so more workers than shards would have nothing to do.
         settings = Settings(arguments.epochs, min(arguments.workers, task.shards), arguments.lr)
         progress.show(f"starting {_count(settings.workers, 'worker')}")
         outcome = train(task, settings, progress)
@@ -124,7 +137,7 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> ImageTask:
 
 
 def _write_picture(path: Path, task: ImageTask, outcome: Outcome) -> None:
-    from mpwds.cli.contact_sheet import write_contact_sheet
+    from mpwds.cli.demo import write_contact_sheet
 
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
@@ -150,7 +163,7 @@ def _count(number: int, thing: str) -> str:
 def _suggestion(is_own: bool, task: ImageTask, settings: Settings, outcome: Outcome) -> str:
     if not is_own:
         return "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
-    if outcome.waiting > _MUCH_WAITING and settings.workers < task.shards:  # a shard is one worker's
+    if outcome.waiting > _MUCH_WAITING and settings.workers < task.shards:
         more = min(task.shards, max(2, 2 * settings.workers))
         return f"Next, let more workers decode: the same command with --workers {more}"
     return f"Next, train longer: the same command with --epochs {2 * settings.epochs}"
@@ -179,3 +192,48 @@ def _positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
+
+
+def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Sequence[Any], title: str) -> None:
+    """Writes a PNG with rows of 12 images, each above its label.
+
+    Images are scaled to 64 pixels: small ones by whole factors, so that their pixels show.
+
+    Args:
+        path: The file. Its folder is created if it is missing.
+        images: uint8 of shape (N, 3, height, width).
+        labels: N labels; their text is shown.
+        title: The line at the top.
+    """
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    columns = min(_COLUMNS, len(images))
+    rows = -(-len(images) // columns)
+    step_x, step_y = _TILE + _GAP, _TILE + _LABEL_HEIGHT
+    sheet = Image.new("RGB", (_GAP + _COLUMNS * step_x, _TITLE_HEIGHT + rows * step_y + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_GAP, _TITLE_HEIGHT / 2), title, _PALE, ImageFont.load_default(14), anchor="lm")
+    font = ImageFont.load_default(13)
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        row, column = divmod(number, columns)
+        left, top = _GAP + column * step_x, _TITLE_HEIGHT + row * step_y
+        tile = _scaled(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
+        sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
+        middle = (left + _TILE / 2, top + _TILE + _LABEL_HEIGHT / 2 - 2)
+        draw.text(middle, str(label)[:_LONGEST_LABEL], _INK, font, anchor="mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    sheet.save(unfinished, "PNG")
+    unfinished.replace(path)
+
+
+def _scaled(image: Any) -> Any:
+    from PIL import Image
+
+    longer = max(image.size)
+    if longer <= _TILE:
+        factor = _TILE // longer
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.thumbnail((_TILE, _TILE), Image.Resampling.LANCZOS)
+    return image

@@ -1,4 +1,4 @@
-"""The demo's own data set: scikit-learn's handwritten digits, as tar shards in a cache folder."""
+"""The demo's own dataset: scikit-learn's handwritten digits, as tar shards in a cache folder."""
 
 from __future__ import annotations
 
@@ -22,23 +22,13 @@ _BRIGHTEST = 16
 
 
 def default_cache_dir() -> Path:
-    """Where the digits lie by default: ``mpwds/digits`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Example:
-        >>> default_cache_dir().parts[-2:]
-        ('mpwds', 'digits')
-    """
+    """The default folder of the digits: ``mpwds/digits`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "mpwds" / "digits"
 
 
 def digits_task(directory: Path, batch_size: int) -> ImageTask:
-    """Classifying the digits that :func:`ensure_digits` put into ``directory``.
-
-    Args:
-        directory: Holds the 16 shards.
-        batch_size: Samples in a batch.
-    """
+    """The task of classifying the digits that :func:`ensure_digits` wrote to ``directory``."""
     import mpwds
 
     def batches(dataset: mpwds.WebDataset) -> mpwds.WebDataset:
@@ -63,25 +53,15 @@ def digits_task(directory: Path, batch_size: int) -> ImageTask:
 
 
 def ensure_digits(directory: Path) -> bool:
-    """Writes the digits to ``directory`` unless they are there, whole and readable.
+    """Writes the digits to ``directory`` unless they are there and readable; returns whether it did.
 
     1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``: 12 shards ``digits-train-000.tar``
     and on, 4 shards ``digits-test-000.tar`` and on. The bytes are the same on every run, and each shard
-    appears only when it is complete, so that several processes may do this at the same time.
-
-    Args:
-        directory: Made if it is missing.
-
-    Returns:
-        Whether they had to be written.
+    appears only when it is complete, so several processes may do this at the same time.
 
     Source:
         "Optical Recognition of Handwritten Digits" of the UCI Machine Learning Repository, as
         ``sklearn.datasets.load_digits`` has it.
-
-    Raises:
-        ImportError: They had to be written, and scikit-learn or Pillow is missing.
-        OSError: ``directory`` cannot be written.
     """
     if _is_complete(directory):
         return False
@@ -103,9 +83,9 @@ def _load() -> tuple[Any, Any]:
 
 
 def _even_order(labels: list[int]) -> list[int]:
-    """The samples' indices in random order, but with the classes in even shares in every part of it."""
+    """The samples' indices in random order, with an even share of each class in every part of it."""
     order = list(range(len(labels)))
-    random.Random(SEED).shuffle(order)  # the original order goes from writer to writer
+    random.Random(SEED).shuffle(order)  # the original order is by writer
     totals = Counter(labels)
     counts: Counter[int] = Counter()
     place = {}
@@ -127,7 +107,7 @@ def _write(directory: Path, part: str, indices: list[int], images: Any, labels: 
 
 def _is_complete(directory: Path) -> bool:
     from mpwds.errors import ShardError
-    from mpwds.pipeline.sources.grouping import read_samples
+    from mpwds.pipeline.sources.samples import read_samples
 
     try:
         counts = [

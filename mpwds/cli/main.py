@@ -1,4 +1,4 @@
-"""The command ``mpwds``: its options, its subcommands, and what the user sees when one fails."""
+"""The command ``mpwds``: its options, its subcommands, and what it shows when one fails."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``mpwds``.
 
-    What a user can cause (missing files, damaged shards, missing packages, bad values) becomes one line on
-    stderr; ``--debug`` shows the traceback as well. Ctrl-C ends the command without a word.
+    Errors that a user can cause (missing files, damaged shards, missing packages, bad values) become one line
+    on stderr; ``--debug`` shows the traceback as well. Ctrl-C ends the command silently.
 
     Args:
         argv: The arguments behind the command's name; those of this process by default.
 
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for a command that is not understood, 130 after
-        Ctrl-C, 141 when nobody reads the output any more.
+        Ctrl-C, 141 if the reader of the output is gone.
 
     Raises:
         SystemExit: After ``--help`` (0) or arguments that cannot be parsed (2), as argparse does.
@@ -90,13 +90,13 @@ def _in_one_line(error: BaseException) -> str:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
         message = str(error) or type(error).__name__
-    if not isinstance(error, DecodeError):  # which says itself where it happened
+    if not isinstance(error, DecodeError):  # whose message already contains its notes
         message = "; ".join([message, *getattr(error, "__notes__", ())])
     return " ".join(message.split())
 
 
 def _make_stdout_take_everything() -> None:
-    """A name of a file that the terminal's encoding lacks must not end the command, nor a closed stdout."""
+    """Neither a file name that the terminal's encoding lacks nor a closed stdout ends the command."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     elif isinstance(sys.stdout, io.TextIOWrapper):
@@ -104,7 +104,7 @@ def _make_stdout_take_everything() -> None:
 
 
 def _silence_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not fail on it at its exit."""
+    """Drops buffered output, so that the interpreter does not fail on it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The user's own image shards as something to train on."""
+"""The user's own image shards as a task for the demo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
-"""Fields of a sample that hold its image; the first that is there counts."""
+"""Fields of a sample that may hold its image; the first one present counts."""
 
 _LABEL_FIELD = "cls"
 _HELD_OUT_ONE_IN = 10
@@ -41,31 +41,31 @@ def own_task(
     workers: int,
     progress: Progress,
 ) -> ImageTask:
-    """Classifying the images of the user's shards.
+    """The task of classifying the images of the user's shards.
 
-    A first pass reads the labels of all samples, decoding no image, to count samples and classes. Labels may
-    be any whole numbers from 0; the classes are those that occur, in their order.
+    A first pass reads the labels of all samples, without decoding images, to count samples and classes.
+    Labels may be any whole numbers from 0; the classes are those that occur, in their order.
 
     Args:
-        patterns: Names of shards, with braces or not.
+        patterns: Names of shards, with or without braces.
         held_out_patterns: The shards with the held-out samples. If there are none, every tenth sample of the
             others is held out, chosen by its key: the same ones in every run.
-        size: Height and width in pixels to which images are brought.
+        size: Height and width in pixels to which images are scaled.
         batch_size: Samples in a batch.
         workers: Worker processes for the first pass.
         progress: Shows how many labels have been read.
 
     Raises:
         FileNotFoundError: A shard does not exist.
-        ShardError: One is damaged or no tar file.
-        ValueError: A sample has no image or no label; there are no samples to train on or none to hold out;
-            all samples to train on are of one class; none of those held out is of a class to train on.
+        ShardError: A shard is damaged or not a tar file.
+        ValueError: A sample has no image or no label; there are no samples to train on or to hold out; all
+            samples to train on have one class; or no held-out sample has a class to train on.
     """
     urls, held_out_urls = _existing(patterns), _existing(held_out_patterns)
     survey = _Survey()
     if held_out_urls:
-        survey.read(urls, _as_training, workers, progress)
-        survey.read(held_out_urls, _as_held_out, workers, progress)
+        survey.read(urls, lambda sample: False, workers, progress)
+        survey.read(held_out_urls, lambda sample: True, workers, progress)
     else:
         survey.read(urls, _is_held_out, workers, progress)
     survey.check(" ".join(patterns), " ".join(held_out_patterns))
@@ -88,7 +88,7 @@ def own_task(
     train = mpwds.WebDataset(urls, shardshuffle=True, seed=SEED, empty_check=False)
     held_out = mpwds.WebDataset(held_out_urls or urls, empty_check=False)
     if not held_out_urls:
-        train, held_out = train.select(_is_training), held_out.select(_is_held_out)
+        train, held_out = train.select(lambda sample: not _is_held_out(sample)), held_out.select(_is_held_out)
     return ImageTask(
         train=batches(train.shuffle(SHUFFLED_SAMPLES)),
         held_out=batches(held_out),
@@ -103,7 +103,7 @@ def own_task(
 
 @dataclass
 class _Survey:
-    """What the first pass finds."""
+    """The result of the first pass."""
 
     train_labels: set[int] = field(default_factory=set)
     held_out_labels: set[int] = field(default_factory=set)
@@ -133,9 +133,9 @@ class _Survey:
             raise ValueError(f"--test {test}: there are no samples in it")
         if not self.held_out_samples or not self.train_samples:
             raise ValueError(
-                f"--data {data}: of its {samples} samples, the one in {_HELD_OUT_ONE_IN} to hold out leaves "
-                f"{self.train_samples} for training and {self.held_out_samples} for the test: give more "
-                "samples, or the held-out ones with --test"
+                f"--data {data}: of its {samples} samples, one in {_HELD_OUT_ONE_IN} is held out. That "
+                f"leaves {self.train_samples} for training and {self.held_out_samples} for the test: give "
+                "more samples, or name the held-out shards with --test"
             )
         if len(self.train_labels) == 1:
             raise ValueError(
@@ -182,33 +182,11 @@ def _is_held_out(sample: dict[str, Any]) -> bool:
     return int.from_bytes(digest, "little") % _HELD_OUT_ONE_IN == 0
 
 
-def _is_training(sample: dict[str, Any]) -> bool:
-    return not _is_held_out(sample)
-
-
-def _as_training(sample: dict[str, Any]) -> bool:
-    return False
-
-
-def _as_held_out(sample: dict[str, Any]) -> bool:
-    return True
-
-
 def fit(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     """Decodes an image to a square of RGB pixels: scaled until its shorter side fits, the middle cut out.
 
-    Args:
-        data: The image file.
-        size: Height and width of the square in pixels.
-
     Returns:
         uint8 of shape (3, size, size).
-
-    Raises:
-        PIL.UnidentifiedImageError: ``data`` is no image that Pillow knows.
-        OSError: The image is damaged or truncated.
-        ValueError: The format is a program, which Pillow would have Ghostscript run.
-        ImportError: Pillow is missing.
 
     Example:
         >>> fit(b"P5 4 2 255 " + bytes([9, 0, 255, 9] * 2), size=2)[0].tolist()
@@ -226,7 +204,7 @@ def fit(data: bytes, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _as_rgb(image: Image) -> Image:
-    if image.mode.startswith("I"):  # 16 bits, which convert() cuts off at 255 instead of scaling them
+    if image.mode.startswith("I"):  # 16 bits: convert() would clip at 255 instead of scaling
         import PIL.Image
 
         high_bytes: npt.NDArray[Any] = np.clip(np.asarray(image) >> 8, 0, 255)

@@ -1,4 +1,4 @@
-"""One line that shows how far the work is: redrawn in place on a terminal, printed now and then elsewhere."""
+"""A progress line: redrawn in place on a terminal, printed now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ _BAR = 12
 
 
 class Progress:
-    """Shows the state of the work on ``stream``; use it as a context manager, which ends the line it drew.
+    """Shows progress on ``stream``; a context manager, which ends the line that it drew.
 
     A text consists of fields with two spaces between them. On a terminal ``show`` and ``milestone`` redraw
-    the same line, without the last fields where these do not fit. Elsewhere (a pipe, a file) ``show`` does
-    nothing and ``milestone`` prints a line, so that logs stay short.
-
-    Args:
-        stream: Where to write.
+    the same line, without the last fields if they do not fit. Elsewhere (a pipe, a file) ``show`` does
+    nothing and ``milestone`` prints a line, so logs stay short.
 
     Example:
         >>> import sys
@@ -38,17 +35,12 @@ class Progress:
         self._next_s = 0.0
 
     def show(self, text: str, share: float | None = None) -> None:
-        """Redraws the line if it is a terminal's and was not drawn in the last fifth of a second.
-
-        Args:
-            text: The line.
-            share: How much of the work is done, from 0 to 1. A bar shows it on a terminal.
-        """
+        """Redraws the line of a terminal, five times a second at most; ``share`` (0 to 1) adds a bar."""
         if self._is_terminal and time.monotonic() >= self._next_s:
             self._draw(text, share)
 
     def milestone(self, text: str, share: float | None = None) -> None:
-        """Redraws the line at once, or prints ``text`` without a bar where there is no terminal."""
+        """Redraws the line at once, or prints ``text`` without a bar if there is no terminal."""
         if self._is_terminal:
             self._draw(text, share)
         else:
@@ -66,7 +58,7 @@ class Progress:
 
     def _draw(self, text: str, share: float | None) -> None:
         text = text if share is None else _bar(share) + text
-        # One column stays free: at a full line some terminals go on to the next, where \r does not lead back.
+        # One column stays free: after a full line some terminals wrap, and \r does not lead back.
         text = _shortened(text, self._columns() - 1)
         self._stream.write("\r" + text.ljust(len(self._drawn)))
         self._stream.flush()

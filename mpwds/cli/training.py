@@ -1,4 +1,4 @@
-"""Training a small convolutional network from a MultiLoader, and watching how long it waits for data."""
+"""The demo's training: a small convolutional network, a MultiLoader, and how long it waits for data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from mpwds.pipeline.dataset import DataPipeline
 
 SEED = 0
-"""Seed of all that is random in the demo, so that two runs give the same figures."""
+"""Two runs of the demo give the same figures."""
 
 SHUFFLED_SAMPLES = 1000
-"""Samples that each worker holds to draw from."""
-
+"""Size of each worker's shuffle buffer."""
 
 IMAGES_SHOWN = 48
-"""Images of the first batch that are kept to be shown."""
+"""Images of the first batch that the demo shows."""
 
 _SMALLEST_MAP = 4
 _MOST_CHANNELS = 128
@@ -32,7 +31,7 @@ _MOST_CHANNELS = 128
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Images to classify: for training, and held out to see what was learned.
+    """Images to classify, for training and held out for the test.
 
     Args:
         train: Yields batches of images, uint8 of shape (N, 3, size, size), and of class numbers, int64 of
@@ -40,10 +39,10 @@ class ImageTask:
         held_out: The same, of samples that ``train`` does not yield.
         train_samples: Number of samples in an epoch of ``train``.
         held_out_samples: Number of samples in ``held_out``.
-        names: What the classes are called, in the order of their numbers.
+        names: Names of the classes, in the order of their numbers.
         size: Height and width of the images in pixels.
         shards: Number of shards that all these come from.
-        place: Where the shards lie, for people.
+        place: Where the shards are, for people.
     """
 
     train: DataPipeline
@@ -58,13 +57,7 @@ class ImageTask:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
-
-    Args:
-        epochs: Passes over the training samples.
-        workers: Worker processes of each loader.
-        lr: Learning rate at the start; it falls to 0 along a half cosine.
-    """
+    """How to train; the learning rate falls from ``lr`` to 0 along a half cosine."""
 
     epochs: int
     workers: int
@@ -73,15 +66,15 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """What training came to.
+    """The result of training.
 
     Attributes:
-        accuracy: Share of the held-out samples that are classified rightly.
+        accuracy: Share of the held-out samples that are classified correctly.
         samples: Samples trained on, over all epochs.
         seconds: Time spent training, without the test at the end.
         waited_s: The part of it spent in the loader's ``next()``.
         first_batch_s: The part of that until the first batch came, with the workers' start.
-        images: The first images that came, uint8 of shape (N, 3, size, size), at most 48.
+        images: The first images, uint8 of shape (N, 3, size, size), at most 48.
         labels: Their class numbers.
     """
 
@@ -95,18 +88,12 @@ class Outcome:
 
     @property
     def waiting(self) -> float:
-        """Share of the training time behind the first batch that was spent waiting for data."""
+        """Share of the training time after the first batch that was spent waiting for data."""
         return (self.waited_s - self.first_batch_s) / (self.seconds - self.first_batch_s)
 
 
 def train(task: ImageTask, settings: Settings, progress: Progress) -> Outcome:
-    """Trains a network on a task, on the GPU if there is one, and tests it on the held-out samples.
-
-    Args:
-        task: What to train on.
-        settings: How to.
-        progress: Shows each batch, with a milestone for each epoch.
-    """
+    """Trains a network on a task, on the GPU if there is one, and tests it on the held-out samples."""
     import torch
 
     torch.manual_seed(SEED)
@@ -121,11 +108,7 @@ def train(task: ImageTask, settings: Settings, progress: Progress) -> Outcome:
 
 
 def small_cnn(classes: int, size: int) -> torch.nn.Sequential:
-    """A network for RGB images: convolutions, from the second on each at half the size, and a linear layer.
-
-    Args:
-        classes: Number of outputs.
-        size: Height and width of the images in pixels, at least 8.
+    """A network for RGB images of at least 8 x 8 pixels: convolutions, each at half the size, then linear.
 
     Example:
         >>> import torch

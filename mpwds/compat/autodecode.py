@@ -1,4 +1,4 @@
-"""Decoding, by webdataset's module name."""
+"""webdataset.autodecode: decoding the fields of samples."""
 
 from __future__ import annotations
 
@@ -7,53 +7,30 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, torch_audio
-from mpwds.pipeline.decoding.decoders import (
-    Continue,
-    DecodingError,
-    basichandlers,
-    cbor_loads,
-    decoders,
-    gzfilter,
-    handle_extension,
-    msgpack_loads,
-)
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
+from mpwds.pipeline.decoding.audio import torch_audio as torch_audio
+from mpwds.pipeline.decoding.decoders import Continue as Continue
 from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
-from mpwds.pipeline.decoding.images import (
-    IMAGE_EXTENSIONS,
-    ImageDecoder,
-    ImageHandler,
-    imagehandler,
-    imagespecs,
-)
-from mpwds.pipeline.decoding.npy import npy_loads, npz_loads
-from mpwds.pipeline.decoding.pickles import pytorch_weights_only, torch_loads, unpickle_loads
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, torch_video
+from mpwds.pipeline.decoding.decoders import DecodingError as DecodingError
+from mpwds.pipeline.decoding.decoders import basichandlers as basichandlers
+from mpwds.pipeline.decoding.decoders import decoders as decoders
+from mpwds.pipeline.decoding.decoders import gzfilter as gzfilter
+from mpwds.pipeline.decoding.decoders import handle_extension as handle_extension
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.images import ImageDecoder
+from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
+from mpwds.pipeline.decoding.images import imagehandler as imagehandler
+from mpwds.pipeline.decoding.images import imagespecs as imagespecs
+from mpwds.pipeline.decoding.loads import cbor_loads as cbor_loads
+from mpwds.pipeline.decoding.loads import msgpack_loads as msgpack_loads
+from mpwds.pipeline.decoding.loads import npy_loads as npy_loads
+from mpwds.pipeline.decoding.loads import npz_loads as npz_loads
+from mpwds.pipeline.decoding.loads import pytorch_weights_only as pytorch_weights_only
+from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
+from mpwds.pipeline.decoding.loads import unpickle_loads as unpickle_loads
+from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.video import torch_video as torch_video
 from mpwds.pipeline.stages.map import map
-
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "Continue",
-    "Decoder",
-    "DecodingError",
-    "ImageHandler",
-    "basichandlers",
-    "cbor_loads",
-    "decoders",
-    "default_handlers",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "imagespecs",
-    "msgpack_loads",
-    "npy_loads",
-    "npz_loads",
-    "pytorch_weights_only",
-    "torch_audio",
-    "torch_loads",
-    "torch_video",
-    "unpickle_loads",
-]
 
 
 class Decoder(SampleDecoder):
@@ -83,8 +60,8 @@ def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
 
 
 default_handlers = {spec: _handlers(spec) for spec in imagespecs}
-"""By image specification, the function for each extension. ``Dataset(decoder=spec)`` uses what a program puts
-here: ``default_handlers["rgb"]["mask"] = f``."""
+"""By image specification, the function for each extension. A program may add functions for
+``Dataset(decoder=spec)``: ``default_handlers["rgb"]["mask"] = f``."""
 
 _AS_MADE = {spec: dict(handlers) for spec, handlers in default_handlers.items()}
 

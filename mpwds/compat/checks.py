@@ -1,4 +1,4 @@
-"""Checks of arguments. Each raises ``ValueError`` with ``msg`` in its text where the check fails."""
+"""Checks of arguments (webdataset 0.1). Each raises ``ValueError`` with ``msg`` in its text if it fails."""
 
 from __future__ import annotations
 

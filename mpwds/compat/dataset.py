@@ -1,43 +1,373 @@
-"""Datasets and error handlers, by the name of their module in webdataset 0.0 and 0.1."""
+"""webdataset.dataset of 0.0 and 0.1: ``Dataset`` with its hooks, ``Processor``, and further names."""
 
 from __future__ import annotations
 
-from mpwds.compat.autodecode import default_handlers
-from mpwds.compat.extradatasets import ChoppedDataset, ResizedDataset
-from mpwds.compat.tariterators import base_plus_ext, group_by_keys, valid_sample
-from mpwds.compat.webdataset_v0.dataset import Dataset
-from mpwds.compat.webdataset_v0.processor import Processor
-from mpwds.compat.webdataset_v0.shard_hooks import all_urls, worker_urls
-from mpwds.pipeline.decoding.images import imagehandler
-from mpwds.pipeline.handlers import (
-    ignore_and_continue,
-    ignore_and_stop,
-    reraise_exception,
-    warn_and_continue,
-    warn_and_stop,
-)
-from mpwds.pipeline.sources.shards import ShardList
-from mpwds.pipeline.sources.splitting import split_by_worker
-from mpwds.pipeline.webdataset import WebDataset
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-__all__ = [
-    "ChoppedDataset",
-    "Dataset",
-    "Processor",
-    "ResizedDataset",
-    "ShardList",
-    "WebDataset",
-    "all_urls",
-    "base_plus_ext",
-    "default_handlers",
-    "group_by_keys",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "imagehandler",
-    "reraise_exception",
-    "split_by_worker",
-    "valid_sample",
-    "warn_and_continue",
-    "warn_and_stop",
-    "worker_urls",
-]
+from mpwds.compat.autodecode import default_handlers as default_handlers
+from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
+from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
+from mpwds.compat.sample_options import SampleOptions
+from mpwds.compat.tariterators import base_plus_ext as base_plus_ext
+from mpwds.compat.tariterators import group_by_keys as group_by_keys
+from mpwds.compat.tariterators import opened, tar_file_expander
+from mpwds.compat.tariterators import valid_sample as valid_sample
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.decoding.images import imagehandler as imagehandler
+from mpwds.pipeline.handlers import Handler
+from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
+from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
+from mpwds.pipeline.handlers import reraise_exception as reraise_exception
+from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
+from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.sources.samples import TarSamples, split_name
+from mpwds.pipeline.sources.shards import ShardList as ShardList
+from mpwds.pipeline.sources.shards import Split, Urls, given_urls, listed
+from mpwds.pipeline.sources.splitting import Splitter, split_by_node
+from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
+from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.pipelinefilter import stage_of
+from mpwds.pipeline.stream import Stage, Stream
+from mpwds.pipeline.webdataset import WebDataset as WebDataset
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import expand_urls
+
+_QUOTED_DOT = "\0"  # no name in a tar file contains it
+_PASSED_AT_ONCE = 256 * 1024
+
+
+def _hook(name: str, doc: str) -> Any:
+    return property(
+        lambda self: getattr(self._hooks, name), lambda self, hook: self._set(**{name: hook}), doc=doc
+    )
+
+
+class Dataset(DataPipeline):
+    """A dataset of tar shards with the options of webdataset's first releases.
+
+    For programs written for those; new ones use ``mpwds.WebDataset``. It takes the options of all releases up
+    to 0.1.40, also those that methods replaced, and has their hooks, which can also be set as attributes
+    until it is iterated. Unlike then, shards are divided among nodes too, methods return copies, and shuffles
+    are reproducible.
+
+    Args:
+        urls: A URL or path with braces, or several.
+        size: Result of ``len()``: the number of samples, or a function from a shard's URL to its number.
+        length: Result of ``len()``.
+        epochs: How often one iteration reads all shards.
+        keys: Splits a member's name into the sample's key and the field's name, ``(None, None)`` for a member
+            to leave out. By default the field's name begins behind the first dot of the last component.
+        suffixes: The fields to read; all by default.
+        opener: A function from a URL to a stream of bytes; or a shell command with ``{}`` for the URL, whose
+            output is the shard.
+        open_fn: The same.
+        handler: What to do about an error.
+        tarhandler: What to do about a shard that cannot be read; ``handler`` by default.
+        shuffle: Above 0, shards are shuffled; above 1, samples too, through a buffer of that size.
+        prepare_for_worker: ``False`` lets every worker read all shards; a function is called in each worker
+            at the beginning of an epoch.
+        initial_pipeline: Functions of an iterator, instead of ``[group_by_keys(keys, suffixes=suffixes)]``.
+            The first one gets a shard's members as pairs of name and bytes.
+        node_selection: Hook: chooses this node's shards, a function from a list of URLs to a list of URLs.
+        shard_selection: Hook: chooses this worker's among them.
+        shard_shuffle: Hook: orders this worker's shards.
+        seed: Determines, with the epoch, all random choices; 0 by default.
+        options: ``container``, ``decoder``, ``associate``, ``extensions``, ``transforms``, ``pipeline``,
+            ``errors``, ``verbose`` and ``allow_pickle``: see
+            :class:`~mpwds.compat.sample_options.SampleOptions`.
+
+    Raises:
+        ValueError: There are no shards, or an option is invalid.
+        TypeError: An option is unknown.
+
+    Source:
+        ``webdataset.Dataset`` of 0.1, and ``webdataset.WebDataset`` of 0.0.
+
+    Example:
+        >>> dataset = Dataset("digits-{000..011}.tar", extensions="png;jpg cls", decoder="rgb8", shuffle=100)
+        >>> dataset.batched(64)
+        Dataset('digits-{000..011}.tar')
+            .decode('rgb8')
+            .to_tuple('png;jpg', 'cls')
+            .shuffle(100)
+            .batched(64)
+    """
+
+    def __init__(
+        self,
+        urls: Urls,
+        size: int | Callable[[str], int] | None = None,
+        *,
+        length: int | None = None,
+        epochs: int = 1,
+        keys: Callable[[str], tuple[str | None, str | None]] | None = None,
+        suffixes: Iterable[str] | None = None,
+        opener: str | Callable[[str], Any] | None = None,
+        open_fn: str | Callable[[str], Any] | None = None,
+        handler: Handler = reraise_exception,
+        tarhandler: Handler | None = None,
+        shuffle: int = 0,
+        prepare_for_worker: bool | Callable[[], Any] = True,
+        initial_pipeline: Iterable[Any] | None = None,
+        node_selection: UrlHook | None = None,
+        shard_selection: UrlHook | None = None,
+        shard_shuffle: UrlHook | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        work = SampleOptions(shuffle=shuffle, **options)
+        handler = work.handler(handler)
+        opener = opener if open_fn is None else open_fn
+        self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
+        open_at = _OpenedBy(opener) if callable(opener) else None
+        if prepare_for_worker is False and shard_selection is None:
+            shard_selection = all_urls
+        self._hooks = ShardHooks(
+            before=prepare_for_worker if callable(prepare_for_worker) else None,
+            node_selection=node_selection,
+            shard_selection=shard_selection,
+            shard_shuffle=shard_shuffle,
+            shuffled=shuffle > 0,
+        )
+        head = self._hooks.parts(self._urls)
+        self._head = len(head)
+        tarhandler = handler if tarhandler is None else tarhandler
+        if initial_pipeline is None:
+            wanted = work.suffixes() if suffixes is None else set(suffixes)
+            reader: Any = TarSamples(
+                tarhandler,
+                select_files=None if wanted is None else _Wanted(frozenset(wanted)),
+                rename_files=None if keys is None else _Keyed(keys),
+                open_at=open_at,
+            )
+            grouping: list[Any] = [] if keys is None else [map(_unquoted)]
+        else:
+            reader = _Members(open_at, tarhandler)
+            grouping = list(initial_pipeline)
+        super().__init__(*head, reader, *grouping, *work.stages(handler), seed=seed)
+        self._shown_from = self._head + len(grouping)
+        if epochs != 1:
+            self.repeat(epochs)
+        if size is not None and length is None:
+            length = sum(size(url) for url in expand_urls(self._urls)) if callable(size) else size
+        self._length = length
+
+    node_selection = _hook(
+        "node_selection", "Chooses this node's shards among all; ``None`` takes every n-th."
+    )
+    shard_selection = _hook("shard_selection", "Chooses this worker's among them; ``None`` takes every n-th.")
+    shard_shuffle = _hook(
+        "shard_shuffle", "Orders this worker's shards; ``None`` leaves them in their order."
+    )
+    reseed_hook = _hook("before", "Called in every worker, before an epoch's first shard is chosen.")
+
+    def shuffle(self, size: int, *args: Any, **options: Any) -> Dataset:
+        """Shuffles samples through a buffer of ``size``, and the shards."""
+        extended = super().shuffle(size, *args, **options)
+        if size >= 1:
+            extended._set(shuffled=True)
+        return extended
+
+    def _set(self, **hooks: Any) -> None:
+        self._hooks = replace(self._hooks, **hooks)
+        head = self._hooks.parts(self._urls)
+        self.pipeline[: self._head] = head
+        self._shown_from += len(head) - self._head
+        self._head = len(head)
+
+    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
+        return f"Dataset({listed(self._urls)})", self.stages[self._shown_from :]
+
+
+def _piped(urls: Urls, command: str) -> Urls:
+    """For each URL, one that reads the output of a command."""
+    return [f"pipe:{command.format(url)}" for url in expand_urls(urls)]
+
+
+@dataclass(frozen=True)
+class _OpenedBy:
+    """Opens a URL at a byte, by a function of the URL alone."""
+
+    function: Callable[[str], Any]
+
+    def __call__(self, url: str, offset: int = 0) -> Any:
+        stream = self.function(url)
+        if not hasattr(stream, "read"):
+            stream = _Entered(stream)
+        while offset > 0 and (passed := stream.read(min(offset, _PASSED_AT_ONCE))):
+            offset -= len(passed)
+        return stream
+
+
+class _Entered:
+    """The stream that a context manager returns; closing it leaves the context."""
+
+    def __init__(self, context: Any) -> None:
+        self.read = context.__enter__().read
+        self._context = context
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+
+
+@dataclass(frozen=True)
+class _Members:
+    """Generator function of shards: yields the members of each as pairs of a name and bytes."""
+
+    open_at: Callable[[str], Any] | None
+    handler: Handler
+
+    def __call__(self, shards: Iterator[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+        streams = opened(shards, self.handler, self.open_at or gopen, "Dataset()")
+        for member in tar_file_expander(streams, self.handler, eof_value=None):
+            yield member["fname"], member["data"]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Whether a member is one of the fields to read."""
+
+    suffixes: frozenset[str]
+
+    def __call__(self, name: str) -> bool:
+        return split_name(name)[1].lower() in self.suffixes
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """Renames a member so that its name splits as ``keys`` splits it; a name without a dot is left out."""
+
+    keys: Callable[[str], tuple[str | None, str | None]]
+
+    def __call__(self, name: str) -> str:
+        key, field = self.keys(name)
+        if key is None or field is None:
+            return "left-out"
+        folder, slash, last = key.rpartition("/")
+        return f"{folder}{slash}{last.replace('.', _QUOTED_DOT)}.{field}"
+
+
+def _unquoted(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "__key__": sample["__key__"].replace(_QUOTED_DOT, ".")}
+
+
+UrlHook: TypeAlias = Callable[[list[str]], Sequence[str]]
+"""From a list of URLs to those to read, in the order to read them."""
+
+
+def all_urls(urls: list[str]) -> list[str]:
+    """Hook that chooses all shards: as ``shard_selection``, every worker reads all of its node's."""
+    return urls
+
+
+def worker_urls(urls: list[str]) -> list[str]:
+    """Hook that chooses the shards of this worker: the default ``shard_selection``."""
+    context = Context.current()
+    return urls[context.worker :: context.workers]
+
+
+@dataclass(frozen=True)
+class ShardHooks:
+    """How a dataset's shards are chosen and ordered: the hooks of ``Dataset``, each of them optional."""
+
+    before: Callable[[], Any] | None = None
+    node_selection: UrlHook | None = None
+    shard_selection: UrlHook | None = None
+    shard_shuffle: UrlHook | None = None
+    shuffled: bool = False
+
+    def parts(self, urls: Urls) -> list[Any]:
+        """The list of shards and the stages after it."""
+        own = self.shard_selection
+        shards = ShardList(
+            urls,
+            self.shuffled,
+            nodesplitter=_splitter(self.node_selection, split_by_node),
+            splitter=_splitter(None if own is worker_urls else own, split_by_worker),
+        )
+        stages: list[Stage] = []
+        if self.before is not None:
+            stages.append(Splitter(_Prepared(self.before)))
+        if self.shard_shuffle is not None:
+            stages.append(Splitter(_Chosen(self.shard_shuffle)))
+        return [shards, *stages]
+
+
+def _splitter(hook: UrlHook | None, default: Stage) -> Split:
+    return default if hook is None else Splitter(_Chosen(hook))
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    hook: UrlHook
+
+    def __call__(self, shards: Iterator[Any]) -> Iterator[Any]:
+        for url in self.hook([shard["url"] for shard in shards]):
+            yield {"url": url}
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    before: Callable[[], Any]
+
+    def __call__(self, shards: Iterator[Any]) -> Iterator[Any]:
+        self.before()
+        yield from shards
+
+
+class Processor:
+    """A stage that is called with a dataset and returns the dataset with that stage appended.
+
+    ``Processor(f, *args, **keywords)(source)`` is ``DataPipeline(source).pipe(f, *args, **keywords)``, and so
+    is ``Processor(source, f, *args, **keywords)``, as the first generation wrote it. A processor is a stage
+    as
+    well: ``DataPipeline(source, Processor(f))``.
+
+    Args:
+        f: A stage; or a function that makes one (``mpwds.shuffle``); or a generator function
+            ``f(elements, *args, **keywords)``.
+        args: Further arguments of ``f``.
+        keywords: Keyword arguments of ``f``.
+
+    Raises:
+        TypeError: ``f`` is not one of these, or does not take these arguments.
+
+    Example:
+        >>> from mpwds.pipeline.stages.batched import (batched)
+        >>> def repeated(elements, times):
+        ...     for element in elements:
+        ...         yield from [element] * times
+        >>> list(Processor(repeated, times=2)(["a", "b"]))
+        ['a', 'a', 'b', 'b']
+        >>> dataset = Processor(batched, 2, collation_fn=None)(range(3))
+        >>> list(Processor(dataset, repeated, 2))
+        [[0, 1], [0, 1], [2], [2]]
+    """
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        if arguments and _is_source(arguments[0]):
+            source, *rest = arguments
+            return DataPipeline(source, stage_of(*rest, **keywords))
+        return super().__new__(cls)
+
+    def __init__(self, f: Any, *args: Any, **keywords: Any) -> None:
+        self._stage = stage_of(f, *args, **keywords)
+        self.addressable: bool = getattr(self._stage, "addressable", True)
+
+    def __str__(self) -> str:
+        return str(self._stage)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return self._stage.stream(source, context)
+
+    def __call__(self, source: Any) -> Any:
+        """The dataset of ``source``, anything that ``DataPipeline`` takes, with the stage appended."""
+        return DataPipeline(source, self._stage)
+
+
+def _is_source(first: Any) -> bool:
+    """Whether it is a dataset, not a function or a stage."""
+    return isinstance(first, Iterable) or not callable(first)

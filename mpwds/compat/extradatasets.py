@@ -1,4 +1,4 @@
-"""Datasets of another length than their own, and one sample over and over."""
+"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ResizedDataset(DataPipeline):
     """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.
 
     Args:
-        dataset: What a pipeline begins at: another pipeline, a list, an iterable.
+        dataset: Anything that a pipeline can begin with: another pipeline, a list, an iterable.
         length: Elements in an epoch, in each worker; ``len(dataset)`` by default.
-        nominal: What ``len()`` returns; ``length`` by default.
+        nominal: Result of ``len()``; ``length`` by default.
 
     Raises:
         TypeError: ``length`` is not given and ``dataset`` has no length.
         ValueError: ``length`` is below 1, or ``nominal`` negative.
 
     Source:
-        ``webdataset.ResizedDataset`` up to 0.1, whose epochs go on where the last one ended; here each epoch
-        starts the dataset anew, as ``with_epoch`` does.
+        ``webdataset.ResizedDataset`` up to 0.1, whose epochs continue where the last one ended. Here each
+        epoch starts the dataset anew, as with ``with_epoch``.
 
     Example:
         >>> dataset = ResizedDataset([1, 2, 3], length=5, nominal=100)
@@ -53,11 +53,7 @@ ChoppedDataset = ResizedDataset
 
 
 def with_epoch(dataset: Any, length: int) -> DataPipeline:
-    """A dataset of ``length`` elements an epoch: ``DataPipeline(dataset).with_epoch(length)``.
-
-    Args:
-        dataset: What a pipeline begins at. It is left as it is.
-        length: Elements in an epoch, in each worker.
+    """A dataset with epochs of ``length`` elements: ``DataPipeline(dataset).with_epoch(length)``.
 
     Source:
         ``webdataset.with_epoch``.
@@ -71,10 +67,6 @@ def with_epoch(dataset: Any, length: int) -> DataPipeline:
 
 def with_length(dataset: Any, length: int) -> DataPipeline:
     """A dataset whose ``len()`` is ``length``: ``DataPipeline(dataset).with_length(length, silent=True)``.
-
-    Args:
-        dataset: What a pipeline begins at. It is left as it is.
-        length: The length.
 
     Source:
         ``webdataset.with_length``.
@@ -93,17 +85,17 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[[Any], int] | None = None,
 ) -> Iterator[Any]:
-    """Yields what ``source`` yields, again and again.
+    """Yields the elements of ``source`` again and again.
 
     Args:
         source: An iterable, such as a loader.
         nepochs: How often to iterate it; without end by default.
         nbatches: Elements after which to end.
-        nsamples: Samples after which to end, where the elements are batches.
-        batchsize: The number of samples in a batch; by default the length of its first column.
+        nsamples: Samples after which to end, if the elements are batches.
+        batchsize: Returns the number of samples in a batch; by default the length of its first column.
 
     Source:
-        ``webdataset.utils.repeatedly``, which hangs on a source that is empty.
+        ``webdataset.utils.repeatedly``, which hangs on an empty source.
 
     Example:
         >>> list(repeatedly("ab", nbatches=5))
@@ -127,12 +119,7 @@ def repeatedly(
 
 
 def guess_batchsize(batch: Any) -> int:
-    """The number of samples in a batch: the length of its first column.
-
-    Example:
-        >>> guess_batchsize(([1, 2, 3], ["a", "b", "c"]))
-        3
-    """
+    """The number of samples in a batch: the length of its first column."""
     columns = list(batch.values()) if isinstance(batch, dict) else batch
     column: Sized = columns[0]
     return len(column)
@@ -144,7 +131,7 @@ class MockDataset(DataPipeline):
     Every worker yields all of it, as in webdataset.
 
     Args:
-        sample: The sample.
+        sample: The object to yield.
         length: How often an epoch yields it, in each worker.
 
     Raises:

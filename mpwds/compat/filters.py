@@ -1,84 +1,46 @@
-"""The stages, by webdataset's module name."""
+"""webdataset.filters: the stages."""
 
-from __future__ import annotations
+from typing import Any as _Any
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
-
-from mpwds.compat.utils import identity
-from mpwds.pipeline.caching.lmdb_cached import LMDBCached
-from mpwds.pipeline.caching.mcached import Cached
-from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.handlers import reraise_exception
-from mpwds.pipeline.stages.associate import associate
-from mpwds.pipeline.stages.batched import batched, listed
-from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.detshuffle import detshuffle
-from mpwds.pipeline.stages.extract_keys import extract_keys
-from mpwds.pipeline.stages.fields import getfirst, parse_field_spec
-from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.log_keys import log_keys
-from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.map_dict import map_dict
-from mpwds.pipeline.stages.map_tuple import map_tuple, transform_with
-from mpwds.pipeline.stages.pipelinefilter import pipelinefilter
-from mpwds.pipeline.stages.rename import rename
-from mpwds.pipeline.stages.rename_keys import rename_keys
-from mpwds.pipeline.stages.rsample import rsample
-from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.slice import slice
-from mpwds.pipeline.stages.to_tuple import to_tuple
-from mpwds.pipeline.stages.unbatched import unbatched
-from mpwds.pipeline.stages.unlisted import unlisted
-from mpwds.pipeline.stages.xdecode import decode_bin, decode_pickle, decode_text, default_decoders, xdecode
-
-__all__ = [
-    "Cached",
-    "LMDBCached",
-    "associate",
-    "batched",
-    "decode",
-    "decode_bin",
-    "decode_pickle",
-    "decode_text",
-    "default_collation_fn",
-    "default_decoders",
-    "detshuffle",
-    "extract_keys",
-    "getfirst",
-    "identity",
-    "info",
-    "listed",
-    "log_keys",
-    "map",
-    "map_dict",
-    "map_tuple",
-    "parse_field_spec",
-    "pipelinefilter",
-    "rename",
-    "rename_keys",
-    "reraise_exception",
-    "rsample",
-    "select",
-    "shuffle",
-    "slice",
-    "to_tuple",
-    "transform_with",
-    "unbatched",
-    "unlisted",
-    "xdecode",
-]
+from mpwds.compat.utils import identity as identity
+from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
+from mpwds.pipeline.caching.mcached import Cached as Cached
+from mpwds.pipeline.collation.collate import default_collation_fn as default_collation_fn
+from mpwds.pipeline.handlers import reraise_exception as reraise_exception
+from mpwds.pipeline.stages.associate import associate as associate
+from mpwds.pipeline.stages.batched import batched as batched
+from mpwds.pipeline.stages.batched import listed as listed
+from mpwds.pipeline.stages.decode import decode as decode
+from mpwds.pipeline.stages.detshuffle import detshuffle as detshuffle
+from mpwds.pipeline.stages.extract_keys import extract_keys as extract_keys
+from mpwds.pipeline.stages.fields import getfirst as getfirst
+from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
+from mpwds.pipeline.stages.info import info as info
+from mpwds.pipeline.stages.log_keys import log_keys as log_keys
+from mpwds.pipeline.stages.map import map as map
+from mpwds.pipeline.stages.map_dict import map_dict as map_dict
+from mpwds.pipeline.stages.map_tuple import map_tuple as map_tuple
+from mpwds.pipeline.stages.map_tuple import transform_with as transform_with
+from mpwds.pipeline.stages.pipelinefilter import pipelinefilter as pipelinefilter
+from mpwds.pipeline.stages.rename import rename as rename
+from mpwds.pipeline.stages.rename_keys import rename_keys as rename_keys
+from mpwds.pipeline.stages.rsample import rsample as rsample
+from mpwds.pipeline.stages.select import select as select
+from mpwds.pipeline.stages.shuffle import shuffle as shuffle
+from mpwds.pipeline.stages.slice import slice as slice
+from mpwds.pipeline.stages.to_tuple import to_tuple as to_tuple
+from mpwds.pipeline.stages.unbatched import unbatched as unbatched
+from mpwds.pipeline.stages.unlisted import unlisted as unlisted
+from mpwds.pipeline.stages.xdecode import decode_bin as decode_bin
+from mpwds.pipeline.stages.xdecode import decode_pickle as decode_pickle
+from mpwds.pipeline.stages.xdecode import decode_text as decode_text
+from mpwds.pipeline.stages.xdecode import default_decoders as default_decoders
+from mpwds.pipeline.stages.xdecode import xdecode as xdecode
 
 
-def __getattr__(name: str) -> Callable[..., Iterator[Any]]:
-    """``_batched(source, 2)`` is ``batched(2)(source)``: programs import such names from webdataset too."""
-    if name[:1] != "_" or name[1:] not in __all__:
+def __getattr__(name: str) -> _Any:
+    """``_batched(source, 2)`` is ``batched(2)(source)``: programs import such names from webdataset."""
+    make = globals().get(name[1:]) if name[:1] == "_" else None
+    if not callable(make):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    make = globals()[name[1:]]
-
-    def function(source: Iterable[Any], *args: Any, **keywords: Any) -> Iterator[Any]:
-        made: Iterator[Any] = make(*args, **keywords)(source)
-        return made
-
-    return function
+    return lambda source, *args, **keywords: make(*args, **keywords)(source)

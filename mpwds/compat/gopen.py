@@ -1,6 +1,6 @@
-"""Streams of bytes, by webdataset's module name.
+"""webdataset.gopen: streams of bytes.
 
-In webdataset ``gopen`` is a function of the package and a module of it. So this module can be called:
+In webdataset ``gopen`` is both a function of the package and a module of it. So this module can be called:
 importing it puts it in the function's place.
 """
 

@@ -1,19 +1,7 @@
-"""Error handlers, by webdataset's module name."""
+"""webdataset.handlers: error handlers."""
 
-from __future__ import annotations
-
-from mpwds.pipeline.handlers import (
-    ignore_and_continue,
-    ignore_and_stop,
-    reraise_exception,
-    warn_and_continue,
-    warn_and_stop,
-)
-
-__all__ = [
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "reraise_exception",
-    "warn_and_continue",
-    "warn_and_stop",
-]
+from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
+from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
+from mpwds.pipeline.handlers import reraise_exception as reraise_exception
+from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
+from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop

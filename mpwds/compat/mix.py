@@ -1,7 +1,4 @@
-"""Mixing datasets, by webdataset's module name."""
+"""webdataset.mix: mixtures of datasets."""
 
-from __future__ import annotations
-
-from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
-
-__all__ = ["RandomMix", "RoundRobin"]
+from mpwds.pipeline.mixing.mix import RandomMix as RandomMix
+from mpwds.pipeline.mixing.mix import RoundRobin as RoundRobin

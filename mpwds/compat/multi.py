@@ -1,4 +1,4 @@
-"""webdataset's first loader, ``MultiDataset``, and the helpers that its module had.
+"""webdataset's first loader, ``MultiDataset``, and the helpers of its module.
 
 ``timeout`` and :func:`omp_warning` have no effect: see "Without effect" in docs/coming-from-webdataset.md.
 """
@@ -40,24 +40,24 @@ _MOST_AHEAD = 4
 class MultiDataset(DataPipeline):
     """Iterates a dataset in worker processes; the stages added to it run in this process.
 
-    Webdataset's first loader, on top of :class:`~mpwds.loader.multi_loader.MultiLoader`: what a dataset may
-    be, how its elements are divided among workers and how they come here is written there. Use it to mix what
-    different workers deliver. Batches that need no more work here are better iterated from a ``MultiLoader``.
-    What a shuffle holds here keeps the batches it came in; more than a few of a worker's are copied out of
-    shared memory, and one warning says so.
+    This is webdataset's first loader, on top of :class:`~mpwds.loader.multi_loader.MultiLoader`, which
+    describes how elements are divided among workers and delivered. Use it to mix elements of different
+    workers. Batches that need no more work here are better iterated from a ``MultiLoader``. A shuffle here
+    keeps the batches that its elements came in. If it holds more than a few batches of a worker, they are
+    copied out of shared memory, with one warning.
 
     Each ``iter()`` is an epoch, and ends an unfinished one of the same object; a copy with more stages has
-    workers of its own. They stay between epochs until ``close()``, the end of a ``with`` block or the
-    object's collection, or until an iterator's ``terminate()``.
+    workers of its own. Workers stay between epochs until ``close()``, the end of a ``with`` block, the
+    object's collection, or an iterator's ``terminate()``.
 
     Args:
         dataset: Any dataset.
         workers: Worker processes.
-        output_size: Batches in flight at the most, over all workers; at least one for each. A worker
-            prepares no more than 4 ahead, whatever is allowed: batches can be large.
-        nominal: What ``len()`` returns. Elements are delivered as they come, however many.
+        output_size: Limit on the batches in flight, over all workers; at least one for each. A worker
+            prepares no more than 4 ahead in any case: batches can be large.
+        nominal: Result of ``len()``. Elements are delivered as they come, however many.
         pin_memory: Deliver tensors in pinned memory. Without CUDA, or without tensors, this does nothing.
-        options: Further options of ``MultiLoader``: ``in_order``, ``prefetch`` (in place of
+        options: Further options of ``MultiLoader``: ``in_order``, ``prefetch`` (instead of
             ``output_size``), ``start_method``, ``timeout``, ``output`` and ``seed``.
 
     Attributes:
@@ -109,10 +109,10 @@ class MultiDatasetIterator(Iterator[Any]):
     """One epoch of a :class:`MultiDataset`, or of another dataset as ``MultiDataset`` runs it.
 
     Args:
-        dataset: The dataset; the other arguments count where it is no ``MultiDataset``.
+        dataset: The dataset. For a ``MultiDataset`` the other arguments have no effect.
         workers: Worker processes.
-        output_size: Batches in flight at most, over all workers.
-        pin_memory: Whether to deliver tensors in pinned memory, where there is CUDA.
+        output_size: Limit on the batches in flight, over all workers.
+        pin_memory: Whether to deliver tensors in pinned memory, if there is CUDA.
 
     Example:
         >>> elements = MultiDatasetIterator(DataPipeline([1, 2, 3]), workers=1)
@@ -138,47 +138,20 @@ class MultiDatasetIterator(Iterator[Any]):
         return pinned(element) if self._pins else element
 
     def terminate(self) -> None:
-        """Ends the epoch, and the workers with all that is theirs; what was not delivered yet is dropped.
-
-        Example:
-            >>> elements = iter(MultiDataset(range(100), workers=1))
-            >>> int(next(elements))
-            0
-            >>> elements.terminate()
-            >>> next(elements, "nothing more")
-            'nothing more'
-        """
+        """Ends the epoch and the workers. Elements that were not delivered are dropped."""
         self._elements = iter(())
         self._loader.close()
 
 
 def copy_and_delete_tensors(sample: Any, pin_memory: bool = True) -> Any:
-    """A copy of a sample: its tensors through :func:`maybe_copy`, its other fields as they are.
-
-    Args:
-        sample: A tuple or list, of which a tuple is made, or a dict.
-        pin_memory: As for :func:`maybe_copy`.
-
-    Example:
-        >>> copy_and_delete_tensors([1, "a"])
-        (1, 'a')
-    """
+    """A copy of a sample (tuple, list or dict): its tensors by :func:`maybe_copy`, other fields unchanged."""
     if isinstance(sample, (list, tuple)):
         return tuple([maybe_copy(field, pin_memory) for field in sample])
     return {name: maybe_copy(field, pin_memory) for name, field in sample.items()}
 
 
 def maybe_copy(a: Any, pin_memory: bool) -> Any:
-    """A copy of a tensor; anything else as it is.
-
-    Args:
-        a: The field of a sample.
-        pin_memory: Whether to copy into pinned memory, where there is CUDA.
-
-    Example:
-        >>> maybe_copy("a", pin_memory=True)
-        'a'
-    """
+    """A copy of a tensor, in pinned memory if asked for and there is CUDA; anything else unchanged."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(a, torch.Tensor):
         return a
@@ -186,7 +159,7 @@ def maybe_copy(a: Any, pin_memory: bool) -> Any:
 
 
 def D(*args: object) -> None:
-    """Prints to standard error where ``verbose`` is set; the library itself prints nothing by it."""
+    """Prints to standard error if ``verbose`` is set. The library itself does not use it."""
     if verbose:
         print(*args, file=sys.stderr)
 
@@ -202,7 +175,7 @@ def _cuda_is_available() -> bool:
 
 @dataclass(frozen=True)
 class _Delivered:
-    """Source of a pipeline: what a loader delivers. Its elements cannot be made again."""
+    """Source of a pipeline: the elements that a loader delivers, which cannot be made again."""
 
     loader: MultiLoader
     addressable: ClassVar[bool] = False

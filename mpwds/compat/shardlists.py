@@ -1,25 +1,14 @@
-"""Lists of shards, by webdataset's module name."""
+"""webdataset.shardlists: lists of shards."""
 
-from __future__ import annotations
-
-from mpwds.pipeline.sources.directory_shards import DirectoryShardList
-from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample, shardspec
-from mpwds.pipeline.sources.resampled import ResampledShardList, ResampledShards, resampled
-from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.sources.splitting import non_empty, single_node_only, split_by_node, split_by_worker
-from mpwds.storage.streams.urls import expand_urls
-
-__all__ = [
-    "DirectoryShardList",
-    "MultiShardSample",
-    "ResampledShardList",
-    "ResampledShards",
-    "SimpleShardList",
-    "expand_urls",
-    "non_empty",
-    "resampled",
-    "shardspec",
-    "single_node_only",
-    "split_by_node",
-    "split_by_worker",
-]
+from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
+from mpwds.pipeline.sources.resampled import ResampledShardList as ResampledShardList
+from mpwds.pipeline.sources.resampled import ResampledShards as ResampledShards
+from mpwds.pipeline.sources.resampled import resampled as resampled
+from mpwds.pipeline.sources.shards import SimpleShardList as SimpleShardList
+from mpwds.pipeline.sources.specs import MultiShardSample as MultiShardSample
+from mpwds.pipeline.sources.specs import shardspec as shardspec
+from mpwds.pipeline.sources.splitting import non_empty as non_empty
+from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
+from mpwds.pipeline.sources.splitting import split_by_node as split_by_node
+from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
+from mpwds.storage.streams.urls import expand_urls as expand_urls

@@ -1,6 +1,6 @@
-"""Tar shards read step by step by generator functions, as in webdataset: for pipelines of one's own make.
+"""webdataset.tariterators: tar shards read step by step by generator functions, for pipelines of small parts.
 
-``tarfile_to_samples`` reads the same samples in one go, faster, and with addresses.
+``tarfile_to_samples`` reads the same samples in one stage, faster, and with addresses.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
-from mpwds.pipeline.sources.grouping import split_name
-from mpwds.pipeline.sources.samples import tarfile_samples, tarfile_to_samples
+from mpwds.pipeline.sources.samples import split_name, tarfile_samples, tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.streams.gopen import gopen
@@ -42,11 +41,11 @@ def url_opener(
 
     Args:
         data: Shards.
-        handler: What to do about one that cannot be opened: going on leaves it out.
+        handler: What to do about a shard that cannot be opened: to continue leaves it out.
         kw: Options for ``gopen``.
 
     Raises:
-        TypeError: An element of ``data`` is no shard.
+        TypeError: An element of ``data`` is not a shard.
 
     Source:
         ``webdataset.tariterators.url_opener``.
@@ -57,15 +56,22 @@ def url_opener(
         ...         stream.read()
         b'hello\\n'
     """
+    return opened(data, handler, partial(gopen, **kw), "url_opener()")
+
+
+def opened(
+    data: Iterable[dict[str, Any]], handler: Handler, open: Callable[[str], Any], stage: str
+) -> Iterator[dict[str, Any]]:
+    """Shards with ``stream``, which ``open`` makes of their URLs."""
     for shard in data:
         url = url_of(shard)
         try:
-            opened = {**shard, "stream": gopen(url, **kw)}
+            with_stream = {**shard, "stream": open(url)}
         except Exception as error:
-            if not handled(error, handler, "url_opener()", f"shard {url}", url):
+            if not handled(error, handler, stage, f"shard {url}", url):
                 return
         else:
-            yield opened
+            yield with_stream
 
 
 def tar_file_iterator(
@@ -78,11 +84,12 @@ def tar_file_iterator(
     """Yields the members of a tar file as ``{"fname": name, "data": bytes}``.
 
     Args:
-        fileobj: What has a method ``read``; compressed archives are recognised. It stays open.
-        skip_meta: A regular expression of names that are left out.
-        handler: What to do when ``select_files`` or ``rename_files`` fails: going on leaves the member out.
+        fileobj: An object with a method ``read``; compressed archives are recognised. It stays open.
+        skip_meta: A regular expression of names to leave out.
+        handler: What to do when ``select_files`` or ``rename_files`` fails: to continue leaves the member
+            out.
         select_files: A function of a member's name: whether to read it.
-        rename_files: A function of a member's name that returns the name to go by; it is called before
+        rename_files: A function from a member's name to the name to use instead; it is called before
             ``select_files``.
 
     Raises:
@@ -113,14 +120,14 @@ def tar_file_expander(
 ) -> Iterator[dict[str, Any]]:
     """Yields the members of opened shards as ``{"fname": ..., "data": ..., "__url__": ...}``.
 
-    A shard is closed when it has been read.
+    It closes each shard that it has read.
 
     Args:
-        data: What ``url_opener`` yields: ``{"url": ..., "stream": ...}``, perhaps with ``local_path``.
-        handler: What to do about a shard that is damaged: going on means with the next one.
+        data: The elements of ``url_opener``: ``{"url": ..., "stream": ...}``, perhaps with ``local_path``.
+        handler: What to do about a damaged shard: to continue skips the rest of it.
         select_files: As for ``tar_file_iterator``.
         rename_files: Likewise.
-        eof_value: Yielded behind each shard, so that samples of two shards are kept apart; nothing if
+        eof_value: Yielded after each shard, so that samples of two shards are kept apart; nothing if
             ``None``.
 
     Raises:
@@ -157,13 +164,13 @@ def group_by_keys(
     0.1.
 
     Args:
-        data: Members as ``tar_file_expander`` yields them, or pairs of a name and bytes; an empty dict ends a
-            sample.
+        data: The members that ``tar_file_expander`` yields, or pairs of a name and bytes; an empty dict ends
+            a sample.
         keys: Takes a name, returns the sample's key and the extension, or two ``None``;
             :func:`base_plus_ext` by default.
-        lcase: Whether extensions are made lower case.
+        lcase: Whether to convert extensions to lower case.
         suffixes: The extensions to keep; all by default.
-        handler: What to do about a member that cannot be grouped: going on leaves it out.
+        handler: What to do about a member that cannot be grouped: to continue leaves it out.
 
     Raises:
         ValueError: A sample has a member twice.
@@ -235,12 +242,12 @@ def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
         >>> base_plus_ext("train/0017.seg.PNG"), base_plus_ext("README")
         (('train/0017', 'seg.PNG'), (None, None))
     """
-    key, _ = split_name(f"./{path}")  # in a directory, no name is one that is left out
+    key, _ = split_name(f"./{path}")  # in a directory, names like __meta__ are not left out
     return (key[2:], path[len(key) - 1 :]) if key else (None, None)
 
 
 def valid_sample(sample: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether something is a sample: a dict that is not empty and not marked ``__bad__``.
+    """Whether an object is a sample: a dict that is not empty and not marked ``__bad__``.
 
     Example:
         >>> valid_sample({"__key__": "a"}), valid_sample({}), valid_sample(None)
@@ -250,7 +257,7 @@ def valid_sample(sample: Any) -> TypeGuard[dict[str, Any]]:
 
 
 class _Borrowed:
-    """A stream that is closed by someone else."""
+    """A stream that its owner closes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.read = stream.read
@@ -260,7 +267,7 @@ class _Borrowed:
 
 
 class _Stop(Exception):
-    """A handler says to stop."""
+    """A handler ends the iteration."""
 
 
 def _members(
@@ -274,7 +281,7 @@ def _members(
     meta = re.compile(skip_meta) if skip_meta is not None else None
 
     def rename(member: str) -> str:
-        """The name to go by; none for what is left out."""
+        """The name to use; empty for a member to leave out."""
         if meta is not None and meta.match(member):
             return ""
         try:
@@ -292,7 +299,7 @@ def _members(
 
 
 def handled(error: Exception, handler: Handler, stage: str, place: str, url: str | None) -> bool:
-    """Whether to go on."""
+    """Asks a handler about an error, with notes on the place; returns whether to continue."""
     add_note(error, f"in {stage}, on {place}")
     add_incident(error, stage, Description(place, url))
     return bool(handler(error))

@@ -1,4 +1,4 @@
-"""What webdataset's module of this name has that users of it use."""
+"""webdataset.utils: the part of it that programs use."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import sys
 from types import ModuleType
 from typing import TypeVar
 
-from mpwds.compat.extradatasets import repeatedly
-from mpwds.pipeline.context import pytorch_worker_info, pytorch_worker_seed
-from mpwds.pipeline.stages.pipelinefilter import PipelineStage
+from mpwds.compat.extradatasets import repeatedly as repeatedly
+from mpwds.pipeline.context import pytorch_worker_info as pytorch_worker_info
+from mpwds.pipeline.context import pytorch_worker_seed as pytorch_worker_seed
+from mpwds.pipeline.stages.pipelinefilter import PipelineStage as PipelineStage
 from mpwds.storage.streams.secure import enforce_security, security_enforced
-
-__all__ = ["PipelineStage", "identity", "pytorch_worker_info", "pytorch_worker_seed", "repeatedly"]
 
 T = TypeVar("T")
 
 
 def identity(x: T) -> T:
-    """What it is given: for places that want a function, in pipelines that are pickled.
-
-    Example:
-        >>> identity("a")
-        'a'
-    """
+    """Returns its argument: for places that want a function, in pipelines that are pickled."""
     return x
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Generator, plain
 from mpwds.pipeline.sources.elements import Indexed, Iterated
-from mpwds.pipeline.sources.splitter import Splitter
+from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 from mpwds.pipeline.torch_dataset import TorchIterable
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.sources.draws import Draws
+from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Stream
 
 Start: TypeAlias = Callable[[Context], Stream[Any]]

@@ -14,13 +14,11 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.mixing.mix import RandomMix
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
-from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, listed
-from mpwds.pipeline.sources.specs import DatasetSpec, SpecLike, SpecSource, load_spec
-from mpwds.pipeline.sources.splitter import Splitter
-from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample, SpecLike, SpecSource, load_spec
+from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import PipelineSource
 from mpwds.storage.caches.names import url_to_cache_name

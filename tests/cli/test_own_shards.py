@@ -72,7 +72,7 @@ BAD_SHARDS = {
     "label below 0": ([{"png": b"", "cls": -1}], "the label in cls is b'-1'", "a whole number from 0"),
     "label too large": ([{"png": b"", "cls": 1 << 63}], "the label in cls is", "a whole number from 0"),
     "no samples": ([], "--data", "there are no samples in it"),
-    "too few samples": (two_classes(2), "of its 2 samples", "or the held-out ones with --test"),
+    "too few samples": (two_classes(2), "of its 2 samples", "or name the held-out shards with --test"),
     "one class": ([{"png": b"", "cls": 3}] * 50, "to train on have the label 3", "nothing to learn"),
 }
 

@@ -14,11 +14,11 @@ from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList
-from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample
 from mpwds.pipeline.sources.records import msgpacks_to_samples
 from mpwds.pipeline.sources.resampled import ResampledShards, resampled
 from mpwds.pipeline.sources.samples import tarfile_samples
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.specs import MultiShardSample
 from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.tar_writer import TarWriter

@@ -36,7 +36,7 @@ from zlib import adler32
 import webdataset
 
 import mpwds
-from mpwds.pipeline.sources.grouping import read_samples
+from mpwds.pipeline.sources.samples import read_samples
 
 Run = Callable[[], Iterable[Any]]
 

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 import msgpack
 
-from mpwds.pipeline.caching.element_codec import ElementCodec
-from mpwds.pipeline.caching.stored import Stored, part_of
+from mpwds.pipeline.caching.stored import ElementCodec, Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
@@ -117,10 +116,7 @@ class DBCache(Filter):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         group = f"seed {context.seed or 0}, {context.world_size} rank(s), {context.workers} worker(s)"
-        codec = ElementCodec("DBCache")
-        store = _SqliteStore(
-            os.fspath(self.path), self.size, codec, self.fingerprint, group, part_of(context)
-        )
+        store = _SqliteStore(self, group, part_of(context))
         return Stored(source, store, self._order(store, context), self.size)
 
     def _order(self, store: _SqliteStore, context: Context) -> Sequence[int] | None:
@@ -136,28 +132,17 @@ _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 
 class _SqliteStore:
-    """Elements in an SQLite database, together with other streams' up to a number.
+    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`.
 
-    Args:
-        path: The database.
-        size: Elements that the family may have in all.
-        codec: How elements become bytes.
-        fingerprint: What the database is to be made of; empty for no check.
-        family: Names the streams that share ``size``.
-        part: Names the stream.
-
-    Raises:
-        ValueError: The file was made of something else, or not by this class.
+    The parts of a ``family`` share ``size``, in shares that each claims in turn.
     """
 
     survives = True
 
-    def __init__(
-        self, path: str, size: int, codec: ElementCodec, fingerprint: str, family: str, part: str
-    ) -> None:
-        self._path = os.path.abspath(path)
-        self._size = size
-        self._codec = codec
+    def __init__(self, stage: DBCache, family: str, part: str) -> None:
+        self._path = os.path.abspath(stage.path)
+        self._size = stage.size
+        self._codec = ElementCodec("DBCache")
         self._family = family
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
@@ -165,7 +150,7 @@ class _SqliteStore:
         self._checkpoints: list[tuple[int, bytes]] = []
         _stores.add(self)
         with self._transaction() as connection:
-            self._describe(connection, fingerprint)
+            self._describe(connection, stage.fingerprint)
             connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
             query = "SELECT id, claimed, complete FROM part WHERE name = ?"
             self._part, self._claimed, complete = connection.execute(query, (part,)).fetchone()
@@ -246,7 +231,7 @@ class _SqliteStore:
                 self._connection = None
 
     def _claim(self) -> bool:
-        """Takes a share of what is left of the size; returns whether there is one."""
+        """Claims a share of the remaining size; returns whether there is one."""
         with self._transaction() as connection:
             query = "SELECT sum(claimed) FROM part WHERE family = ?"
             (taken,) = connection.execute(query, (self._family,)).fetchone()
@@ -279,7 +264,7 @@ class _SqliteStore:
         self._committed += len(rows)
 
     def _describe(self, connection: sqlite3.Connection, fingerprint: str) -> None:
-        """Checks what the database is, or says it of an empty one."""
+        """Checks the description of the database; writes it into an empty one."""
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables == 0:
             for statement in _SCHEMA.split(";"):
@@ -311,7 +296,7 @@ class _SqliteStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that is the only one that writes."""
+        """A write transaction; there is one at a time."""
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -338,7 +323,7 @@ class _SqliteStore:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Lets others read while one writes. SQLite itself does not wait for another process that is at it."""
+    """Lets others read while one writes. SQLite does not wait for another process that does the same."""
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:

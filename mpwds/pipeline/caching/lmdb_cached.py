@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 import msgpack
 
-from mpwds.pipeline.caching.element_codec import ElementCodec, Pickler
-from mpwds.pipeline.caching.stored import Stored, part_of
+from mpwds.pipeline.caching.stored import ElementCodec, Pickler, Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
@@ -37,34 +36,6 @@ def lmdb_cached(
     chunksize: int = 500,
     fingerprint: str = "",
 ) -> LMDBCached:
-    """Stage that stores the elements in an LMDB database, and yields these from the second epoch on.
-
-    Args:
-        fname: The database's directory; created if it is missing.
-        map_size: The most bytes that it may have.
-        pickler: Converts elements to bytes and back, such as ``pickle`` for databases that you trust. By
-            default nested dicts, lists, arrays, tensors, numbers, strings and bytes are stored without
-            pickle.
-        chunksize: Elements written at a time.
-        fingerprint: Identifies what made the elements. A database with another one is refused.
-
-    Raises:
-        ValueError: ``chunksize`` is below 1, or ``map_size`` below 4096.
-        ImportError: While iterating, the ``lmdb`` package is not installed: ``pip install 'mpwds[lmdb]'``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     for source in ("ab", "cd"):
-        ...         list(lmdb_cached(directory)(source))
-        ['a', 'b']
-        ['a', 'b']
-    """
-    return LMDBCached(fname, map_size, pickler, chunksize, fingerprint)
-
-
-@dataclass(frozen=True)
-class LMDBCached(Filter):
     """Stage that stores its source's elements in an LMDB database, and yields these from the second epoch on.
 
     The database outlives the process, and several processes may use it at a time. Each worker has its own
@@ -80,8 +51,10 @@ class LMDBCached(Filter):
 
     Args:
         fname: The database's directory; created if it is missing. The disk must be local.
-        map_size: The most bytes that it may have; the disk space is used only as elements come.
-        pickler: Converts elements to bytes and back; by default without pickle.
+        map_size: The database's largest size in bytes; disk space is used only as elements come.
+        pickler: Converts elements to bytes and back, such as ``pickle`` for databases that you trust. By
+            default nested dicts, lists, arrays, tensors, numbers, strings and bytes are stored without
+            pickle.
         chunksize: Elements written at a time.
         fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
             another one is refused. Empty for no check.
@@ -91,15 +64,26 @@ class LMDBCached(Filter):
             another fingerprint, was made by another ``pickler``, or not by this stage.
         TypeError: While iterating, an element holds something that cannot be stored.
         MemoryError: While iterating, the database is full: more than ``map_size`` bytes.
-        ImportError: While iterating, the ``lmdb`` package is not installed.
+        ImportError: While iterating, the ``lmdb`` package is not installed: ``pip install 'mpwds[lmdb]'``.
         SecurityError: While iterating, ``pickler`` is given and the secure mode is on (``WDS_SECURE=1``).
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     for source in ("ab", "cd"):
+        ...         list(lmdb_cached(directory)(source))
+        ['a', 'b']
+        ['a', 'b']
+    """
+    return LMDBCached(fname, map_size, pickler, chunksize, fingerprint)
+
+
+@dataclass(frozen=True)
+class LMDBCached(Filter):
+    """The stage that ``lmdb_cached`` makes, by webdataset's name.
 
     Source:
         ``webdataset.filters.LMDBCached``.
-
-    Example:
-        >>> str(LMDBCached("samples.lmdb", chunksize=100))
-        "lmdb_cached('samples.lmdb', chunksize=100)"
     """
 
     fname: str | os.PathLike[str]
@@ -126,31 +110,14 @@ class LMDBCached(Filter):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         if self.pickler is not None:
             refuse_in_secure_mode("lmdb_cached takes no pickler, whose loads() may run what a database holds")
-        codec = ElementCodec("lmdb_cached") if self.pickler is None else self.pickler
-        store = _LmdbStore(
-            os.fspath(self.fname),
-            int(self.map_size),
-            codec,
-            self.chunksize,
-            self.fingerprint,
-            part_of(context),
-        )
-        return Stored(source, store)
+        return Stored(source, _LmdbStore(self, part_of(context)))
 
 
 _environments: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
 
 
 class _Environment:
-    """An open database; one per process and directory, as LMDB demands.
-
-    Args:
-        path: Its directory.
-        map_size: Bytes that it may have at most.
-
-    Raises:
-        ImportError: The ``lmdb`` package is not installed.
-    """
+    """An open database; LMDB allows one per process and directory."""
 
     def __init__(self, path: str, map_size: int) -> None:
         try:
@@ -165,7 +132,7 @@ class _Environment:
 
     @staticmethod
     def of(path: str, map_size: int) -> _Environment:
-        """The one of a directory."""
+        """The environment of a directory."""
         path = os.path.realpath(path)
         environment = _environments.get(path)
         if environment is None:
@@ -174,34 +141,20 @@ class _Environment:
 
 
 class _LmdbStore:
-    """Elements in an LMDB database.
-
-    Args:
-        path: The database's directory.
-        map_size: Bytes that it may have at most.
-        codec: How elements become bytes.
-        chunksize: Elements written at a time.
-        fingerprint: What the database is to be made of; empty for no check.
-        part: Names the stream.
-
-    Raises:
-        ValueError: The database was made of something else, or not by this class.
-    """
+    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`."""
 
     survives = True
 
-    def __init__(
-        self, path: str, map_size: int, codec: Pickler, chunksize: int, fingerprint: str, part: str
-    ) -> None:
-        self._path, self._map_size = os.path.abspath(path), map_size
-        self._codec = codec
-        self._chunksize = chunksize
+    def __init__(self, stage: LMDBCached, part: str) -> None:
+        self._path, self._map_size = os.path.abspath(stage.fname), int(stage.map_size)
+        self._codec = ElementCodec("lmdb_cached") if stage.pickler is None else stage.pickler
+        self._chunksize = stage.chunksize
         self._name = part
         self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
         self._chunk: list[tuple[bytes, bytes]] = []
         self._chunk_elements = 0
-        self._environment = _Environment.of(self._path, map_size)
-        self._describe("pickle" if not isinstance(codec, ElementCodec) else "mpwds", fingerprint)
+        self._environment = _Environment.of(self._path, self._map_size)
+        self._describe("mpwds" if stage.pickler is None else "pickle", stage.fingerprint)
         self._committed, self._complete = self._read_count()
 
     def count(self) -> int:
@@ -266,13 +219,13 @@ class _LmdbStore:
         self._committed, self._complete = 0, False
 
     def _describe(self, codec: str, fingerprint: str) -> None:
-        """Checks what the database is, or says it of an empty one."""
+        """Checks the description of the database; writes it into an empty one."""
         with self._environment.handle.begin(write=True) as transaction:
             packed = transaction.get(b"meta")
             if packed is None:
                 if transaction.stat()["entries"] > 0:
                     raise ValueError(
-                        f"{self._path} is an LMDB database that mpwds has not made (perhaps webdataset has): "
+                        f"{self._path} is an LMDB database that mpwds did not make (perhaps webdataset did): "
                         "delete it, or give another directory"
                     )
                 transaction.put(b"meta", msgpack.packb([_FORMAT, codec, fingerprint]))
@@ -280,8 +233,8 @@ class _LmdbStore:
         format_, made_by, made_of = msgpack.unpackb(packed)
         if (format_, made_by) != (_FORMAT, codec):
             raise ValueError(
-                f"the elements in {self._path} were stored with {made_by} (format {format_}), and are to "
-                f"be read with {codec} (format {_FORMAT}): pass the same pickler, or delete the database"
+                f"the elements in {self._path} were stored with {made_by} (format {format_}), but would be "
+                f"read with {codec} (format {_FORMAT}): pass the same pickler, or delete the database"
             )
         if fingerprint and made_of and fingerprint != made_of:
             raise ValueError(
@@ -326,7 +279,7 @@ class _LmdbStore:
             return transaction.get(key)
 
     def _reopened(self) -> _Environment:
-        """The environment; opened anew in a fork, which must not use that of its parent."""
+        """The environment; reopened in a fork, which must not use that of its parent."""
         if _environments.get(self._environment.path) is not self._environment:
             self._environment = _Environment.of(self._path, self._map_size)
         return self._environment

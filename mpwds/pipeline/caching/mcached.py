@@ -15,18 +15,6 @@ _IMMUTABLE = {bool, int, float, complex, str, bytes, type(None)}
 
 
 def mcached() -> Cached:
-    """Stage that keeps the elements in memory, and yields these from the second epoch on.
-
-    Example:
-        >>> cached = mcached()
-        >>> list(cached("ab")), list(cached("cd"))
-        (['a', 'b'], ['a', 'b'])
-    """
-    return Cached()
-
-
-@dataclass(frozen=True)
-class Cached(Filter):
     """Stage that keeps its source's elements in memory, and yields these from the second epoch on.
 
     Put it behind stages that are slow and the same in every epoch (``decode``), and before those that are not
@@ -38,14 +26,20 @@ class Cached(Filter):
     not pickled. Elements are copied, so a later stage may change them. The source must be finite: resampled
     shards never complete it.
 
+    Example:
+        >>> cached = mcached()
+        >>> list(cached("ab")), list(cached("cd"))
+        (['a', 'b'], ['a', 'b'])
+    """
+    return Cached()
+
+
+@dataclass(frozen=True)
+class Cached(Filter):
+    """The stage that ``mcached`` makes, by webdataset's name.
+
     Source:
         ``webdataset.filters.Cached``.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> stage = Cached()
-        >>> collect(stage, [[1], [2]]) == collect(stage, [[3], [4]])
-        True
     """
 
     pins_epoch: ClassVar[bool] = True
@@ -59,7 +53,7 @@ class Cached(Filter):
 
 
 class _Parts:
-    """The memories of the streams of a stage; copies of it, and pickles, are empty."""
+    """The memories of a stage's streams, by part. Copies of the stage, and pickles, are empty."""
 
     def __init__(self) -> None:
         self._memories: dict[str, _Memory] = {}
@@ -72,7 +66,7 @@ class _Parts:
 
 
 class _Memory:
-    """A store in memory."""
+    """A :class:`~mpwds.pipeline.caching.stored.Store` in memory."""
 
     survives = False
 
@@ -116,13 +110,7 @@ class _Memory:
 
 
 def copied(element: Any) -> Any:
-    """A copy of an element that shares nothing with it that could be changed.
-
-    Example:
-        >>> sample = {"cls": [1, 2]}
-        >>> copied(sample) == sample, copied(sample)["cls"] is sample["cls"]
-        (True, False)
-    """
+    """A copy of an element that shares no mutable object with it."""
     kind = type(element)
     if kind in _IMMUTABLE:
         return element

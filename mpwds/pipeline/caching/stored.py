@@ -1,13 +1,15 @@
-"""The stream of all stages that keep elements: from a store, and from the source where the store ends."""
+"""What the stages that keep elements share: the stream, the protocol of a store, and elements as bytes."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgpack
 
+from mpwds import nest, tenbin
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
 
@@ -15,7 +17,7 @@ _CHECKPOINT_EVERY = 100  # elements between two states of the source that are st
 
 
 class Store(Protocol):
-    """The first elements of a stream, in order, and where its source stood now and then.
+    """The first elements of a stream, in order, and some states of its source.
 
     Attributes:
         survives: The store outlives the process.
@@ -24,7 +26,7 @@ class Store(Protocol):
     survives: bool
 
     def count(self) -> int:
-        """Elements that are there."""
+        """How many elements it has."""
 
     def is_complete(self) -> bool:
         """Whether these are all."""
@@ -36,50 +38,42 @@ class Store(Protocol):
         """The position of the element with that address, if it is there."""
 
     def append(self, position: int, address: Address, element: Any) -> bool:
-        """Stores the element at ``position``, unless it is there.
-
-        Returns:
-            Whether there is room. Where there is not, the stream ends before the element.
-        """
+        """Stores the element at ``position`` unless it is there; returns whether there was room for it."""
 
     def set_checkpoint(self, position: int, state: bytes) -> None:
         """Stores the source's state before the element at ``position``."""
 
     def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        """The last checkpoint at or before a position, with its own one; ``(0, None)`` if there is none."""
+        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
 
     def finish(self, count: int) -> None:
-        """Says that the first ``count`` elements are all."""
+        """Marks the store complete with ``count`` elements."""
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
 
 
 def part_of(context: Context) -> str:
-    """Names the elements that a stream has: those of a seed, a rank and a worker.
-
-    Example:
-        >>> part_of(Context(epoch=3, worker=1, workers=2))
-        'seed 0, rank 0 of 1, worker 1 of 2'
-    """
+    """Names the elements of one stream, by seed, rank and worker."""
     rank, worker = f"{context.rank} of {context.world_size}", f"{context.worker} of {context.workers}"
     return f"seed {context.seed or 0}, rank {rank}, worker {worker}"
 
 
 class Stored(Derived[Any]):
-    """Elements from a store; behind its last one those of the source, which are added to it.
+    """Elements from a store; after its last one those of the source, which are added to the store.
 
     An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with
     the source, provided that the source still has the last stored element in its place. Otherwise it empties
     the store, with a warning.
 
-    An element that the source fails on is not stored, nor is any behind it: the next epoch tries it again.
+    If the source fails on an element, neither that element nor any later one is stored: the next epoch tries
+    it again.
 
     Args:
-        source: Gives the elements that are not in the store.
+        source: Yields the elements that are not in the store.
         store: Holds the others.
-        order: Positions in a complete store, in the order to give them; ``None`` for their own.
-        limit: Where the stream ends if its elements are not stored; otherwise the store says when it is full.
+        order: Positions in a complete store, in the order to yield them; ``None`` for their own.
+        limit: Where the stream ends if its elements are not stored; otherwise the store decides.
     """
 
     def __init__(
@@ -93,10 +87,10 @@ class Stored(Derived[Any]):
         self._store = store
         self._order = order
         self._limit = limit
-        self._position = 0  # elements given
-        self._drawn = 0  # elements that the source has given
+        self._position = 0  # elements yielded
+        self._drawn = 0  # elements taken from the source
         self._stored = store.count()
-        self._keeps = True  # elements go into the store
+        self._keeps = True  # elements are added to the store
         self._checked = self._stored == 0 or store.is_complete()
 
     def __next__(self) -> tuple[Address, Any]:
@@ -135,8 +129,8 @@ class Stored(Derived[Any]):
         if "stored" in state:
             if self._order is None or len(self._order) != state["stored"]:
                 raise LookupError(
-                    f"the state is of a cache that is complete with {state['stored']} elements, which it "
-                    f"is not any more: it has {self._store.count()}"
+                    f"the state was saved when the cache was complete with {state['stored']} elements; now "
+                    f"it has {self._store.count()}"
                 )
             return
         self._order = None
@@ -167,8 +161,8 @@ class Stored(Derived[Any]):
         last = self._stored - 1
         if self._address_at(last) != self._store.get(last)[0]:
             warnings.warn(
-                f"the source's element {last} is another one than when it was stored: {self._stored} stored "
-                "elements of an epoch that was not completed are thrown away",
+                f"the source's element {last} is not the one that was stored: the {self._stored} stored "
+                "elements of an incomplete epoch are removed",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -190,7 +184,7 @@ class Stored(Derived[Any]):
             if self._store.is_complete():
                 raise StopIteration
             self._go_to(min(position, self._store.count()))
-            while self._drawn < position:  # given by a process that was killed before it had stored them
+            while self._drawn < position:  # yielded by a process that was killed before it stored them
                 self._draw()
         else:
             self._go_to(position)
@@ -221,12 +215,12 @@ class Stored(Derived[Any]):
     def _set_checkpoint(self, position: int) -> None:
         try:
             state = self._source.state_dict()
-        except LookupError:  # the source's elements have no addresses: it can only be run again
+        except LookupError:  # without addresses, the source can only be run again
             return
         self._store.set_checkpoint(position, msgpack.packb(state))
 
     def _go_to(self, position: int) -> None:
-        """Brings the source to where its next element is the one at ``position``."""
+        """Moves the source to the element at ``position``."""
         if self._drawn == position:
             return
         at, packed = self._store.checkpoint(position)
@@ -238,16 +232,68 @@ class Stored(Derived[Any]):
         while self._drawn < position:
             if next(self._source, None) is None:
                 raise _EndedBefore(
-                    f"the source ended after {self._drawn} elements and had more before: it gives different "
+                    f"the source ended after {self._drawn} elements and had more before: it yields other "
                     "elements each time it runs, so the pipeline cannot be restored"
                 )
             self._drawn += 1
 
 
 class _EndedBefore(RuntimeError):
-    """The source has fewer elements than it had."""
+    """The source has fewer elements than before."""
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:
     state: dict[str, Any] = msgpack.unpackb(packed, strict_map_key=False)
     return state
+
+
+class Pickler(Protocol):
+    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
+
+    def dumps(self, element: Any, /) -> bytes: ...
+
+    def loads(self, data: bytes, /) -> Any: ...
+
+
+class ElementCodec:
+    """Stores nested dicts, lists, tuples, arrays, tensors, numbers, strings and bytes, without pickle.
+
+    Arrays come back as arrays and tensors as tensors; both are writable.
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+
+    def dumps(self, element: Any) -> bytes:
+        """The bytes of an element.
+
+        Raises:
+            TypeError: It holds something else; the message tells where.
+            TenbinError: It holds an array of a kind that tenbin does not know.
+        """
+        try:
+            structure, arrays = nest.flatten(element)
+        except TypeError as error:
+            where, _, _ = str(error).partition(", ")  # the rest is advice for senders
+            raise TypeError(
+                f"{self._stage}: an element cannot be stored: in it, {where}, which would need a "
+                "pickle; move the stage before the one that makes such objects, convert them to arrays, "
+                "numbers or text, or drop them"
+            ) from error
+        torch = sys.modules.get("torch")
+        tensors = [torch is not None and isinstance(array, torch.Tensor) for array in arrays]
+        fields = {
+            "structure": structure,
+            "arrays": [tenbin.encode_buffer([array]) for array in arrays],
+            "tensors": tensors,
+        }
+        return nest.pack(fields)
+
+    def loads(self, data: bytes) -> Any:
+        """The element of some bytes; raises ``EnvelopeError`` for anything else."""
+        fields = nest.unpack(data)
+        arrays = [
+            tenbin.decode_buffer(bytearray(encoded), output="torch" if is_tensor else "numpy")[0]
+            for encoded, is_tensor in zip(fields["arrays"], fields["tensors"], strict=True)
+        ]
+        return nest.unflatten(fields["structure"], arrays)

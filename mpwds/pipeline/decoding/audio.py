@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.pipeline.decoding.ffmpeg import Media, SeekFailed, Sound
-from mpwds.pipeline.decoding.media_size import Data, check_complete, mp3_length
+from mpwds.pipeline.decoding.images import as_tensor
+from mpwds.pipeline.decoding.media import Data, Media, SeekFailed, Sound, check_complete, mp3_length
 
 AUDIO_EXTENSIONS = frozenset(["flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"])
 """The extensions of the fields that ``torch_audio`` decodes."""
 
-# Samples of all channels that are read at once, so that no memory is allocated for a length that a file
-# merely states. A damaged file may lose up to a block before the damage.
+# Samples of all channels that are read at a time: a file can state any length, so memory is allocated for
+# what has been read. Of a damaged file, up to one block before the damage may be lost.
 _BLOCK = 1 << 20
 _SMALL_BLOCK = 1 << 12
-# soundfile seeks after each read, and libsndfile seeks inexactly in these formats. So such files are read at
-# once, unless they state more than _DENSEST samples for each byte.
+# soundfile seeks after each read, and libsndfile seeks inexactly in these formats. So such files are read in
+# one go, unless they state more than _DENSEST samples for each byte.
 _INEXACT = ("MP3", "OGG")
 _DENSEST = 256
 _UNKNOWN = 1 << 62  # soundfile states this length, or a larger one, for FLAC files that state none
@@ -90,7 +90,7 @@ class AudioDecoder:
         object.__setattr__(self, "extensions", extension_set(self.extensions))
 
     def __call__(self, key: str, data: Data) -> tuple[Any, int] | None:
-        """Decode a field if its extension is one of audio; else return ``None``.
+        """Decodes a field if its extension is one of audio; else returns ``None``.
 
         Raises:
             ValueError: The data is not audio, damaged, or truncated.
@@ -168,7 +168,7 @@ class AudioDecoder:
         sound = Sound(self.start, end, self._float)
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
             if media.audio is None:
-                raise ValueError("there is no audio in it")
+                raise ValueError("the file has no audio stream")
             for frame in media.frames({"audio"}, self.start if seek else 0.0):
                 if not sound.add(frame.time, frame.frame):
                     break
@@ -176,28 +176,9 @@ class AudioDecoder:
 
 
 def extension_set(extensions: Iterable[str]) -> frozenset[str]:
-    """Extensions in lower case, from an iterable or one string with spaces.
-
-    Example:
-        >>> sorted(extension_set("WAV mp3"))
-        ['mp3', 'wav']
-    """
+    """Extensions in lower case, from an iterable or one string with spaces."""
     names = extensions.split() if isinstance(extensions, str) else extensions
     return frozenset(name.lower() for name in names)
-
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor that shares an array's memory.
-
-    Example:
-        >>> as_tensor(np.zeros((2, 3))).shape
-        torch.Size([2, 3])
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError('tensors need torch: pip install torch; output="numpy" does without') from error
-    return torch.from_numpy(array)
 
 
 def _as_dtype(waveform: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -212,7 +193,7 @@ def _as_dtype(waveform: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarra
 def _damaged(file: Any, position: int) -> str:
     return (
         f"the {file.format} audio is damaged or cut off at {position / file.samplerate:.3f} s; "
-        "allow_partial=True gives what can be decoded"
+        "allow_partial=True returns what can be decoded"
     )
 
 

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from mpwds import tenbin
 from mpwds.errors import DecodeError
-from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES, gunzip
-from mpwds.pipeline.decoding.images import (
-    IMAGE_EXTENSIONS,
-    ImageDecoder,
-    ImageHandler,
-    imagehandler,
-    imagespecs,
+from mpwds.pipeline.decoding.images import ImageDecoder
+from mpwds.pipeline.decoding.loads import (
+    MAX_DECOMPRESSED_BYTES,
+    cbor_loads,
+    gunzip,
+    json_loads,
+    msgpack_loads,
+    npy_loads,
+    npz_loads,
+    pth_loads,
+    text_loads,
+    unpickle_loads,
 )
-from mpwds.pipeline.decoding.npy import npy_loads, npz_loads
-from mpwds.pipeline.decoding.pickles import pth_loads, pytorch_weights_only, torch_loads, unpickle_loads
-
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "Continue",
-    "Decoder",
-    "DecodingError",
-    "ImageDecoder",
-    "ImageHandler",
-    "basichandlers",
-    "decoders",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "imagespecs",
-    "pytorch_weights_only",
-    "torch_loads",
-    "unpickle_loads",
-]
 
 Load: TypeAlias = Callable[[Any], Any]
 Handler: TypeAlias = Callable[[str, Any], Any]
@@ -53,8 +37,8 @@ class Decoder:
 
     Each field that holds bytes is offered to the handlers in turn, as ``handler(key, data)`` where ``key`` is
     the field's name with a dot before it (``".mask.png"``). The first result that is not ``None`` becomes the
-    field's value; a result ``Continue(key, data)`` is offered to the handlers that follow. A field that no
-    handler knows keeps its bytes. Fields whose names start with ``__`` are metadata: their bytes become
+    field's value. A result ``Continue(key, data)`` is offered to the handlers that follow. A field that no
+    handler decodes keeps its bytes. Fields whose names start with ``__`` are metadata: their bytes become
     ``str`` if they are UTF-8, and are not decoded further.
 
     A field may also hold a read-only ``memoryview``. This library's handlers decode it in place; other
@@ -62,24 +46,24 @@ class Decoder:
 
     Args:
         *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
-            ``("jpg jpeg", f)`` that stand for ``handle_extension``; one list of these will do as well.
+            ``("jpg jpeg", f)`` that stand for ``handle_extension``. A single list of these also works.
         pre: Handlers before these; ``None`` for ``[gzfilter]``, which decompresses ``.gz``.
         post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
             by extension.
         only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
             ``None`` decodes all.
         partial: Pass fields through that do not hold bytes; otherwise they are an error. A field that is
-            ``None`` always is one.
-        allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets
-            whoever wrote the shard run any code here. Without it they are an error.
-        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to.
+            ``None`` is always an error.
+        allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets the
+            author of the shard run any code here. Without it they are an error.
+        max_decompressed_bytes: Limit on what a ``.gz`` or ``.npz`` field may decompress to.
 
     Attributes:
-        takes_views: All handlers are this library's own, so that a field may as well be a memoryview.
+        takes_views: All handlers are this library's own, so a field may also be a memoryview.
 
     Raises:
         ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
-        TypeError: A handler is neither a function nor a string nor a pair.
+        TypeError: A handler is not a function, a string or a pair.
 
     Source:
         ``webdataset.autodecode.Decoder``.
@@ -116,7 +100,7 @@ class Decoder:
         self._loads = self._new_loads()
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Decode one sample; it is not changed.
+        """Decodes one sample; the sample itself does not change.
 
         Raises:
             DecodeError: A field cannot be decoded, or does not hold bytes and ``partial`` is false. Its cause
@@ -138,7 +122,7 @@ class Decoder:
                     result[field] = value
                 else:
                     result[field] = self._other(load, value)
-        except ImportError:  # concerns every sample alike, so it must not be skipped as a bad one
+        except ImportError:  # concerns every sample, so no error handler may skip it
             raise
         except DecodeError as error:
             raise _decode_error(field, sample, str(error)) from error
@@ -195,8 +179,8 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
     """A handler that applies a function to the fields with certain extensions.
 
     Args:
-        extensions: Extensions separated by spaces, with or without a leading dot; case is ignored. One that
-            holds dots (``seg.png``) asks for all of its parts.
+        extensions: Extensions separated by spaces, with or without a leading dot; case is ignored. An
+            extension with dots (``seg.png``) must match in all of its parts.
         f: Function from the field's bytes to its value; ``None`` leaves the field to the handlers that
             follow.
 
@@ -240,8 +224,8 @@ def basichandlers(key: str, data: bytes) -> Any:
     ``pyd pickle pkl pth``     an error, unless ``Decoder`` got ``allow_pickle=True``
     =========================  =====================================================
 
-    ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. The table is
-    ``decoders``, to which a program may add. A ``Decoder`` looks each field name up once.
+    ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. A program may
+    add to the table, ``decoders``. A ``Decoder`` looks up each field name once.
 
     Example:
         >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
@@ -249,58 +233,6 @@ def basichandlers(key: str, data: bytes) -> Any:
     """
     load = decoders.get(_extension(key))
     return None if load is None else load(data)
-
-
-def text_loads(data: Any) -> str:
-    """The text that UTF-8 bytes are.
-
-    Example:
-        >>> text_loads(b"caf\\xc3\\xa9")
-        'café'
-    """
-    return str(data, "utf-8")
-
-
-def json_loads(data: Any) -> Any:
-    """The value of a JSON text, in UTF-8, UTF-16 or UTF-32.
-
-    Example:
-        >>> json_loads(memoryview(b'{"a": [1, null]}'))
-        {'a': [1, None]}
-    """
-    try:
-        return json.loads(str(data, "utf-8"))
-    except ValueError:  # another encoding, a byte order mark, or an error
-        return json.loads(bytes(data))
-
-
-def msgpack_loads(data: Any) -> Any:
-    """The value of a MessagePack message. Maps may have keys of any kind that can be hashed.
-
-    Example:
-        >>> msgpack_loads(b"\\x81\\x01\\xa1a")
-        {1: 'a'}
-    """
-    import msgpack
-
-    return msgpack.unpackb(data, strict_map_key=False)
-
-
-def cbor_loads(data: Any) -> Any:
-    """The value of a CBOR item.
-
-    Raises:
-        ImportError: cbor2 is missing.
-
-    Example:
-        >>> cbor_loads(b"\\xa1\\x61a\\x01")
-        {'a': 1}
-    """
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
-    return cbor2.loads(data)
 
 
 _OWN: dict[str, Load] = {
@@ -315,6 +247,7 @@ _OWN: dict[str, Load] = {
     **dict.fromkeys(("mp", "msg", "msgpack"), msgpack_loads),
     "cbor": cbor_loads,
 }
+# The options of those functions that have any. All of them take memoryviews as well.
 _OPTIONS: dict[Load, tuple[str, ...]] = {
     unpickle_loads: ("allow_pickle",),
     pth_loads: ("allow_pickle",),
@@ -328,22 +261,6 @@ decoders: dict[str, Load] = dict(_OWN)
 A program may add entries and replace them. Each process has its own table, and workers are processes:
 ``handle_extension`` travels with the dataset, an entry made here does not.
 """
-
-
-def _own_load(extension: str, **options: Any) -> Load | None:
-    """The library's function for an extension; ``None`` if it has none, or the program replaced it.
-
-    These functions take memoryviews as well. What they return is the value, even if it is ``None``.
-
-    Args:
-        extension: The extension, without a dot.
-        options: ``allow_pickle`` and ``max_decompressed_bytes``, for the functions that have them.
-    """
-    load = decoders.get(extension)
-    if load is None or load is not _OWN.get(extension):
-        return None
-    given = {name: options[name] for name in _OPTIONS.get(load, ()) if name in options}
-    return partial(load, **given) if given else load
 
 
 def _extension(key: str) -> str:
@@ -385,7 +302,7 @@ def _takes_views(handler: Handler) -> bool:
 
 
 class _FieldLoads(dict[str, Load]):
-    """By the name of a field, the function that its bytes go through; found when the name is first met."""
+    """By the name of a field, the function that decodes it; found when the name first occurs."""
 
     def __init__(self, only: frozenset[str] | None, chain: _Chain) -> None:
         self._chain = chain
@@ -405,7 +322,7 @@ class _FieldLoads(dict[str, Load]):
 
 
 class _Chain(dict[str, Load]):
-    """By key, the function that is left of a chain of handlers when all that can be known is known."""
+    """By key, what is left of a chain of handlers without those that cannot apply to it."""
 
     def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool, max_bytes: int) -> None:
         self._handler = handlers[0] if handlers else None
@@ -419,6 +336,10 @@ class _Chain(dict[str, Load]):
         load = self[key] = self._find(key)
         return load
 
+    def _options(self, load: Load) -> dict[str, Any]:
+        options = {"allow_pickle": self._allow_pickle, "max_decompressed_bytes": self._max_bytes}
+        return {name: options[name] for name in _OPTIONS[load]}
+
     def _find(self, key: str) -> Load:
         handler, rest = self._handler, self._rest
         if handler is None:
@@ -431,9 +352,8 @@ class _Chain(dict[str, Load]):
             extension = _extension(key)
             if extension not in decoders:
                 return rest[key]
-            options = {"allow_pickle": self._allow_pickle, "max_decompressed_bytes": self._max_bytes}
-            if (load := _own_load(extension, **options)) is not None:
-                return load
+            if (load := decoders[extension]) is _OWN.get(extension):  # its result counts, even None
+                return partial(load, **self._options(load)) if load in _OPTIONS else load
         if type(handler) is ImageDecoder:
             return handler.decode if handler.handles(key) else rest[key]
         if type(handler) is _ExtensionHandler and not handler.matches(key):

@@ -28,13 +28,7 @@ _PROGRAMS = ("EPS", "IPTC")
 
 
 class ImageSpec(NamedTuple):
-    """What an image is decoded to.
-
-    Attributes:
-        container: ``"numpy"``, ``"torch"`` or ``"pil"``.
-        mode: ``"L"``, ``"RGB"`` or ``"RGBA"``.
-        is_float: float32 in [0, 1] instead of uint8.
-    """
+    """Container (``numpy``, ``torch``, ``pil``), mode, and whether values are float32 in [0, 1]."""
 
     container: str
     mode: str
@@ -64,7 +58,7 @@ imagespecs = {
 
 
 class ImageDecoder:
-    """Handler for ``Decoder`` that decodes images to one layout, whatever they were stored as.
+    """Handler for ``Decoder`` that decodes images of all formats to one layout.
 
     ===================================  ================================================================
     ``l8 rgb8 rgba8``                    uint8 array of shape (H, W), (H, W, 3), (H, W, 4)
@@ -107,7 +101,7 @@ class ImageDecoder:
         return f"{type(self).__name__}({self.imagespec!r})"
 
     def __call__(self, key: str, data: Any) -> Any:
-        """Decode a field, bytes or a memoryview, if its extension is one of an image; else return ``None``.
+        """Decodes a field, bytes or a memoryview, if its extension is one of an image; else returns ``None``.
 
         Raises:
             PIL.UnidentifiedImageError: The data is not an image that Pillow knows.
@@ -120,21 +114,11 @@ class ImageDecoder:
         return self.decode(data) if self.handles(key) else None
 
     def handles(self, key: str) -> bool:
-        """Whether a field of that name is decoded.
-
-        Example:
-            >>> ImageDecoder("rgb8").handles(".mask.PNG")
-            True
-        """
+        """Whether a field of that name is decoded."""
         return key.rpartition(".")[2].lower() in self.extensions
 
     def decode(self, data: Any) -> Any:
-        """Decode an image, whatever its field is called; raises as a call does.
-
-        Example:
-            >>> ImageDecoder("l").decode(b"P5 2 1 255 " + bytes([0, 255])).tolist()
-            [[0.0, 1.0]]
-        """
+        """Decodes an image; the name of its field does not matter. Raises as a call does."""
         container, mode, is_float = imagespecs[self.imagespec]
         if container == "pil":
             return _converted(data, mode)
@@ -145,7 +129,7 @@ class ImageDecoder:
         if container == "torch" and pixels.ndim == 3:
             pixels, is_ours = pixels.transpose(2, 0, 1), False
         result = _as_float(pixels) if is_float else pixels if is_ours else pixels.copy()
-        return result if container == "numpy" else _as_tensor(result)
+        return result if container == "numpy" else as_tensor(result)
 
 
 ImageHandler = ImageDecoder
@@ -153,29 +137,17 @@ ImageHandler = ImageDecoder
 
 
 def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> ImageDecoder:
-    """The same as ``ImageDecoder``, as webdataset writes it.
-
-    Example:
-        >>> imagehandler("rgb8")
-        ImageDecoder('rgb8')
-    """
+    """``ImageDecoder``, as webdataset writes it."""
     return ImageDecoder(imagespec, extensions)
 
 
 def open_image(data: Any) -> Image:
-    """Opens an image of any format that Pillow decodes by itself; its pixels are read when they are needed.
-
-    Args:
-        data: The file's bytes, or a memoryview of them.
+    """Opens an image of any format that Pillow decodes by itself. Its pixels are read when they are needed.
 
     Raises:
         PIL.UnidentifiedImageError: ``data`` is not an image that Pillow knows.
         ValueError: The format is PostScript, which Pillow would pass to Ghostscript to run.
         ImportError: Pillow is missing.
-
-    Example:
-        >>> open_image(b"P5 4 2 255 " + bytes(8)).size
-        (4, 2)
     """
     pillow = _pillow()
     try:
@@ -209,19 +181,20 @@ def _as_float(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return result
 
 
-def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+def as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor that shares an array's memory."""
     try:
         import torch
     except ImportError as error:
-        raise ImportError("tensors need torch: pip install torch") from error
+        raise ImportError("tensors need torch: pip install torch, or decode to arrays") from error
     return torch.from_numpy(array)
 
 
 def decode_jpeg(data: Any, mode: str, max_pixels: int | None = None) -> np.ndarray[Any, Any] | None:
-    """The pixels of a JPEG image, or ``None`` where Pillow is to decode it.
+    """The pixels of a JPEG image, or ``None`` if Pillow has to decode it.
 
-    simplejpeg has its own libjpeg-turbo and writes pixels straight into an array; Pillow, built on the same
-    library, copies them twice more. simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
+    simplejpeg has its own libjpeg-turbo and writes pixels straight into an array. Pillow, built on the same
+    library, copies them twice more: simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
     times on megapixels. Pillow decodes where results could differ: CMYK and YCCK, colour to grey, images of
     more than ``max_pixels``, and data that simplejpeg calls damaged. So the same images are errors whether or
     not simplejpeg is installed.
@@ -233,10 +206,6 @@ def decode_jpeg(data: Any, mode: str, max_pixels: int | None = None) -> np.ndarr
 
     Returns:
         uint8 array of shape (H, W), (H, W, 3) or (H, W, 4), writable.
-
-    Example:
-        >>> decode_jpeg(b"\\x89PNG", "RGB") is None
-        True
     """
     if data[:3] != _JPEG_START or (simplejpeg := _simplejpeg()) is None:
         return None

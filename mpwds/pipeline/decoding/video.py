@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpwds.pipeline.decoding.audio import as_tensor, extension_set
-from mpwds.pipeline.decoding.ffmpeg import ROUNDING, Media, SeekFailed, Sound, check_timed
-from mpwds.pipeline.decoding.media_size import Data
+from mpwds.pipeline.decoding.audio import extension_set
+from mpwds.pipeline.decoding.images import as_tensor
+from mpwds.pipeline.decoding.media import ROUNDING, Data, Media, SeekFailed, Sound, check_timed
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -99,7 +99,7 @@ class VideoDecoder:
         object.__setattr__(self, "extensions", extension_set(self.extensions))
 
     def __call__(self, key: str, data: Data) -> tuple[Any, Any, dict[str, Any]] | None:
-        """Decode a field if its extension is one of video; else return ``None``.
+        """Decodes a field if its extension is one of video; else returns ``None``.
 
         Raises:
             ValueError: The data is not video, damaged, or truncated; or its frames change their size.
@@ -120,7 +120,7 @@ class VideoDecoder:
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
         with Media(data, threads=self.threads, allow_partial=self.allow_partial) as media:
             if media.video is None and media.audio is None:
-                raise ValueError("there is neither video nor audio in it")
+                raise ValueError("the file has no video or audio stream")
             sound = Sound(self.start, self.end)
             pixels = _Pixels(self._expected(media), self.rotate)
             wanted = {"video", "audio"} if self.audio else {"video"}
@@ -150,7 +150,7 @@ class VideoDecoder:
         return self.end is not None and check_timed("video", time) >= self.end - ROUNDING
 
     def _expected(self, media: Media) -> int:
-        """About the number of frames that there will be."""
+        """An estimate of the number of frames."""
         if media.video is None:
             return 0
         seconds = media.seconds if self.end is None else min(self.end, media.seconds)
@@ -169,9 +169,9 @@ class VideoDecoder:
 
 
 class _Pixels:
-    """Collects frames as RGB in one array, which is as long as is expected and grows if there are more."""
+    """Collects frames as RGB in one array, which has the expected length and grows if there are more."""
 
-    _LIMIT = 1 << 30  # bytes for what is merely expected: a file may state any number
+    _LIMIT = 1 << 30  # bytes to allocate for an expected number of frames: a file may state any
 
     def __init__(self, expected: int, rotate: bool) -> None:
         import av
@@ -180,7 +180,7 @@ class _Pixels:
         self._expected = expected
         self._rotate = rotate
         self._reformatter = VideoReformatter()
-        # Since release 17 it takes all processors if not told otherwise; before, it takes one.
+        # Since release 17 it uses all processors by default; before, it uses one.
         self._options: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
         self._array: np.ndarray[Any, Any] | None = None
         self._count = 0
@@ -202,7 +202,7 @@ class _Pixels:
         if pixels.shape != array.shape[1:]:
             raise ValueError(
                 f"the frames change their size from {_size(array.shape[1:])} to {_size(pixels.shape)}, so "
-                "they make no one array"
+                "they do not fit into one array"
             )
         if self._count == len(array):
             self._resize(2 * self._count)
@@ -217,20 +217,20 @@ class _Pixels:
         return self._array
 
     def _resize(self, count: int) -> None:
-        """Makes the array shorter or longer where it is, which moves pages instead of bytes."""
+        """Makes the array shorter or longer in place, which moves pages instead of bytes."""
         if self._array is not None:
-            # No view of it exists here, but debuggers and the like may hold the array.
+            # No view of it exists here, but a debugger may hold the array.
             self._array.resize((count, *self._array.shape[1:]), refcheck=False)
 
 
 def _quarters(frame: VideoFrame) -> int:
-    """Quarters of a turn, counterclockwise, by which the file wants a frame turned."""
+    """How many quarter turns, counterclockwise, the file asks for."""
     angle = getattr(frame, "rotation", None)
     if angle is None:
         raise ImportError("turning frames upright needs PyAV 14 or later: pip install -U av")
     if angle % 90:
         raise ValueError(
-            f"the file wants its frames turned by {angle} degrees: only multiples of 90 are known"
+            f"the file asks to turn its frames by {angle} degrees; only multiples of 90 are supported"
         )
     return int(angle) // 90
 

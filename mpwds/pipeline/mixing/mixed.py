@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import within
+from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.repetitions import Repetitions
-from mpwds.pipeline.sources.draws import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """Shards of a directory into which another program writes: claimed, read, then removed or renamed.
 
 A reader claims a shard in three steps: it locks the file (``flock``), checks that the file still has its
-name, and renames it. It keeps the lock until it has removed the file or renamed it again. The kernel drops
-the lock when the reader's process ends, however it ends, so a claimed shard that can be locked has lost its
+name, and renames it. It holds the lock until it has removed the file or renamed it again. The kernel releases
+the lock when the process ends, for whatever reason. So a claimed shard that can be locked has lost its
 reader.
 
-Only one kernel keeps these locks, for one mounted file system. The name of a claim says which (``_domain``),
-so that a reader elsewhere, which may not see the lock, does not judge by it.
+A lock is known only to one kernel and one mounted file system. The name of a claim identifies them
+(``_domain``): another machine cannot tell from the lock whether the reader still runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.draws import Draws, worker_draws
+from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.urls import expand_braces, is_local, local_path, without_credentials
 from mpwds.warn import warn
@@ -38,7 +38,7 @@ _NO_LOCKS = "0" * 8
 _WITHOUT_POLL_S = 0.05
 
 SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
-"""What shards in a directory are called, unless a pattern says so."""
+"""Names of shards in a directory, by default."""
 
 
 class DirectoryShardList(IterableSource):
@@ -46,34 +46,34 @@ class DirectoryShardList(IterableSource):
 
     Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711-..._``,
     where 4711 is the process), so nothing is divided among nodes and workers. A shard counts as read when
-    the next one is asked for; ``mode`` then says what happens to it.
+    the next one is requested; ``mode`` then decides what happens to it.
 
-    A shard that is not read to its end gets its name back, whatever the mode: at once when the iterator is
-    dropped or the process exits, and at the next reader's scan when the process was killed. A reader that is
-    killed between the last sample of a shard and the next shard leaves a shard that is read twice.
+    A shard that is not read to its end gets its name back in every mode: at once when the iterator is dropped
+    or the process exits, and at the next reader's scan when the process was killed. If a reader is killed
+    between the last sample of a shard and the next shard, the shard is read twice.
 
-    Readers may run in several containers on one machine. Readers on several machines may share a network
-    directory, too. A reader cannot see whether a process on another machine still runs, so it leaves claims
-    of other machines alone, and also those made before its own machine was restarted. Pass ``claim_timeout``,
+    Readers may run in several containers on one machine, and readers on several machines may share a network
+    directory. A reader cannot see whether a process on another machine still runs, so it leaves claims of
+    other machines alone, and also those made before its own machine was restarted. Pass ``claim_timeout``,
     or rename the files, to read such shards again. On a file system without locks this holds for every claim.
 
-    An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, whatever
-    its ``in_order``: a worker may wait long for a shard.
+    An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, with any
+    ``in_order``: a worker may wait long for a shard.
 
     Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
 
     Args:
         path: The directory, ending in ``/``.
         pattern: Names to take, with ``*``, ``?`` and braces.
-        poll: Seconds between looks for shards when there are none; ``None`` ends the epoch then.
+        poll: Seconds between scans while there are no shards; ``None`` ends the epoch instead.
         timeout: Seconds without a new shard after which the epoch ends.
         mode: What happens to a shard that has been read: ``"resample"`` gives it its name back, so that it
             is read again, ``"unlink"`` removes it, ``"keep"`` renames it to ``x.tar._done_``. ``None`` means
             ``"resample"``.
         select: Which shard to take: ``"random"`` or ``"oldest"``.
-        fate: A function to call with the path of a shard that has been read, in place of ``mode``.
-        claim_timeout: Seconds after which a claim of another machine (see above) is taken to be abandoned:
-            more than any reader needs for a shard. ``None``: never.
+        fate: A function to call with the path of a shard that has been read, instead of ``mode``.
+        claim_timeout: Seconds after which a claim of another machine (see above) counts as abandoned: more
+            than any reader needs for a shard. ``None``: never.
 
     Raises:
         ValueError: ``path`` does not end in a slash or is not a directory, or an option is unknown.
@@ -129,16 +129,12 @@ class DirectoryShardList(IterableSource):
         return _Claimed(self, worker_draws("directory", context), gives_back=True)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The shards by themselves. After a ``break`` the last one stays claimed until the process ends."""
+        """The shards alone. After a ``break`` the last one stays claimed until the process ends."""
         epoch, self._epoch = self._epoch, self._epoch + 1
         return plain(_Claimed(self, worker_draws("directory", Context.current(epoch)), gives_back=False))
 
     def recycle(self, activename: str) -> None:
-        """Removes or renames a claimed shard that has been read, as ``mode`` or ``fate`` says.
-
-        Args:
-            activename: Its path, as claimed.
-        """
+        """Removes or renames a claimed shard that has been read, as ``mode`` or ``fate`` says."""
         match = _CLAIMED.fullmatch(activename)
         name = match["name"] if match else activename
         with _releasing(activename), contextlib.suppress(FileNotFoundError):  # the user took it away
@@ -165,7 +161,7 @@ class DirectoryShardList(IterableSource):
                     os.rename(path, match["name"])
 
     def candidates(self) -> list[str]:
-        """The shards that nobody has claimed, by name."""
+        """The shards that nobody has claimed, sorted by name."""
         start = glob.escape(self.path)
         names = {name for pattern in expand_braces(self.pattern) for name in glob.glob(start + pattern)}
         return sorted(name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name))
@@ -202,7 +198,7 @@ class _Claimed:
             shards.cleanup_files_without_processes()
 
     def _in_order(self, candidates: list[str]) -> list[str]:
-        """The candidates, the one to take first."""
+        """The candidates, with the one to take first in front."""
         if self._shards.select == "oldest":
             return sorted(candidates, key=_modified)
         start = self._draws.index(self._drawn, len(candidates)) if candidates else 0
@@ -228,9 +224,9 @@ class _Claimed:
 
 
 class _Claim:
-    """The shard that a stream has claimed and not read to its end.
+    """The shard that a stream has claimed and not read to its end. Outlives the stream.
 
-    Outlives the stream. A finalizer calls ``give_back`` in any thread: it renames and closes a file.
+    A finalizer may call ``give_back`` in any thread: it only renames and closes a file.
     """
 
     def __init__(self) -> None:
@@ -241,7 +237,7 @@ class _Claim:
         self._path, self._pid = path, os.getpid()
 
     def drop(self) -> str | None:
-        """The claimed shard, from now on the caller's; ``None`` in a fork of the process that claimed it."""
+        """Hands the claimed shard over to the caller; ``None`` in a fork of the process that claimed it."""
         path, self._path = self._path, None
         return path if self._pid == os.getpid() else None
 
@@ -270,7 +266,7 @@ def _claim(path: str) -> str | None:
 
 @contextlib.contextmanager
 def _releasing(path: str) -> Iterator[None]:
-    """Lets the lock of a claimed shard go afterwards."""
+    """Releases the lock of a claimed shard afterwards."""
     try:
         yield
     finally:
@@ -280,11 +276,11 @@ def _releasing(path: str) -> Iterator[None]:
 
 
 class _Lock(NamedTuple):
-    """What came of an attempt to lock a file.
+    """The result of an attempt to lock a file.
 
     Attributes:
         is_held: The lock was free, and the file still has its name.
-        domain: Which kernel and mounted file system keep the lock; ``_NO_LOCKS`` if it cannot be locked.
+        domain: Identifies the kernel and the mounted file system; ``_NO_LOCKS`` if it has no locks.
         descriptor: Holds the lock until it is closed.
     """
 
@@ -305,7 +301,7 @@ def _locked(path: str) -> Iterator[_Lock]:
 
 
 def _try_lock(path: str) -> _Lock:
-    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks exclusively only what is open for writing
+    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
         try:
             descriptor = os.open(path, flags | os.O_CLOEXEC)
         except PermissionError:
@@ -335,28 +331,20 @@ def _domain(device: int) -> str:
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:
-    """The shards that lie in a directory, by name: tar archives, compressed or not.
+    """The tar archives in a directory, compressed or not, sorted by name.
 
     Args:
         path: The directory; a path or a ``file:`` URL.
 
     Raises:
         ValueError: It is not a directory on this machine, or it has no shards.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     for name in "b.tar", "a.tar.zst", "c.tar.partial":
-        ...         open(f"{directory}/{name}", "w").close()
-        ...     [os.path.basename(shard) for shard in shards_in(directory)]
-        ['a.tar.zst', 'b.tar']
     """
     path = os.fspath(path)
     directory = local_path(path) if is_local(path) else ""
     if not os.path.isdir(directory):
         raise ValueError(
-            f"{without_credentials(path)!r} is no directory on this machine: a URL that ends in a slash "
-            "stands for the shards in a directory; name shards that are elsewhere one by one, or by braces"
+            f"{without_credentials(path)!r} is not a directory on this machine: a URL that ends in a slash "
+            "means the shards in a local directory; name shards elsewhere one by one, or with braces"
         )
     start = os.path.join(glob.escape(directory), "")
     found = {name for pattern in expand_braces(SHARDS) for name in glob.glob(start + pattern)}
@@ -364,8 +352,8 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
     claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
     if claimed:
         warn(
-            f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here, "
-            f"{os.path.basename(claimed[0])} for one; if no such program runs, rename them",
+            f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here "
+            f"(such as {os.path.basename(claimed[0])}); if no such program runs, rename them",
             UserWarning,
         )
     if not shards:

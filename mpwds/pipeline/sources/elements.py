@@ -16,14 +16,11 @@ from mpwds.pipeline.stream import Address, Description, Stream
 
 @dataclass(frozen=True)
 class Indexed:
-    """Source of a pipeline: what has a length and gives elements by index.
+    """Source of a pipeline: a list, a map-style dataset, or another object with indices.
 
-    The indices are dealt to the ranks, and a rank's to its workers, so over all of them each element
-    is read exactly once. An element's address is its index. Random numbers that a map-style dataset
-    draws for an element are the same each time it is read in this epoch.
-
-    Args:
-        elements: A list, an array, a map-style ``torch.utils.data.Dataset``, ...
+    The indices are divided among the ranks, and a rank's among its workers, so that each element is read
+    exactly once. An element's address is its index. Random numbers that a map-style dataset draws for an
+    element are the same each time it is read in this epoch.
 
     Example:
         >>> [element for _, element in Indexed("abcde").stream(Context(worker=1, workers=2))]
@@ -88,14 +85,11 @@ class _IndexedStream:
 
 @dataclass(frozen=True)
 class Iterated:
-    """Source of a pipeline: what can only be iterated.
+    """Source of a pipeline: an iterable, or a function that returns an iterator.
 
-    Each worker reads all of it: what is to be divided among workers divides itself, as a
+    Each worker reads all of it, so the iterable has to divide itself among workers, as a
     ``torch.utils.data.IterableDataset`` does with ``get_worker_info()``. Its elements have no address.
     Random numbers it draws are the same in each run of an epoch by the same worker.
-
-    Args:
-        elements: An iterable, or a function without arguments that returns an iterator.
 
     Raises:
         TypeError: It is neither, or an iterator, which could be read only once.

@@ -1,4 +1,4 @@
-"""Samples of shards that are CBOR items or MessagePack messages, one behind the other."""
+"""Samples of files that are sequences of CBOR items or MessagePack messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, url_of
+from mpwds.pipeline.sources.shard_stream import Read, Reading, ShardStream, url_of
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
@@ -20,13 +20,14 @@ from mpwds.storage.streams.gopen import open_at
 def cbors_to_samples(
     handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
 ) -> RecordSamples:
-    """Stage that yields the items of the CBOR files that its source names, as they are.
+    """Stage that yields the items of the CBOR files that its source names, unchanged.
 
     Args:
-        handler: What to do about a file that cannot be read: going on means with the next one.
-        max_record_bytes: A larger item is taken for damage.
+        handler: What to do about a file that cannot be read. To continue skips the rest of the file.
+        max_record_bytes: Size above which an item counts as damage.
 
     Raises:
+        ShardError: While iterating, a file is damaged or ends inside an item.
         ImportError: While iterating, cbor2 is missing: the extra ``mpwds[cbor]`` brings it.
 
     Source:
@@ -51,11 +52,14 @@ cbors2_to_samples = cbors_to_samples
 def msgpacks_to_samples(
     handler: Handler = reraise_exception, max_record_bytes: int = RECORD_LIMIT_BYTES
 ) -> RecordSamples:
-    """Stage that yields the messages of the MessagePack files that its source names, as they are.
+    """Stage that yields the messages of the MessagePack files that its source names, unchanged.
 
     Args:
-        handler: What to do about a file that cannot be read: going on means with the next one.
-        max_record_bytes: A larger message is taken for damage.
+        handler: What to do about a file that cannot be read. To continue skips the rest of the file.
+        max_record_bytes: Size above which a message counts as damage.
+
+    Raises:
+        ShardError: While iterating, a file is damaged or ends inside a message.
 
     Example:
         >>> import msgpack, tempfile
@@ -71,20 +75,7 @@ def msgpacks_to_samples(
 
 @dataclass(frozen=True)
 class RecordSamples(Filter):
-    """Stage that yields the records of the files that its source names.
-
-    A record's address is (its file's address, byte offset). One record is held at a time.
-
-    Args:
-        format: ``"cbor"`` or ``"msgpack"``.
-        handler: What to do about a file that cannot be read.
-        max_record_bytes: A larger record is taken for damage.
-
-    Raises:
-        ShardError: While iterating, a file is damaged or ends inside a record.
-        ImportError: While iterating, the package that decodes is missing.
-        TypeError: The handler cannot be called; or, while iterating, the source gives anything but shards.
-    """
+    """The stage that ``cbors_to_samples`` and ``msgpacks_to_samples`` make; holds one record at a time."""
 
     format: Literal["cbor", "msgpack"]
     handler: Handler = reraise_exception
@@ -110,7 +101,7 @@ class RecordSamples(Filter):
 class _RecordStream(ShardStream):
     def __init__(self, stage: RecordSamples, source: Stream[Any], context: Context) -> None:
         super().__init__(stage, source, context, stage.handler)
-        self._format = stage.format
+        self._read_records = read_cbor_records if stage.format == "cbor" else read_msgpack_records
         self._max_record_bytes = stage.max_record_bytes
 
     def _read(
@@ -120,19 +111,11 @@ class _RecordStream(ShardStream):
         open: Callable[[str, int], BinaryIO] | None,
         on_error: Callable[[Exception], None],
     ) -> Reading:
-        read = read_cbor_records if self._format == "cbor" else read_msgpack_records
-        return Reading(self._records(url_of(shard), offset, open or open_at, read, self._max_record_bytes))
+        return Reading(self._records(url_of(shard), offset, open or open_at))
 
-    @staticmethod
-    def _records(
-        url: str,
-        offset: int,
-        open: Callable[[str, int], BinaryIO],
-        read: Callable[..., Iterator[tuple[int, int | None, Any]]],
-        limit: int,
-    ) -> Iterator[tuple[int, int | None, Any]]:
+    def _records(self, url: str, offset: int, open: Callable[[str, int], BinaryIO]) -> Iterator[Read]:
         with open(url, offset) as stream:
-            yield from read(stream, url, offset, limit)
+            yield from self._read_records(stream, url, offset, self._max_record_bytes)
 
     def _place(self, url: str, offset: int) -> Description:
         return Description(f"the record at offset {offset} of {url}", url, offset=offset)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.draws import Draws, worker_draws
+from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.sources.shards import Urls, listed
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
 from mpwds.storage.streams.urls import expand_urls
@@ -21,26 +21,26 @@ from mpwds.storage.streams.urls import expand_urls
 class ResampledShards(IterableSource):
     """Source of a pipeline: shards drawn at random with replacement, as ``{"url": ...}``, without end.
 
-    Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline
-    the draws depend on its seed, the epoch, the rank and the worker, and on nothing else: a run can be
-    repeated. An address is (shard's number, rank, worker, number of the draw), so that random augmentation
-    differs each time a shard is drawn.
+    Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline,
+    the draws depend only on its seed, the epoch, the rank and the worker: a run can be repeated. An address
+    is (shard's number, rank, worker, number of the draw), so that random augmentation differs each time a
+    shard is drawn.
 
     Args:
         urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
         nshards: Number of draws in an epoch, for each worker; without end by default.
         seed: Determines the draws, together with the pipeline's seed.
-        worker_seed: Returns a number for this worker, to draw by in place of rank and worker.
-        deterministic: Of this object iterated by itself, outside a pipeline: whether its draws too are the
-            same each time; else every ``iter()`` draws anew.
-        max_urls: Shards taken from ``urls`` where it is no pattern.
-        empty_check: Whether a list without shards is an error at once; else it is one when a shard is drawn.
+        worker_seed: Returns a number for this worker, which replaces rank and worker in the draws.
+        deterministic: If the object is iterated outside a pipeline: make the same draws each time. By
+            default every ``iter()`` then draws anew.
+        max_urls: Limit on the shards taken from an iterable.
+        empty_check: Raise at once if there are no shards; otherwise, when a shard is drawn.
 
     Raises:
         ValueError: There are no shards.
 
     Source:
-        ``webdataset.shardlists.ResampledShards``, which in a pipeline too draws anew unless
+        ``webdataset.shardlists.ResampledShards``, which draws anew in a pipeline too unless
         ``deterministic``.
 
     Example:
@@ -139,6 +139,9 @@ class _Drawn:
 def resampled(n: int = sys.maxsize) -> Resampled:
     """Stage that draws elements of its source at random with replacement.
 
+    It first reads the source to the end and holds it: it is meant for lists of shards. Every epoch and every
+    worker draws its own. An empty source gives nothing.
+
     Args:
         n: Number of draws; without end by default.
 
@@ -151,22 +154,9 @@ def resampled(n: int = sys.maxsize) -> Resampled:
 
 @dataclass(frozen=True)
 class Resampled(Filter):
-    """Stage that yields elements of its source drawn at random with replacement.
+    """The stage that ``resampled`` makes. An address is (the element's, rank, worker, number of the draw)."""
 
-    It reads the source to the end first and holds it: it is meant for lists of shards. Every epoch and every
-    worker draws its own; an address is (the element's address, rank, worker, number of the draw). An empty
-    source gives nothing.
-
-    Args:
-        n: Number of draws; without end by default.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> len(collect(Resampled(5), "ab"))
-        5
-    """
-
-    n: int = field(default=sys.maxsize)
+    n: int = sys.maxsize
 
     def __str__(self) -> str:
         return f"resampled({'' if self.n == sys.maxsize else self.n})"

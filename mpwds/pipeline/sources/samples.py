@@ -1,25 +1,31 @@
-"""Samples of tar shards."""
+"""Samples of tar shards: read, grouped by the names of their members."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
+from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.sources.grouping import Sample, read_samples, split_name
-from mpwds.pipeline.sources.shard_options import ShardOptions
+from mpwds.pipeline.notes import add_note, arguments, options
 from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
 from mpwds.pipeline.stream import Description, Stream
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
-from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_members
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, OpenAt, read_entries, read_members
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
+
+Sample = dict[str, Any]
+
+_KNOWN_LIMIT = 1 << 14
+_NO_EXTENSION = "/"
 
 
 def tarfile_to_samples(
@@ -29,14 +35,22 @@ def tarfile_to_samples(
 ) -> TarSamples:
     """Stage that reads the samples of the tar shards that its source names.
 
+    Successive members whose names agree up to the first dot of the base name form a sample: a dict of
+    ``__key__`` (that part of the name), ``__url__`` (the shard), and the members' contents as bytes under the
+    rest of their names, in lower case. Members without a dot and those under names like ``__meta__`` are
+    skipped. A sample's address is (its shard's address, byte offset of its first header).
+
     Args:
-        handler: What to do about a shard that cannot be read; raises by default.
+        handler: What to do about a shard that cannot be read; raises by default. To continue skips the rest
+            of the shard, or only the second of two members of the same name in a sample.
         select_files: A function of a member's name: whether to read it. Others are skipped.
-        rename_files: A function of a member's name that returns the name to go by; it is called before
+        rename_files: A function from a member's name to the name to use instead; it is called before
             ``select_files``.
 
     Raises:
-        TypeError: One of them cannot be called.
+        TypeError: An argument cannot be called; or, while iterating, the source yields anything other than
+            ``{"url": ...}``.
+        ShardError: While iterating, a shard is damaged, or a sample has a name twice.
 
     Source:
         ``webdataset.tariterators.tarfile_to_samples``.
@@ -50,34 +64,15 @@ def tarfile_to_samples(
 
 @dataclass(frozen=True)
 class TarSamples(Filter):
-    """Stage that yields the samples of the tar shards that its source names.
-
-    Successive members whose names agree up to the first dot of the base name form a sample, a dict
-    of ``__key__`` (that part of the name), ``__url__`` (the shard) and the members' contents
-    as bytes under the rest of their names, in lower case. Members without a dot and those under names
-    like ``__meta__`` are skipped. A sample's address is (its shard's address, byte offset of its first
-    header).
+    """The stage that ``tarfile_to_samples`` makes, with the options that only ``WebDataset`` sets.
 
     Args:
-        handler: What to do about a shard that cannot be read: going on means with the next shard, and
-            with a sample that has a member twice, without the second.
-        select_files: A function of a member's name: whether to read it.
-        rename_files: A function of a member's name that returns the name to go by; it is called first.
         empty_check: Whether it is an error if an epoch has no sample.
         cache: Keeps shards on a local disk, and fetches the next ones while one is read. Samples then have
             the shard's file as ``__local_path__``.
-        local_paths: Whether samples of local shards have the shard's file as ``__local_path__`` without a
-            cache, too.
-        open_at: Opens a shard's URL at a byte, where there is no cache; ``open_at`` of
-            ``mpwds.storage.streams.gopen`` by default.
-        max_decompressed_bytes: The most data that a member of a compressed shard may have.
-
-    Raises:
-        ShardError: While iterating, a shard is damaged, has a name twice in a sample, or has a member that is
-            larger than ``max_decompressed_bytes``.
-        TypeError: An argument cannot be called; or, while iterating, the source gives anything but ``{"url":
-            ...}``.
-        ValueError: While iterating, there is no sample, and ``empty_check`` is set.
+        local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
+        open_at: Without a cache, opens a shard's URL at a byte.
+        max_decompressed_bytes: Limit on the size of a member of a compressed shard.
     """
 
     handler: Handler = reraise_exception
@@ -114,8 +109,8 @@ class TarSamples(Filter):
         return replace(self, empty_check=False)
 
 
-class TarfileSamples(Filter):
-    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, to be used without a call.
+class TarfileSamples(TarSamples):
+    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call.
 
     Example:
         >>> from mpwds.pipeline.dataset import DataPipeline
@@ -125,20 +120,13 @@ class TarfileSamples(Filter):
             .tarfile_samples
     """
 
-    reads_shards: ClassVar[bool] = True
-    samples_in = staticmethod(one_sample)
-
     def __str__(self) -> str:
         return "tarfile_samples"
 
-    def __repr__(self) -> str:
-        return "tarfile_samples"
+    __repr__ = __str__
 
     def __reduce__(self) -> str:
         return "tarfile_samples"  # there is one
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
-        return TarSamples().stream(source, context)
 
     def __call__(
         self,
@@ -147,13 +135,7 @@ class TarfileSamples(Filter):
         select_files: Callable[[str], Any] | None = None,
         rename_files: Callable[[str], str] | None = None,
     ) -> Iterator[Sample]:
-        """Yields the samples of the shards that ``src`` yields.
-
-        Args:
-            src: Shards, ``{"url": ...}``.
-            handler: As for ``tarfile_to_samples``, and so are the others.
-            select_files: Whether to read a member.
-            rename_files: The name that a member is to go by.
+        """Yields the samples of the shards in ``src``; the other arguments are ``tarfile_to_samples``'s.
 
         Source:
             ``webdataset.tariterators.tarfile_samples``.
@@ -167,10 +149,7 @@ tarfile_samples: Final = TarfileSamples()
 class _TarStream(ShardStream):
     def __init__(self, stage: TarSamples, source: Stream[Any], context: Context) -> None:
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
-        self._options = ShardOptions(stage.select_files, stage.rename_files)
-        self._local_paths = stage.local_paths and stage.cache is None
-        self._open_at = stage.open_at
-        self._max_bytes = stage.max_decompressed_bytes
+        self._tar = stage
 
     def _read(
         self,
@@ -179,19 +158,24 @@ class _TarStream(ShardStream):
         open: Callable[[str, int], BinaryIO] | None,
         on_error: Callable[[Exception], None],
     ) -> Reading:
-        chosen = self._options.of(shard)
-        reading = chosen.reading
-        open = open or self._open_at
-        if open is not None:
-            reading["open"] = open
-        if chosen.handler is not None or self._handler is not reraise_exception:
-            reading["on_error"] = on_error
-        url = url_of(shard)
-        path = file_of(url) if self._local_paths else None
+        tar, url = self._tar, url_of(shard)
+        select, rename = tar.select_files, tar.rename_files
+        # What a dataset specification says of this shard: see SpecSource.options.
+        options = (shard.get("options") if isinstance(shard, dict) else None) or {}
+        if "extensions" in options:
+            select, rename = bool, _Only(options["extensions"], select, rename)
+        handler = options.get("handler")
         samples = read_samples(
-            url, offset, local_path=path, max_decompressed_bytes=self._max_bytes, **reading
+            url,
+            offset,
+            open=open or tar.open_at or open_at,
+            select=select,
+            rename=rename,
+            on_error=on_error if handler is not None or tar.handler is not reraise_exception else None,
+            local_path=file_of(url) if tar.local_paths and tar.cache is None else None,
+            max_decompressed_bytes=tar.max_decompressed_bytes,
         )
-        return Reading(samples, dict(chosen.extra), chosen.handler)
+        return Reading(samples, dict(options.get("meta", {})), handler)
 
     def _place(self, url: str, offset: int) -> Description:
         try:
@@ -202,3 +186,185 @@ class _TarStream(ShardStream):
         except Exception:  # this describes another error, which must not be hidden by one of reading again
             pass
         return Description(f"the sample at offset {offset} of {url}", url, offset=offset)
+
+
+class _Only:
+    """Renames members by their extensions. Members with other extensions get an empty name."""
+
+    def __init__(
+        self,
+        extensions: Mapping[str, str],
+        select: Callable[[str], Any] | None,
+        rename: Callable[[str], str] | None,
+    ) -> None:
+        self._new_names = {old: new for new, old in extensions.items()}
+        self._select = select
+        self._rename = rename
+
+    def __call__(self, name: str) -> str:
+        if self._rename is not None:
+            name = self._rename(name)
+        if self._select is not None and not self._select(name):
+            return ""
+        key, extension = split_name(name)
+        new = self._new_names.get(extension) if key else None
+        return f"{key}.{new}" if new is not None else ""
+
+
+def read_samples(
+    url: str,
+    offset: int = 0,
+    *,
+    open: OpenAt = open_at,
+    select: Callable[[str], object] | None = None,
+    rename: Callable[[str], str] | None = None,
+    on_error: Callable[[Exception], object] | None = None,
+    local_path: str | None = None,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> Iterator[tuple[int, int | None, Sample]]:
+    """Reads a shard's samples one after the other.
+
+    If the shard is damaged inside a sample, the sample is not yielded: it may lack members.
+
+    Args:
+        url: The shard, as ``open`` understands it.
+        offset: Byte offset of a sample's first header, at which to start.
+        open: Opens ``url`` at a byte offset.
+        select: Takes a member's name, returns whether to read it. Other members are skipped unread.
+        rename: Takes a member's name, returns the one to give it, which ``select`` and grouping then see.
+            Members under names like ``__meta__`` are left out before.
+        on_error: Called with errors that concern one member alone: ``select`` or ``rename`` raised, or the
+            sample has a member of that name. Their attribute ``member`` identifies it. If it returns, the
+            member is left out; by default the errors are raised.
+        local_path: Value of each sample's ``__local_path__``; no such field if ``None``.
+        max_decompressed_bytes: Limit on the size of a member of a compressed shard.
+
+    Yields:
+        A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
+
+    Raises:
+        ShardError: The shard is damaged, or a sample has two members of the same name.
+
+    Example:
+        >>> import io, tarfile, tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".tar") as shard:
+        ...     with tarfile.open(shard.name, "w") as archive:
+        ...         for name in "a/0.png", "a/0.cls", "a/1.png":
+        ...             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+        ...     for sample in read_samples(shard.name, select=lambda name: name.endswith(".png")):
+        ...         print(sample[:2], sample[2]["__key__"], list(sample[2])[2:])
+        (0, 1024) a/0 ['png']
+        (1024, None) a/1 ['png']
+    """
+    choose, split = None, split_name
+    if select is not None or rename is not None:
+        choose, split = _chooser(url, select, rename, on_error), _split
+    sample: Sample = {}
+    key: str | None = None
+    start = 0
+    dotted = ""  # the last key that had dots in it
+    beginning: str | tuple[str, ...] = ()  # the beginning of its members' names
+    with closing(read_entries(url, offset, open, choose, True, max_decompressed_bytes)) as entries:
+        for name, member_offset, data in entries:
+            # The key usually ends at the first dot. But that dot may be in a directory's name or begin the
+            # name of a hidden file, and names like __meta__ belong to no sample.
+            found, dot, rest = name.partition(".")
+            suffix = _NO_EXTENSION
+            if dot and name[0] != "_" and (found == key or found[-1:] > "/"):
+                suffix = _extensions[rest]
+            if suffix is _NO_EXTENSION:
+                if name.startswith(beginning):
+                    found, suffix = dotted, _extensions[name[len(dotted) + 1 :]]
+                if suffix is _NO_EXTENSION:
+                    found, suffix = split(name)
+                    if not found:
+                        continue
+                    if "." in found and found[0] != "_":
+                        dotted, beginning = found, f"{found}."
+            if found != key:
+                if sample:
+                    yield start, member_offset, sample
+                start, key = member_offset, found
+                sample = {"__key__": key, "__url__": url}
+                if local_path is not None:
+                    sample["__local_path__"] = local_path
+            if suffix in sample:
+                error = ShardError(
+                    f"{name} at offset {member_offset} of {url}: sample {key!r} has a member {suffix!r} "
+                    "already; each extension of a sample must be unique in the shard"
+                )
+                _report(error, name, on_error)
+            else:
+                sample[suffix] = data
+    if sample:
+        yield start, None, sample
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample.
+
+    Example:
+        >>> split_name("train/a.b/0017.seg.PNG"), split_name("README"), split_name("__meta__/x.png")
+        (('train/a.b/0017', 'seg.png'), ('', ''), ('', ''))
+    """
+    return ("", "") if _is_meta(name) else _split(name)
+
+
+def _is_meta(name: str) -> bool:
+    """Whether a member describes the shard: ``__meta__``, ``__meta__/x.json``."""
+    if not name.startswith("__"):
+        return False
+    top = name.partition("/")[0]
+    return top.endswith("__") and (len(top) >= 4 or top == name)
+
+
+def _split(name: str) -> tuple[str, str]:
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    if dot < 0 or dot == 0:
+        return "", ""
+    if dot == base and "." in name[name.rfind("/", 0, base - 1) + 1 : base]:
+        return "", ""
+    return name[:dot], name[dot + 1 :].lower()
+
+
+class _Extensions(dict[str, str]):
+    """Maps what follows a name's first dot to the extension; none if that dot is in a directory's name."""
+
+    def __missing__(self, rest: str) -> str:
+        if len(self) >= _KNOWN_LIMIT:
+            self.clear()
+        extension = self[rest] = _NO_EXTENSION if "/" in rest else rest.lower()
+        return extension
+
+
+_extensions = _Extensions()
+
+
+def _chooser(
+    url: str,
+    select: Callable[[str], object] | None,
+    rename: Callable[[str], str] | None,
+    on_error: Callable[[Exception], object] | None,
+) -> Callable[[str], str | None]:
+    def choose(name: str) -> str | None:
+        if _is_meta(name):
+            return None
+        renamed = name
+        try:
+            if rename is not None:
+                renamed = rename(name)
+            return renamed if select is None or select(renamed) else None
+        except Exception as error:
+            add_note(error, f"on the name of member {name} of {url}")
+            _report(error, name, on_error)
+            return None
+
+    return choose
+
+
+def _report(error: Exception, member: str, on_error: Callable[[Exception], object] | None) -> None:
+    error.member = member  # type: ignore[attr-defined]  # error handlers read it
+    if on_error is None:
+        raise error
+    on_error(error)

@@ -1,4 +1,4 @@
-"""The stream of every stage that reads shards: one after the other, resumed at the byte."""
+"""The stream of every stage that reads shards, one after the other, and resumes at the byte."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
 
 Read: TypeAlias = "tuple[int, int | None, Any]"
-"""An element's offset in its shard, that of the next one (``None`` behind the last), and the element."""
+"""An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
 
 
 _MOST_FILES = 100_000
-"""Files of a folder that are looked at for the shards that are there, when one is missing."""
+"""Limit on the files of a folder that the error about a missing shard looks at."""
 
 
 class Reading(NamedTuple):
@@ -45,14 +45,14 @@ class Reading(NamedTuple):
 
 
 class ShardStream(Handled):
-    """Base of the streams of what is in shards. An address is (the shard's address, byte offset in it).
+    """Base of the streams that read shards. An element's address is (the shard's address, byte offset).
 
     A subclass reads one shard.
 
     Args:
         stage: The stage; ``str(stage)`` names it in errors.
         source: Stream of shards, ``{"url": ...}``.
-        context: Its ``on_shard`` is told when a shard is begun.
+        context: Its ``on_shard`` is called when a shard is begun.
         handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
         empty_check: Whether it is an error if all shards are empty.
         cache: Keeps shards on a local disk; the next ones are fetched while one is read.
@@ -70,12 +70,12 @@ class ShardStream(Handled):
         super().__init__(source, stage, handler)
         self._context = context
         self._cache = cache
-        self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source before their time
-        # The error that the source raised before its time, and the source's state before that.
+        self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
+        # An error that the source raised while shards were taken ahead, and the source's state before it.
         self._source_failed: tuple[Exception, Any] | None = None
-        self._missing = empty_check  # nothing was found yet, and that would be an error
+        self._missing = empty_check  # nothing has been found yet, and that would be an error
         self._shard: Address | None = None  # the shard that is being read
-        self._offset: int | None = 0  # of the next element in it; None behind the last
+        self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
         self._extra: dict[str, Any] = {}
         self._shard_handler: Handler | None = None
@@ -89,18 +89,15 @@ class ShardStream(Handled):
         open: Callable[[str, int], BinaryIO] | None,
         on_error: Callable[[Exception], None],
     ) -> Reading:
-        """Reads a shard.
+        """Reads a shard from an offset on: 0, or an offset that was yielded.
 
-        Args:
-            shard: What the source gave.
-            offset: Where to start: 0, or an offset that was yielded.
-            open: Opens a URL at a byte, if not as usual.
-            on_error: Called with an error that concerns one element. If it returns, the element is skipped.
+        ``open`` opens a URL at a byte, if not as usual. ``on_error`` is called with an error that concerns
+        one element. If it returns, the element is skipped.
         """
 
     @abstractmethod
     def _place(self, url: str, offset: int) -> Description:
-        """What a person calls the element at ``offset``."""
+        """Describes the element at ``offset`` for error messages."""
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
@@ -128,7 +125,7 @@ class ShardStream(Handled):
             self._begin(address, shard, 0)
 
     def _take(self) -> tuple[Address, Any]:
-        """The next shard; with a cache, those after it are fetched ahead."""
+        """The next shard. With a cache, the shards after it are taken ahead."""
         if self._cache is None:
             item: tuple[Address, Any] = self._next()
             return item
@@ -148,7 +145,7 @@ class ShardStream(Handled):
                 self._ahead.append(self._next())
             except StopIteration:
                 break
-            except Exception as error:  # the turn of that shard has not come
+            except Exception as error:  # to be raised when that shard's turn comes
                 self._source_failed = error, before
         return item
 
@@ -156,7 +153,7 @@ class ShardStream(Handled):
         self._shard, self._offset = address, offset
         if self._context.on_shard is not None:
             self._context.on_shard(url_of(shard))
-        weak = weakref.ref(self)  # a cycle would keep the file open when the stream is dropped
+        weak = weakref.ref(self)  # a cycle would keep the file open after the stream is dropped
 
         def on_error(error: Exception) -> None:
             stream = weak()
@@ -175,7 +172,7 @@ class ShardStream(Handled):
         return reading._replace(extra={**reading.extra, "__local_path__": self._cache.path(url_of(shard))})
 
     def _at_element(self, error: Exception) -> None:
-        """Called inside the reading of a shard about a fault in one element."""
+        """Handles an error in one element; called while its shard is read."""
         try:
             self._handle(error, (self._shard, self._offset), None)
         except StopIteration:
@@ -211,7 +208,7 @@ class ShardStream(Handled):
     def fetch(self, address: Any) -> Any:
         shard, offset = address
         shard = as_address(shard)
-        # Those restored after another usually lie one behind the other: read on where the last one ended.
+        # Elements that are restored together usually lie side by side: continue where the last one ended.
         if self._fetching is not None and self._fetching[:2] == (shard, offset):
             elements = self._fetching[2]
         else:
@@ -222,7 +219,7 @@ class ShardStream(Handled):
         if found != offset:
             url = url_of(self._source.fetch(shard))
             raise ShardError(
-                f"nothing begins at offset {offset} of {url}: the shard changed since the address was made"
+                f"no element begins at offset {offset} of {url}: the shard has changed since then"
             )
         if following is not None:
             self._fetching = shard, following, elements
@@ -238,7 +235,7 @@ class ShardStream(Handled):
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
             kept = self._cache.path(place.url)
             if file_of(place.url) is None and os.path.exists(kept):
-                add_note(error, f"it was read from the cache: to fetch it again, remove {kept}")
+                add_note(error, f"it was read from the cache; to fetch it again, remove {kept}")
 
     def _explain_absence(self, error: Exception, shard: Any) -> None:
         place = self._source.describe(as_address(shard))
@@ -247,7 +244,7 @@ class ShardStream(Handled):
             return
         if os.path.isdir(path):
             add_note(
-                error, f"it is a folder: for the shards in it put a slash behind its name, {path + '/'!r}"
+                error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}"
             )
         elif place.listed is not None and not os.path.exists(path):
             listed, urls = place.listed
@@ -265,7 +262,7 @@ class ShardStream(Handled):
     def state_dict(self) -> dict[str, Any]:
         open_shard = self._shard is not None and self._offset is not None
         state = super().state_dict()
-        if self._source_failed is not None:  # a resumed stream is to meet the error again
+        if self._source_failed is not None:  # a resumed stream meets the error again
             state["source"] = self._source_failed[1]
         return {
             **state,
@@ -287,7 +284,7 @@ class ShardStream(Handled):
 
 
 def _present(missing: str, urls: Sequence[str]) -> str:
-    """Which of ``urls`` are in the folder of the file that is missing, or what else is there."""
+    """Which of ``urls`` are in the folder of the missing file, or which archives are."""
     folder = os.path.dirname(missing)
     try:
         with os.scandir(folder or ".") as entries:
@@ -300,26 +297,23 @@ def _present(missing: str, urls: Sequence[str]) -> str:
     if there:
         return f"of these {folder or 'this folder'} holds {_few(there)}"
     archives = sorted(name for name in present if name.endswith(".tar"))
-    return (
-        f"{folder or 'this folder'} holds {_few(archives) if archives else 'no .tar file'}, and none of them"
-    )
+    held = _few(archives) if archives else "no .tar file"
+    return f"{folder or 'this folder'} holds {held}, and none of them"
 
 
 def _few(names: Sequence[str]) -> str:
-    """Names, of more than four the ends."""
-    return (
-        ", ".join(names)
-        if len(names) < 5
-        else f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} files)"
-    )
+    """Names; if there are more than four, only the first and the last."""
+    if len(names) < 5:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} files)"
 
 
 class _Stopped(Exception):
-    """The handler of an error inside a shard says that the stream has ended."""
+    """The handler of an error inside a shard ends the stream."""
 
 
 def _pass_over(error: Exception) -> None:
-    """In an element that is read again: what was left out before is left out again."""
+    """Skips an element, as the first reading of the shard did."""
 
 
 def _with_fields(elements: Iterator[Read], fields: dict[str, Any]) -> Iterator[Read]:
@@ -329,23 +323,19 @@ def _with_fields(elements: Iterator[Read], fields: dict[str, Any]) -> Iterator[R
 
 
 def url_of(shard: Any) -> str:
-    """The URL in what a list of shards yields: ``{"url": ...}``, or the URL itself.
+    """The URL of a shard: ``{"url": ...}``, or the URL itself.
 
     Raises:
         TypeError: It is neither.
-
-    Example:
-        >>> url_of({"url": "x.tar"}), url_of("x.tar")
-        ('x.tar', 'x.tar')
     """
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
-        raise TypeError(f'shards are given as {{"url": "x.tar"}} or "x.tar", got {shard!r}')
+        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shard!r}')
     return url
 
 
 def file_of(url: str) -> str | None:
-    """The path of the local file that a shard is read from; ``None`` for all others, standard input too.
+    """The path of the local file that a shard is read from; ``None`` for others and for standard input.
 
     Example:
         >>> file_of("data/x.tar"), file_of("file:data/x.tar"), file_of("https://host/x.tar"), file_of("-")

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.splitter import Splitter
-from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Description, Stage, Stream
 from mpwds.storage.streams.urls import expand_urls
@@ -26,8 +25,8 @@ _SHARDS_SHOWN = 3
 class ShardList(IterableSource):
     """Source of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
 
-    All nodes and workers shuffle alike, by seed and epoch; then the shards are dealt to the nodes, and a
-    node's to its workers. So over all of them each shard is read exactly once, and which worker reads it
+    All nodes and workers use the same order, from seed and epoch. Then the shards are divided among the
+    nodes, and a node's among its workers. So each shard is read exactly once, and which worker reads it
     changes from epoch to epoch. A shard's address is its number among the expanded ``urls``.
 
     Args:
@@ -36,7 +35,7 @@ class ShardList(IterableSource):
         shuffle: Whether each epoch has another order.
         nodesplitter: Divides the shards among nodes: a stage, or a function that takes a list of shards
             and returns some of them. ``None`` gives all to each node; ``True`` is the default.
-        splitter: Divides a node's shards among its workers, likewise.
+        splitter: Divides a node's shards among its workers, in the same ways.
 
     Raises:
         ValueError: There are no shards.
@@ -90,8 +89,8 @@ class ShardList(IterableSource):
         split = self.nodesplitter is split_by_node and self.splitter is split_by_worker
         if split and readers > len(order) and context.rank == context.worker == 0:
             warnings.warn(
-                f"{len(order)} shards for {readers} workers (of all ranks): a shard is read by one worker, "
-                "so some have nothing to do",
+                f"{len(order)} shards for {readers} workers (of all ranks): one worker reads a shard, so "
+                "some workers have nothing to do",
                 stacklevel=2,
             )
         stream: Stream[Any] = Shards(urls, order, listed(self._given))
@@ -102,7 +101,7 @@ class ShardList(IterableSource):
         return stream if self._splitter is None else self._splitter.stream(stream, context)
 
     def _reordered(self, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """The node's shards in the order of this run, which other nodes do not know: they stay its own."""
+        """The node's shards in an order that is this run's own: other nodes do not know it."""
         seed = random.Random(f"shards/{context.seed or 0}/{context.moment}").getrandbits(32)
         return Shuffle(len(self), len(self), seed).stream(stream, context)
 
@@ -110,11 +109,11 @@ class ShardList(IterableSource):
 class SimpleShardList(IterableSource):
     """Source of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
 
-    To divide them put ``split_by_node`` and ``split_by_worker`` behind it; ``ShardList`` does so itself.
+    To divide them, put ``split_by_node`` and ``split_by_worker`` behind it. ``ShardList`` does so itself.
 
     Args:
         urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
-        seed: Determines the order, which is the same in every epoch; as they are given where ``None``. With
+        seed: Determines the order, which is the same in every epoch; ``None`` keeps the order given. With
             ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
 
     Raises:
@@ -160,11 +159,7 @@ class Shards:
     Args:
         urls: All shards; an address is a shard's number among them.
         order: The addresses to yield.
-        listed: How the shards were given, for error messages.
-
-    Example:
-        >>> list(Shards(["a.tar", "b.tar"], [1]))
-        [(1, {'url': 'b.tar'})]
+        listed: How the user gave the shards, for error messages.
     """
 
     def __init__(self, urls: Sequence[str], order: Sequence[int], listed: str = "") -> None:
@@ -198,15 +193,11 @@ class Shards:
 
 
 def given_urls(urls: Urls) -> str | list[str]:
-    """Shards as they are kept: a pattern, which is short to send, or all names.
+    """Shards as a dataset keeps them: a pattern, which is short to send, or all names.
 
     Raises:
         ValueError: There are no shards.
-        TypeError: They are no strings, paths or iterable.
-
-    Example:
-        >>> given_urls("x-{0..9}.tar"), given_urls(iter(["a.tar"]))
-        ('x-{0..9}.tar', ['a.tar'])
+        TypeError: They are not strings, paths or an iterable of these.
     """
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
@@ -214,12 +205,7 @@ def given_urls(urls: Urls) -> str | list[str]:
 
 
 def listed(urls: str | Sequence[str]) -> str:
-    """Shards as one would write them, a long list by its beginning.
-
-    Example:
-        >>> listed([f"{n}.tar" for n in range(100)])
-        "['0.tar', '1.tar', '2.tar', ... (100 shards)]"
-    """
+    """Shards in Python's notation; of a long list, the beginning."""
     if isinstance(urls, str):
         return repr(urls)
     more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []

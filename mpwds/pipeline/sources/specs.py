@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import re
-from collections.abc import Mapping
+import reprlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from mpwds.errors import SecurityError
+from mpwds.errors import SecurityError, SpecError
 from mpwds.pipeline import handlers
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
-from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
+from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.sources.shards import SimpleShardList, Urls
+from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.secure import check_url
-from mpwds.storage.streams.urls import MAX_NAMES, expand_braces, is_local
+from mpwds.storage.streams.urls import MAX_NAMES, expand_braces, is_local, without_credentials
+
+Path = tuple["str | int", ...]
+
+_REPR = reprlib.Repr()  # aliases can make a value too large to show
+_REPR.maxstring = _REPR.maxother = 200
+_shown = _REPR.repr
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"
 
@@ -37,14 +51,14 @@ class SpecSource:
     """One collection of shards of a specification.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         urls: Its shards.
         choose: Shards drawn without replacement for each epoch; all where ``None``.
         resample: Shards drawn with replacement for each epoch.
         weight: Share of its samples in a mix of samples; ``None`` where shards are mixed.
         extensions: New names of the members to read, by their extensions; all members where empty.
         meta: Fields that each of its samples gets.
-        handler: What to do about a shard that cannot be read; the dataset's where ``None``.
+        handler: What to do about a shard that cannot be read; the dataset's handler where ``None``.
         subsample: Share of its samples that is kept.
         shuffle: Samples in its shuffle buffer; 0 for none.
         epoch: Its samples in an epoch, in each worker; all where ``None``.
@@ -64,30 +78,30 @@ class SpecSource:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether it asks for what only a mix of samples can give."""
+        """Whether it has an option that only a mix of samples can honour."""
         asks = self.subsample < 1 or self.shuffle > 0
         return asks or self.weight is not None or self.epoch is not None
 
     def of_shards(self) -> SpecSource:
-        """The same shards, read the same way, without what only a mix of samples can give."""
+        """The same shards, without the options that need a mix of samples."""
         return replace(self, weight=None, subsample=1.0, shuffle=0, epoch=None)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the reader of its shards has to know, as it rides on each shard; empty where nothing."""
+        """The options for the reader of its shards, which travel on each shard; may be empty."""
         given = {"extensions": dict(self.extensions), "meta": dict(self.meta), "handler": self.handler}
         return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A dataset specification, checked.
+    """A checked dataset specification.
 
     Attributes:
         sources: The collections of shards.
         epoch: Samples in an epoch, in each worker; all where ``None``.
         stop: When a mix of samples without ``epoch`` ends: see ``mpwds.RandomMix``.
-        file: Where it stands; ``None`` for a dict.
+        file: The file it was read from; ``None`` for a dict.
     """
 
     sources: tuple[SpecSource, ...]
@@ -97,7 +111,7 @@ class DatasetSpec:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether samples are mixed, each source being read by itself, rather than shards."""
+        """Whether samples are mixed, so that each source is read on its own, rather than shards."""
         return any(source.mixes_samples for source in self.sources)
 
     def __str__(self) -> str:
@@ -123,43 +137,22 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
             extensions: {jpg: nrm.jpg, txt: gt.txt}
             scale: [0.5, 2.0]
 
-    At the top: ``datasets`` (or ``dataset``), a list; ``prefix``, put before all shards; ``buckets``, put
-    between (one for each source); ``epoch``, samples in an epoch in each worker; ``stop``, a rule of
-    :class:`mpwds.RandomMix`. ``~`` and environment variables are expanded in all of these. For each source:
-
-    ==================  ================================================================================
-    ``shards``          A pattern with braces, or a list of such
-    ``name``            What it is called; nothing depends on it
-    ``buckets``         In place of the one at the top
-    ``choose``          Shards per epoch, drawn without replacement (``perepoch`` means the same)
-    ``resample``        Shards per epoch, drawn with replacement
-    ``weight``          Share of the *samples* (``probability`` means the same); see below
-    ``extensions``      Members to read: extensions in a list, or separated by spaces or semicolons; or
-                        a mapping of new names to extensions. Others are skipped. All by default
-    ``scale``           Passed on in each sample as ``__scale__``
-    ``scaleprob``       Passed on in each sample as ``__scaleprob__``
-    ``meta``            A mapping of fields that each sample gets
-    ``handler``         ``warn_and_continue`` and the like, for shards that cannot be read
-    ``subsample``       Share of its samples that is kept at random
-    ``shuffle``         Size of a shuffle buffer of its own
-    ``epoch``           Its samples per epoch in each worker; it repeats as often as that takes
-    ==================  ================================================================================
-
-    As long as none has one of ``weight``, ``subsample``, ``shuffle`` and ``epoch``, *shards* are mixed: those
-    of all sources are shuffled together and divided among nodes and workers, one is open at a time, and the
-    proportions are those of the shards. Otherwise *samples* are mixed: each source is a dataset by itself,
-    divided among the workers by itself, and :class:`mpwds.RandomMix` draws from them by weight (1 by
-    default), till all are exhausted or ``stop`` says otherwise; with ``epoch`` at the top they repeat.
+    docs/specifications.md lists all keys. If no source has ``weight``, ``subsample``, ``shuffle`` or
+    ``epoch``, *shards* are mixed: the shards of all sources are shuffled together and divided among nodes and
+    workers, one is open at a time, and the proportions are those of the shards. Otherwise *samples* are
+    mixed: each source is a dataset of its own, divided among the workers on its own, and
+    :class:`mpwds.RandomMix` draws from them by weight (1 by default), until all are exhausted or ``stop``
+    says otherwise. With ``epoch`` at the top they repeat.
 
     Args:
-        spec: Path or URL of a YAML file, or what YAML would make of one.
-        trusted: Whether URLs may run commands (``pipe:``). By default those of a dict may, since it stands in
-            your code, and those of a file may not. Nor may a file from another machine use your environment's
-            variables and ``~``, which would tell them to the servers that it names.
+        spec: Path or URL of a YAML file, or a dict of the same form.
+        trusted: Whether URLs may run commands (``pipe:``). By default, they may in a dict, which is part of
+            your code, and may not in a file. A file from another machine may not use your environment's
+            variables and ``~`` either, which would reveal them to the servers that it names.
 
     Raises:
-        SpecError: It is wrong; the message gives file, line and key.
-        SecurityError: A URL runs a command or, in a file from another machine, has a variable of the
+        SpecError: The specification is invalid; the message gives file, line and key.
+        SecurityError: A URL runs a command or, in a file from another machine, contains a variable of the
             environment, and the specification is not trusted.
         OSError: The file cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
@@ -190,7 +183,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
         top["stop"].fail(f"must be one of {', '.join(_STOP_RULES)}, got {stop!r}")
     result = DatasetSpec(tuple(sources), _optional(top, "epoch"), stop, top.file)
     if stop is not None and (result.epoch is not None or not result.mixes_samples):
-        top["stop"].fail("has no meaning here: it is for sources with weights, and an epoch without a number")
+        top["stop"].fail("has no effect here: it needs sources with weights, and no `epoch` at the top")
     return result
 
 
@@ -213,7 +206,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
     choose = _optional(source, "choose" if "choose" in source else "perepoch")
     if choose is not None and choose > len(urls):
         source[counts[0]].fail(
-            f"is {choose}, but there are only {len(urls)} shards: `resample` draws with replacement"
+            f"is {choose}, but there are only {len(urls)} shards; `resample` draws with replacement"
         )
     meta = dict(source["meta"].mapping().value) if "meta" in source else {}
     return SpecSource(
@@ -253,7 +246,7 @@ def _check_count(shards: int, at: SpecValue) -> None:
 def _only(buckets: SpecValue) -> SpecValue:
     strings = buckets.strings()
     if len(strings) > 1:
-        strings[1].fail("is a second bucket: a source has one; write a source for each")
+        strings[1].fail("is a second bucket; a source has one: write a source for each")
     return strings[0]
 
 
@@ -283,8 +276,7 @@ def _expand(value: SpecValue, trusted: bool) -> str:
     if expanded != text and not trusted and value.file is not None and not is_local(value.file):
         raise SecurityError(
             f"{value.where}: {text!r} has a variable of your environment (or ~), which a file from "
-            "another machine may not ask for; if you wrote it yourself, load it with trusted=True: "
-            + _vouching(value)
+            "another machine may not read; if you trust the file, load it with " + _vouching(value)
         )
     return expanded
 
@@ -301,3 +293,284 @@ def _variable(value: SpecValue, name: re.Match[str]) -> str:
 def _vouching(value: SpecValue) -> str:
     spec = "spec" if value.file is None else repr(value.file)
     return f"mpwds.WebDataset(mpwds.load_spec({spec}, trusted=True))"
+
+
+class MultiShardSample(IterableSource):
+    """Source of a pipeline: shards of several collections, shuffled together, as ``{"url": ...}``.
+
+    From each collection an epoch takes all shards, or ``choose`` of them, or ``resample`` draws with
+    replacement, as its specification says. All nodes and workers get the same shards in the same order, by
+    seed and epoch: put ``split_by_node`` and ``split_by_worker`` behind it, as ``WebDataset(spec)`` does. An
+    address is (shard's number, how often it occurred before in the epoch), so that random augmentation
+    differs each time.
+
+    Args:
+        fname: A YAML file, a dict of the same form, or a result of ``mpwds.load_spec``.
+
+    Raises:
+        SpecError: The specification is invalid.
+        SecurityError: A URL in the file runs a command.
+        ValueError: The specification mixes samples rather than shards: only ``WebDataset(spec)`` does that.
+
+    Source:
+        ``webdataset.shardlists.MultiShardSample``, which draws differently in each process unless
+        ``set_epoch`` is called.
+
+    Example:
+        >>> scans, books = {"shards": "a-{0..9}.tar", "choose": 2}, {"shards": "b-{0..9}.tar", "choose": 1}
+        >>> spec = {"datasets": [scans, books]}
+        >>> sorted(shard["url"][0] for shard in MultiShardSample(spec))
+        ['a', 'a', 'b']
+    """
+
+    def __init__(self, fname: SpecLike) -> None:
+        self.spec: DatasetSpec = load_spec(fname)
+        if self.spec.mixes_samples:
+            raise ValueError(
+                f"{self.spec} has sources with weight, subsample, shuffle or epoch, so samples are mixed, "
+                "not shards: use mpwds.WebDataset(spec)"
+            )
+        self._series = 0
+
+    def __str__(self) -> str:
+        return f"MultiShardSample({self.spec})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Selects other draws, the same in all processes that set the same number.
+
+        There is no need to call it in a pipeline, which counts epochs itself.
+
+        Args:
+            epoch: Any whole number.
+        """
+        self._series = epoch
+        super().set_epoch(0)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        rng = random.Random(f"sources/{context.seed or 0}/{context.epoch}/{self._series}")
+        order: list[int] = []
+        first = 0
+        for source in self.spec.sources:
+            numbers = range(first, first + len(source.urls))
+            first += len(source.urls)
+            if source.resample is not None:
+                order += rng.choices(numbers, k=source.resample)
+            elif source.choose is not None:
+                order += rng.sample(numbers, source.choose)
+            else:
+                order += numbers
+        rng.shuffle(order)
+        return _Sampled(self.spec, order)
+
+
+def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:
+    """The list of shards for a pattern or a YAML file.
+
+    Args:
+        spec: A pattern, an iterable of names, or the path of a specification (``.yaml``, ``.yml``).
+
+    Raises:
+        ValueError: There are no shards, or the specification is invalid.
+
+    Example:
+        >>> len(shardspec("x-{0..9}.tar"))
+        10
+    """
+    if isinstance(spec, (str, os.PathLike)) and os.fspath(spec).endswith((".yaml", ".yml")):
+        return MultiShardSample(spec)
+    return SimpleShardList(spec)
+
+
+class _Sampled:
+    def __init__(self, spec: DatasetSpec, order: list[int]) -> None:
+        self._shards = [
+            {"url": url, **({"options": source.options} if source.options else {})}
+            for source in spec.sources
+            for url in source.urls
+        ]
+        self._order = order
+        self._cursor = 0
+        self._times: Counter[int] = Counter()
+
+    def __iter__(self) -> _Sampled:
+        return self
+
+    def __next__(self) -> tuple[Address, dict[str, Any]]:
+        if self._cursor >= len(self._order):
+            raise StopIteration
+        number = self._order[self._cursor]
+        self._cursor += 1
+        address = number, self._times[number]
+        self._times[number] += 1
+        return address, dict(self._shards[number])
+
+    def fetch(self, address: Any) -> dict[str, Any]:
+        return dict(self._shards[address[0]])
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        url = self._shards[address[0]]["url"]
+        return Description(f"shard {url}", url)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor = state["cursor"]
+        self._times = Counter(self._order[: self._cursor])
+
+
+class SpecValue:
+    """A value of a specification that knows its file, line and key.
+
+    Args:
+        value: The value that YAML gave.
+        file: The file that it is in.
+        lines: Line of each value in the file, by path.
+        path: Keys and indices that lead to it.
+
+    Example:
+        >>> spec = SpecValue({"datasets": [{"choose": "many"}]})
+        >>> spec["datasets"].items()[0]["choose"].where
+        'datasets[0].choose of the specification'
+    """
+
+    def __init__(
+        self, value: Any, file: str | None = None, lines: Mapping[Path, int] | None = None, path: Path = ()
+    ) -> None:
+        self.value = value
+        self.file = file
+        self._lines = lines or {}
+        self._path = path
+
+    @property
+    def key(self) -> str:
+        """The keys that lead here: ``datasets[1].choose``."""
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self._path)
+        return steps.removeprefix(".")
+
+    @property
+    def where(self) -> str:
+        """The place, for messages: ``words.yaml, line 7, datasets[1].choose``."""
+        if self.file is None:
+            return f"{self.key} of the specification" if self._path else "the specification"
+        line = self._lines.get(self._path)
+        return ", ".join(filter(None, [self.file, f"line {line}" if line else "", self.key]))
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raises :class:`SpecError` about this value: ``words.yaml, line 7, datasets[1].choose: ...``."""
+        raise SpecError(f"{self.where} {problem}", self.file, self._lines.get(self._path), self.key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.value
+
+    def __getitem__(self, key: str | int) -> SpecValue:
+        return SpecValue(self.value[key], self.file, self._lines, (*self._path, key))
+
+    def get(self, key: str, default: Any = None) -> SpecValue:
+        """The value under ``key``, or ``default`` at its place."""
+        return SpecValue(self.value.get(key, default), self.file, self._lines, (*self._path, key))
+
+    def mapping(self, *allowed: str) -> SpecValue:
+        """This value, which must be a mapping; with ``allowed``, one without other keys."""
+        if not isinstance(self.value, dict):
+            self.fail(f"must be a mapping, got {_shown(self.value)}")
+        for key in self.value:
+            if not isinstance(key, str):
+                self.fail(f"has the key {key!r}, which is not a string")
+            if allowed and key not in allowed:
+                self[key].fail(f"is unknown: allowed here are {', '.join(allowed)}")
+        return self
+
+    def items(self) -> list[SpecValue]:
+        """The items of this value, which must be a non-empty list."""
+        if not isinstance(self.value, list) or not self.value:
+            self.fail(f"must be a list of at least one item, got {_shown(self.value)}")
+        return [self[index] for index in range(len(self.value))]
+
+    def strings(self) -> list[SpecValue]:
+        """The strings of this value, a string or a list of strings."""
+        values = [self] if isinstance(self.value, str) else self.items()
+        for value in values:
+            if not isinstance(value.value, str) or not value.value:
+                value.fail(f"must be a string, got {_shown(value.value)}")
+        return values
+
+    def text(self) -> str:
+        """This value, which must be a string."""
+        if not isinstance(self.value, str):
+            self.fail(f"must be a string, got {_shown(self.value)}")
+        text: str = self.value
+        return text
+
+    def integer(self, least: int) -> int:
+        """This value, which must be a whole number and at least ``least``."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
+            self.fail(f"must be a whole number, {least} or more, got {_shown(self.value)}")
+        integer: int = self.value
+        return integer
+
+    def number(self, least: float = 0.0, most: float = math.inf) -> float:
+        """This value, which must be a number from ``least`` to ``most``."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            bounds = f"{least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+            self.fail(f"must be a number, {bounds}, got {_shown(value)}")
+        if math.isinf(value):
+            self.fail("must be finite")
+        return float(value)
+
+
+def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
+    """Parses a specification: a YAML file by path or URL, or a dict.
+
+    Raises:
+        SpecError: The file is not YAML, or has a key twice.
+        OSError: It cannot be read.
+        ImportError: PyYAML is missing.
+    """
+    if isinstance(spec, Mapping):
+        return SpecValue(dict(spec))
+    file = os.fspath(spec)
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(
+            f"reading the dataset specification {file} needs PyYAML: pip install 'mpwds[yaml]'"
+        ) from error
+    with open_at(file) as stream:
+        content = stream.read()
+    file = without_credentials(file)
+    try:
+        text = content.decode()
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        value = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{file} is not YAML: it is not UTF-8 text ({error})", file) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        at = file if line is None else f"{file}, line {line}"
+        raise SpecError(f"{at} is not YAML: {getattr(error, 'problem', None) or error}", file, line) from None
+    lines: dict[Path, int] = {}
+    for path, line in _lines(node, (), set()):
+        if path in lines:
+            raise SpecError(
+                f"{file}, line {line}: the key {path[-1]!r} is already in line {lines[path]}", file, line
+            )
+        lines[path] = line
+    return SpecValue(value, file, lines)
+
+
+def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
+    """The line of each value below a YAML node; for a mapping's value, the line of its key.
+
+    A value that aliases repeat is visited once: it may contain itself, or be too large to visit each time.
+    """
+    if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
+        seen.add(id(node))
+        for number, item in enumerate(node.value):
+            key_node, value_node = item if isinstance(item, tuple) else (item, item)
+            step = key_node.value if isinstance(item, tuple) else number
+            if isinstance(step, (str, int)):
+                yield (*path, step), key_node.start_mark.line + 1
+                yield from _lines(value_node, (*path, step), seen)

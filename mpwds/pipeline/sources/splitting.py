@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.stream import Address, Derived, Description, Stream
 
 
 class _Split(Filter):
@@ -29,7 +32,7 @@ class _Split(Filter):
 
     @abstractmethod
     def _share(self, context: Context) -> tuple[int, int]:
-        """Number of the share that this process takes, and number of shares."""
+        """Which share this process takes, and how many shares there are."""
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Share(source, *self._share(context))
@@ -38,14 +41,12 @@ class _Split(Filter):
 class SplitByNode(_Split):
     """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
 
-    A node here is a process that trains (a rank). All must see the same elements in the same order.
+    A node here is a process that trains (a rank). All nodes must see the same elements in the same order.
 
     Example:
         >>> from mpwds.pipeline.stream import Source
         >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
         [1, 4]
-        >>> list(split_by_node(range(3)))
-        [0, 1, 2]
     """
 
     name = "split_by_node"
@@ -59,21 +60,15 @@ class SplitByNode(_Split):
 
         Args:
             source: Any iterable.
-            group: The ``torch.distributed`` process group whose ranks count; by default what the
-                environment variables ``RANK`` and ``WORLD_SIZE`` or the default group say.
+            group: The ``torch.distributed`` process group whose ranks count. By default the environment
+                variables ``RANK`` and ``WORLD_SIZE`` or the default group determine them.
         """
         rank, world_size, *_ = pytorch_worker_info(group)
         return islice(source, rank, None, world_size)
 
 
 class SplitByWorker(_Split):
-    """Stage that keeps every n-th element, n being the number of workers of this node: ``split_by_worker``.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> [n for _, n in split_by_worker.stream(Source(range(7)), Context(worker=1, workers=3))]
-        [1, 4]
-    """
+    """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
 
     name = "split_by_worker"
     divides_among = ("workers",)
@@ -87,14 +82,6 @@ class SingleNodeOnly(_Split):
 
     Raises:
         ValueError: While iterating, there are several nodes.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> list(single_node_only(range(3)))
-        [0, 1, 2]
-        >>> single_node_only.stream(Source(range(3)), Context(world_size=2))
-        Traceback (most recent call last):
-        ValueError: single_node_only, on node 0 of 2: split the shards with nodesplitter=mpwds.split_by_node
     """
 
     name = "single_node_only"
@@ -108,22 +95,14 @@ class SingleNodeOnly(_Split):
         return 0, 1
 
     def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        """Yields all of ``source``.
-
-        Args:
-            source: Any iterable.
-            group: The ``torch.distributed`` process group that must have one member.
-        """
+        """Yields all of ``source``; ``group`` is the process group that must have one member."""
         rank, world_size, *_ = pytorch_worker_info(group)
         self._share(Context(rank=rank, world_size=world_size))
         return iter(source)
 
 
 class NonEmpty(_Split):
-    """Stage that passes everything on and raises if there was nothing: ``non_empty``.
-
-    Raises:
-        ValueError: While iterating, the source ends without an element.
+    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``.
 
     Example:
         >>> list(non_empty([]))
@@ -194,3 +173,106 @@ split_by_node: Final = SplitByNode()
 split_by_worker: Final = SplitByWorker()
 single_node_only: Final = SingleNodeOnly()
 non_empty: Final = NonEmpty()
+
+
+@dataclass(frozen=True)
+class Splitter(Filter):
+    """Stage that yields the shards that ``function(shards)`` yields, each under its own address.
+
+    For functions such as webdataset's ``split_by_node``, which yield some of the dicts that they get. The
+    stage finds a shard's address by its dict, or by its URL if the function makes a new dict. A URL that was
+    not among the shards is its own address. So stages behind a splitter keep their addresses, unlike those
+    behind other generator functions. A restored stream runs the function again, and expects the same shards.
+
+    Args:
+        function: Takes the shards, ``{"url": ...}``, and returns an iterable of some of them.
+        as_list: Pass the shards as a list, which the function may slice, instead of an iterator.
+
+    Example:
+        >>> def every_other(shards):
+        ...     return islice(shards, 0, None, 2)
+        >>> [shard["url"] for shard in Splitter(every_other)([{"url": "a"}, {"url": "b"}, {"url": "c"}])]
+        ['a', 'c']
+    """
+
+    function: Callable[..., Iterable[Any]]
+    as_list: bool = False
+    divides_among: ClassVar[tuple[str, ...]] = ("ranks", "workers")  # perhaps neither: the function decides
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a splitter must be a function that takes shards, got {self.function!r}")
+
+    def __str__(self) -> str:
+        return arguments(self.function)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Chosen(self, source, context)
+
+
+class _Chosen(Derived[Any]):
+    def __init__(self, stage: Splitter, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._stage = stage
+        self._context = context
+        try:
+            self._source_at_start = source.state_dict()
+        except LookupError:  # the source has no state, so this stream has none either
+            self._source_at_start = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
+        self._addresses: dict[int | str, Address] = {}
+        self._chosen = UnseekableStream(self._choose, self._stage, self._context)
+        self._count = 0
+
+    def _choose(self) -> Iterable[Any]:
+        shards = self._shards()
+        return self._stage.function(list(shards) if self._stage.as_list else shards)
+
+    def _shards(self) -> Iterator[Any]:
+        for address, shard in self._source:
+            self._taken.append(shard)
+            self._addresses[id(shard)] = address
+            self._addresses.setdefault(_url(shard), address)
+            yield shard
+
+    def __next__(self) -> tuple[Address, Any]:
+        _, shard = next(self._chosen)
+        self._count += 1
+        address = self._addresses.get(id(shard))
+        if address is None:
+            url = _url(shard)
+            address = self._addresses.get(url, url)
+        return address, shard
+
+    def fetch(self, address: Any) -> Any:
+        return {"url": address} if isinstance(address, str) else self._source.fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        if isinstance(address, str):
+            return Description(f"shard {address}", address)
+        return self._source.describe(address, element)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._source_at_start:
+            self._source.state_dict()  # raises, and names the stage without a state
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(self._source_at_start)
+        self._begin()
+        self._count = sum(1 for _ in islice(self._chosen, state["count"]))
+        if self._count < state["count"]:
+            raise RuntimeError(
+                f"{self._stage} chose {self._count} shards, but {state['count']} were read before: it "
+                "chooses other shards each time it runs, so the pipeline cannot be restored"
+            )
+
+
+def _url(shard: Any) -> str:
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if not isinstance(url, str):
+        raise TypeError(f'a splitter must yield shards, {{"url": "x.tar"}}, got {shard!r}')
+    return url

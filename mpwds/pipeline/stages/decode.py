@@ -9,7 +9,7 @@ from typing import Any
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
-from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES
+from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handled import Applied
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception

@@ -61,7 +61,7 @@ def decode_pickle(stream: Any, allow_pickle: bool = False) -> Any:
         >>> decode_pickle(io.BytesIO(pickle.dumps([1, 2])), allow_pickle=True)
         [1, 2]
     """
-    from mpwds.pipeline.decoding.pickles import unpickle_loads
+    from mpwds.pipeline.decoding.loads import unpickle_loads
 
     return unpickle_loads(stream.read(), allow_pickle)
 

@@ -106,7 +106,7 @@ def test_a_state_of_a_database_that_is_gone_is_an_error(path, tmp_path):
     collect(stage, range(50))
     state = stage.stream(Source(range(50))).state_dict()
     elsewhere = DBCache(tmp_path / "other.db", 100, shuffle=True).stream(Source(range(50)))
-    with pytest.raises(LookupError, match="a cache that is complete with 50 elements, which it is not"):
+    with pytest.raises(LookupError, match="the cache was complete with 50 elements; now it has"):
         elsewhere.load_state_dict(state)
 
 
@@ -128,7 +128,7 @@ def test_behind_an_element_that_failed_the_size_holds_all_the_same(path):
 def test_what_cannot_be_stored_is_an_error_that_says_where(path):
     with pytest.raises(
         TypeError,
-        match=r'DBCache: .* batch\["x"\] is a set, which takes a pickle; put the stage before',
+        match=r'DBCache: .* batch\["x"\] is a set, which would need a pickle; move the stage before',
     ):
         collect(DBCache(path, 10), [{"x": {1}}])
 

@@ -71,7 +71,7 @@ def test_the_secure_mode_refuses_a_pickler(path, monkeypatch):
 
 def test_a_database_is_not_read_with_another_pickler(path):
     collect(lmdb_cached(path, pickler=pickle), "ab")
-    with pytest.raises(ValueError, match="were stored with pickle .* to be read with mpwds"):
+    with pytest.raises(ValueError, match="were stored with pickle .* would be read with mpwds"):
         collect(lmdb_cached(path), "ab")
 
 
@@ -86,7 +86,7 @@ def test_a_database_of_webdataset_is_refused(path):
     dataset = webdataset.DataPipeline(lambda: iter([{"__key__": "a"}]), webdataset.LMDBCached(path, 1e8))
     list(dataset)
     del dataset
-    with pytest.raises(ValueError, match="that mpwds has not made"):
+    with pytest.raises(ValueError, match="that mpwds did not make"):
         collect(lmdb_cached(path, 1e8), "ab")
 
 

@@ -209,7 +209,7 @@ def test_stored_elements_of_another_source_are_thrown_away_if_they_are_not_all(n
 
     stage = new(kind)
     take(stage.stream(Placed(range(100))), 50)
-    with pytest.warns(RuntimeWarning, match="stored elements of an epoch that was not completed are thrown"):
+    with pytest.warns(RuntimeWarning, match="stored elements of an incomplete epoch are removed"):
         assert elements(stage.stream(Placed(now))) == list(now)
     assert collect(stage, []) == list(now)
 

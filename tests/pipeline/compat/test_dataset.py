@@ -15,8 +15,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds import MultiLoader
-from mpwds.compat.webdataset_v0.dataset import Dataset
-from mpwds.compat.webdataset_v0.shard_hooks import all_urls, worker_urls
+from mpwds.compat.dataset import Dataset, all_urls, worker_urls
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue, warn_and_continue
@@ -220,7 +219,7 @@ def test_an_initial_pipeline_opens_and_skips_shards_as_the_options_say(shards):
 def test_unknown_options_are_errors(shards):
     with pytest.raises(TypeError, match="colour"):
         Dataset(shards, colour=True)
-    with pytest.raises(ValueError, match="errors is True, False or 'warn', got 'ignore'"):
+    with pytest.raises(ValueError, match="errors must be True, False or 'warn', got 'ignore'"):
         Dataset(shards, errors="ignore")
 
 
@@ -269,7 +268,7 @@ def test_a_pickle_container_is_read_where_that_is_allowed(tar):
 
 def test_two_containers_under_one_key_are_an_error(tar):
     path = tar([("0.a.json", b"{}"), ("0.b.json", b"{}")])
-    with pytest.raises(ValueError, match=r"one member as a sample, here are a\.json, b\.json"):
+    with pytest.raises(ValueError, match=r"expected one such member in a sample, got a\.json, b\.json"):
         list(Dataset(path, container="json"))
 
 

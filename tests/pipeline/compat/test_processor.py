@@ -9,7 +9,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds import MultiLoader
-from mpwds.compat.webdataset_v0.processor import Processor, stage_of
+from mpwds.compat.dataset import Processor, stage_of
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stages.batched import Batched, batched

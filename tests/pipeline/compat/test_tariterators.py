@@ -154,7 +154,7 @@ def test_a_sample_is_valid_where_webdataset_says_so(sample):
 
 
 def test_what_is_no_shard_is_refused():
-    with pytest.raises(TypeError, match="shards are given as"):
+    with pytest.raises(TypeError, match="a shard must be"):
         list(url_opener([1]))
     with pytest.raises(TypeError, match="put url_opener before it"):
         list(tar_file_expander([{"url": "x.tar"}]))

@@ -261,7 +261,7 @@ def test_a_file_without_sound_is_an_error():
         stream = container.add_stream("mpeg4", rate=5, width=32, height=32, pix_fmt="yuv420p")
         container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
         container.mux(stream.encode(None))
-    with pytest.raises(ValueError, match="there is no audio in it"):
+    with pytest.raises(ValueError, match="the file has no audio stream"):
         torch_audio(".m4a", file.getvalue())
 
 

@@ -11,7 +11,7 @@ import pytest
 from mpwds.errors import DecodeError
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.decompress import gunzip, unzip
+from mpwds.pipeline.decoding.loads import gunzip, unzip
 
 MIB = 1 << 20
 ZEROS = bytes(64 * MIB)
@@ -49,7 +49,7 @@ def test_a_field_that_decompresses_to_more_than_the_limit_is_an_error(field):
     finally:
         tracemalloc.stop()
     start = (
-        f'field "{field}" of sample "a/7" in x.tar cannot be decoded: it decompresses to more than 2097152'
+        f'field "{field}" of sample "a/7" in x.tar cannot be decoded: it decompresses to more than the limit'
     )
     assert str(caught.value).startswith(start)
     assert "decode(max_decompressed_bytes=...)" in str(caught.value)

@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from mpwds.pipeline.decoding.ffmpeg import Media, Sound
+from mpwds.pipeline.decoding.media import Media, Sound
 
 
 def movie(kind="mp4", codec="mpeg4", pixels="yuv420p"):

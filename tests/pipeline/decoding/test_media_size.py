@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.pipeline.decoding.media_size import check_complete, mp3_length
+from mpwds.pipeline.decoding.media import check_complete, mp3_length
 
 
 def box(name, body, wide=False):

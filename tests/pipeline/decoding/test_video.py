@@ -261,7 +261,7 @@ def test_frames_are_turned_upright_on_request_only():
 
 def test_a_turn_by_another_angle_is_an_error():
     slanted = turned(FILES["mp4"], (46341, 46341, 0, -46341, 46341, 0, 0, 0, BASE))
-    with pytest.raises(ValueError, match="turned by -?45 degrees: only multiples of 90"):
+    with pytest.raises(ValueError, match="turn its frames by -?45 degrees; only multiples of 90"):
         decode(slanted, rotate=True)
 
 
@@ -335,7 +335,7 @@ def test_what_is_no_video_is_an_error(data):
 
 def test_a_file_with_neither_is_an_error():
     subtitles = b"1\n00:00:00,000 --> 00:00:01,000\nhello\n\n"
-    with pytest.raises(ValueError, match="neither video nor audio"):
+    with pytest.raises(ValueError, match="no video or audio stream"):
         torch_video(".mp4", subtitles)
 
 

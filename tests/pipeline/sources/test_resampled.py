@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.draws import Draws
-from mpwds.pipeline.sources.resampled import ResampledShardList, ResampledShards, resampled
+from mpwds.pipeline.sources.resampled import Draws, ResampledShardList, ResampledShards, resampled
 from mpwds.pipeline.sources.shards import SimpleShardList
 from mpwds.pipeline.stream import Source
 from mpwds.pipeline.webdataset import WebDataset

@@ -82,7 +82,7 @@ def test_no_shards_are_refused_at_once(kind):
 
 def test_more_workers_than_shards_are_warned_of_once():
     shards = ShardList("a.tar")
-    with pytest.warns(UserWarning, match="1 shards for 2 workers .* some have nothing to do"):
+    with pytest.warns(UserWarning, match="1 shards for 2 workers .* some workers have nothing to do"):
         shards.stream(Context(worker=0, workers=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

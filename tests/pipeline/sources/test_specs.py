@@ -13,9 +13,8 @@ from mpwds.errors import SecurityError, SpecError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources import specs
-from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample, shardspec
 from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.sources.specs import load_spec
+from mpwds.pipeline.sources.specs import MultiShardSample, load_spec, shardspec
 from mpwds.pipeline.webdataset import WebDataset, construct_dataset
 from mpwds.storage.streams import urls
 
@@ -363,11 +362,11 @@ BAD = [
     ("datasets:\n- shards: a.tar\n  extensions: {jpg: 3}", "line 3, .*extensions.jpg must be a string"),
     ("datasets:\n- shards: a.tar\n  meta: 3", "line 3, .*meta must be a mapping"),
     ("datasets:\n- shards: a.tar\n  name: 3", "line 3, .*name must be a string, got 3"),
-    ("datasets:\n- shards: a.tar\n  shards: b.tar", "line 3: the key 'shards' stands in line 2 already"),
+    ("datasets:\n- shards: a.tar\n  shards: b.tar", "line 3: the key 'shards' is already in line 2"),
     ("datasets:\n- shards: a.tar\nstop: now", "line 3, stop must be one of first_exhausted"),
-    ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no meaning here"),
-    ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is no YAML"),
-    ("datasets: [", "line 1 is no YAML"),
+    ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no effect here"),
+    ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is not YAML"),
+    ("datasets: [", "line 1 is not YAML"),
     ("datasets:\n- shards: a.tar\n  1: 2", r"line 2, datasets\[0\] has the key 1, which is not a string"),
     ("3", "must be a mapping, got 3"),
 ]

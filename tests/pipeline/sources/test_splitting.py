@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.sources.splitter import Splitter
-from mpwds.pipeline.sources.splitting import non_empty, single_node_only, split_by_node, split_by_worker
+from mpwds.pipeline.sources.splitting import (
+    Splitter,
+    non_empty,
+    single_node_only,
+    split_by_node,
+    split_by_worker,
+)
 from mpwds.pipeline.stream import Source
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]
@@ -136,12 +141,12 @@ def test_a_splitter_that_chooses_less_when_it_runs_again_cannot_be_restored():
     for _ in range(4):
         next(first)
     second = Splitter(less_each_time).stream(Source(SHARDS))
-    with pytest.raises(RuntimeError, match="chose 3 shards, 4 were to be skipped"):
+    with pytest.raises(RuntimeError, match="chose 3 shards, but 4 were read before"):
         second.load_state_dict(first.state_dict())
 
 
 def test_what_a_splitter_yields_must_be_shards():
-    with pytest.raises(TypeError, match="a splitter yields shards"):
+    with pytest.raises(TypeError, match="a splitter must yield shards"):
         list(Splitter(lambda shards: iter([1])).stream(Source(SHARDS)))
 
 

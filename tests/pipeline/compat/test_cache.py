@@ -3,8 +3,8 @@ import time
 import pytest
 
 import mpwds
+from mpwds.compat.cache import FileCache, StreamingOpen
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
-from mpwds.pipeline.sources.opening import FileCache, StreamingOpen
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What webdataset's first releases did with samples by options, before there were methods for it."""
+"""The options of webdataset's first releases for samples, and the stages that they stand for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from mpwds.compat.autodecode import added_handlers
-from mpwds.compat.webdataset_v0.containers import Unpacked
-from mpwds.pipeline.decoding.decoders import handle_extension
+from mpwds.pipeline.decoding.decoders import Decoder, handle_extension
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.decode import decode
@@ -17,7 +16,7 @@ from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stages.to_tuple import to_tuple
 
-_BY_EXTENSIONS = "where there are extensions"
+_BY_EXTENSIONS = "with extensions"
 
 
 @dataclass(frozen=True)
@@ -28,24 +27,16 @@ class SampleOptions:
         container: Extension of members that are whole samples: ``"mp"``, ``"json"``, ``"ten"`` or ``"pyd"``.
         decoder: An image specification such as ``"rgb8"``, or ``True`` for ``"rgb"``: decodes every field of
             a known extension. A dict of functions by extension decodes those; a function makes a sample from
-            a sample; ``None`` and ``False`` decode nothing. ``"rgb"`` by default where there are
-            ``extensions``, else nothing.
+            a sample; ``None`` and ``False`` decode nothing. The default is ``"rgb"`` with ``extensions``, and
+            nothing without.
         associate: A function from a key to fields to add to the sample, or a dict of them by key.
         extensions: Fields to make tuples of: ``"png;jpg cls"``, or ``[["png", "jpg"], ["cls"]]``.
         shuffle: Above 1, samples are shuffled, through a buffer of that size.
         transforms: A function, or several, for the fields of a tuple in turn.
         pipeline: A generator function of an iterator of samples.
-        errors: ``True``, ``"warn"`` or ``False``: raise, warn and go on, or go on.
+        errors: ``True`` raises, ``"warn"`` warns and continues, ``False`` continues.
         verbose: Without effect.
-        allow_pickle: Whether pickles may be decoded, which runs any code that a shard holds.
-
-    Raises:
-        ValueError: ``errors`` is none of these.
-
-    Example:
-        >>> options = SampleOptions(extensions="png;jpg cls", decoder="rgb8")
-        >>> print(*options.stages(reraise_exception))
-        decode('rgb8') to_tuple('png;jpg', 'cls')
+        allow_pickle: Whether pickles may be decoded, which runs any code that a shard contains.
     """
 
     container: str | None = None
@@ -61,10 +52,10 @@ class SampleOptions:
 
     def __post_init__(self) -> None:
         if self.errors not in (None, True, False, "warn"):
-            raise ValueError(f"Dataset: errors is True, False or 'warn', got {self.errors!r}")
+            raise ValueError(f"Dataset: errors must be True, False or 'warn', got {self.errors!r}")
 
     def handler(self, given: Handler) -> Handler:
-        """The error handler that ``errors`` names, or ``given``."""
+        """The error handler that ``errors`` selects, or ``given``."""
         if self.errors is None:
             return given
         if self.errors == "warn":
@@ -79,13 +70,13 @@ class SampleOptions:
         return [field if isinstance(field, str) else ";".join(field) for field in fields]
 
     def suffixes(self) -> set[str] | None:
-        """The fields that need be read, where ``extensions`` says so."""
+        """The fields to read, if ``extensions`` names them; otherwise ``None``."""
         if self.extensions is None or self.container is not None:
             return None
         return {name for spec in self.specs() for name in spec.split(";")}
 
     def stages(self, handler: Handler) -> list[Any]:
-        """The stages that do what the options say."""
+        """The stages that the options stand for."""
         stages: list[Any] = []
         if self.container is not None:
             stages.append(map(Unpacked(self.container, self.allow_pickle), handler))
@@ -131,3 +122,33 @@ class _Transformed:
         return tuple(
             value if f is None else f(value) for value, f in zip(sample, cycle(functions), strict=False)
         )
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Function for ``map`` that replaces a sample by the content of its one member with an extension.
+
+    A sample without such a member is dropped; one with several is a ``ValueError``.
+
+    Example:
+        >>> Unpacked("json")({"__key__": "0017", "json": b'{"cls": 7}'})
+        {'__key__': '0017.json', 'cls': 7}
+    """
+
+    extension: str
+    allow_pickle: bool = False
+
+    def __call__(self, sample: dict[str, Any]) -> Any:
+        fields = [field for field in sample if f".{field}".endswith(f".{self.extension}")]
+        if not fields:
+            return None
+        if len(fields) > 1:
+            raise ValueError(
+                f"container={self.extension!r}: expected one such member in a sample, got {', '.join(fields)}"
+            )
+        (field,) = fields
+        decoder = Decoder([], allow_pickle=self.allow_pickle)
+        content = decoder({"__key__": sample["__key__"], field: sample[field]})[field]
+        if isinstance(content, dict):
+            return {"__key__": f"{sample['__key__']}.{field}", **content}
+        return tuple(content) if isinstance(content, list) else content
