@@ -10,27 +10,16 @@ from mpwds.pipeline.caching.lmdb_cached import LMDBCached
 from mpwds.pipeline.caching.mcached import Cached
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception
-from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.batched import batched, listed
 from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.detshuffle import detshuffle
-from mpwds.pipeline.stages.extract_keys import extract_keys
-from mpwds.pipeline.stages.fields import getfirst, parse_field_spec
-from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.log_keys import log_keys
-from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.map_dict import map_dict
-from mpwds.pipeline.stages.map_tuple import map_tuple, transform_with
+from mpwds.pipeline.stages.fields import getfirst, parse_field_spec, rename, to_tuple
+from mpwds.pipeline.stages.info import info, log_keys
+from mpwds.pipeline.stages.keys import extract_keys, rename_keys
+from mpwds.pipeline.stages.map import associate, map, map_dict, map_tuple, transform_with
 from mpwds.pipeline.stages.pipelinefilter import pipelinefilter
-from mpwds.pipeline.stages.rename import rename
-from mpwds.pipeline.stages.rename_keys import rename_keys
-from mpwds.pipeline.stages.rsample import rsample
-from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.slice import slice
-from mpwds.pipeline.stages.to_tuple import to_tuple
-from mpwds.pipeline.stages.unbatched import unbatched
-from mpwds.pipeline.stages.unlisted import unlisted
+from mpwds.pipeline.stages.select import rsample, select, slice
+from mpwds.pipeline.stages.shuffle import detshuffle, shuffle
+from mpwds.pipeline.stages.unbatched import unbatched, unlisted
 from mpwds.pipeline.stages.xdecode import decode_bin, decode_pickle, decode_text, default_decoders, xdecode
 
 __all__ = [

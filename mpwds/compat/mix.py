@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
+from mpwds.pipeline.mix import RandomMix, RoundRobin
 
 __all__ = ["RandomMix", "RoundRobin"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.mistakes import explained
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.mixing.mix import RandomMix
+from mpwds.pipeline.mix import RandomMix
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.multi_shard_sample import MultiShardSample

@@ -5,7 +5,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.associate import associate
+from mpwds.pipeline.stages.map import associate
 from mpwds.pipeline.stream import Source, collect
 
 keys = st.sampled_from("abcd")

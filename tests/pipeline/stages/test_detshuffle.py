@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.stages.detshuffle import detshuffle
+from mpwds.pipeline.stages.shuffle import detshuffle
 from mpwds.pipeline.stream import Source, collect
 
 options = st.fixed_dictionaries(

@@ -3,7 +3,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.extract_keys import extract_keys
+from mpwds.pipeline.stages.keys import extract_keys
 from mpwds.pipeline.stream import Source, collect
 
 names = st.sampled_from(["png", "left.png", "x/RIGHT.PNG", "cls", "__key__", "a"])

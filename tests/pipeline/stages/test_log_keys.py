@@ -4,7 +4,7 @@ import pytest
 import webdataset.filters
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.log_keys import log_keys
+from mpwds.pipeline.stages.info import log_keys
 from mpwds.pipeline.stream import Source, collect
 
 SAMPLES = [{"__key__": key} for key in "abc"]

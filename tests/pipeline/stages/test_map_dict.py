@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from mpwds.pipeline.stages.map_dict import MapDict
+from mpwds.pipeline.stages.map import MapDict
 from mpwds.pipeline.stream import Source, collect
 
 

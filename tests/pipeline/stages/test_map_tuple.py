@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from mpwds.pipeline.stages.map_tuple import MapTuple
+from mpwds.pipeline.stages.map import MapTuple
 from mpwds.pipeline.stream import Source, collect
 
 

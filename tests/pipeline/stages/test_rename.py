@@ -3,7 +3,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.rename import Rename, rename
+from mpwds.pipeline.stages.fields import Rename, rename
 from mpwds.pipeline.stream import Source, collect
 
 SAMPLE = {"__key__": "a", "jpg": b"..", "cls": 7}

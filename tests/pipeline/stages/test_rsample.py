@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.rsample import rsample
+from mpwds.pipeline.stages.select import rsample
 from mpwds.pipeline.stream import Source, collect
 
 

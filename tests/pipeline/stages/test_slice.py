@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.map import Map
-from mpwds.pipeline.stages.slice import slice
+from mpwds.pipeline.stages.select import slice
 from mpwds.pipeline.stream import Source, collect
 
 positions = st.none() | st.integers(0, 25)

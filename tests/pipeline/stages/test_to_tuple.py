@@ -1,6 +1,6 @@
 import pytest
 
-from mpwds.pipeline.stages.to_tuple import ToTuple
+from mpwds.pipeline.stages.fields import ToTuple
 from mpwds.pipeline.stream import Source, collect
 
 SAMPLE = {"__key__": "a", "jpg": b"..", "cls": 7, "json": None}

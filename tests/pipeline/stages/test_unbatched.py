@@ -53,7 +53,7 @@ def test_the_batch_that_rows_are_fetched_from_is_made_once():
 
 @pytest.mark.parametrize("rows", [["ab", "cd"], [b"ab", b"cd"], [{"x": 1}, {"x": 2}], [{1}, {2}]])
 def test_a_list_of_rows_is_no_list_of_columns(rows):
-    with pytest.raises(TypeError, match="a column is a list or an array, got a ") as caught:
+    with pytest.raises(TypeError, match="a column must be a list or an array, got a ") as caught:
         collect(Unbatched(), [rows])
     assert caught.value.__notes__ == ["in unbatched(), on element 0"]
 

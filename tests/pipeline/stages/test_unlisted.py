@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.batched import listed
-from mpwds.pipeline.stages.unlisted import Unlisted, unlisted
+from mpwds.pipeline.stages.unbatched import Unlisted, unlisted
 from mpwds.pipeline.stream import Source, collect
 
 lists = st.lists(st.lists(st.integers(), max_size=4), max_size=5)
