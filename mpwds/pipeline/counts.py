@@ -63,16 +63,6 @@ def count_of(stage: Any, incoming: Count) -> Count:
     return tell(incoming)
 
 
-def one_of_each(stage: Any, incoming: Count, handler: Handler) -> Count:
-    """The count of a stage that makes one element of each.
-
-    Raises:
-        LengthUnknown: The error handler may skip elements.
-    """
-    check_raises(stage, handler)
-    return Count(incoming.elements)
-
-
 def check_raises(stage: Any, handler: Handler) -> None:
     """Raises ``LengthUnknown`` if a stage's error handler may skip elements."""
     if handler is not reraise_exception:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.counts import Count, LengthUnknown, check_raises
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
 from mpwds.pipeline.notes import arguments, explain
@@ -67,6 +67,16 @@ class Filter(ABC):
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         return plain(self.stream(IteratorStream(source), Context.current()))
+
+
+class OneOfEach(Filter):
+    """Base of stages that make one element of each, unless their error handler skips it."""
+
+    handler: Handler
+
+    def count_of(self, incoming: Count) -> Count:
+        check_raises(self, self.handler)
+        return Count(incoming.elements)
 
 
 def plain(stream: Stream[Any]) -> Iterator[Any]:

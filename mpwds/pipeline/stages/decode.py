@@ -8,10 +8,9 @@ from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.decompress import MAX_DECOMPRESSED_BYTES
-from mpwds.pipeline.filter import Applied, Filter
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded, unseeded
@@ -62,7 +61,7 @@ def decode(
 
 
 @dataclass(frozen=True)
-class Decode(Filter):
+class Decode(OneOfEach):
     """The stage that ``decode`` makes."""
 
     handlers: tuple[HandlerSpec, ...]
@@ -82,17 +81,11 @@ class Decode(Filter):
         names = ("pre", "post", "only", "partial", "handler", "allow_pickle", "max_decompressed_bytes")
         return f"decode({arguments(*self.handlers, **changed(self, *names))})"
 
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
-
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        call = unseeded if self.takes_views else seeded(context)
-        return Applied(source, self, self._decoder(), call, self.handler)
-
-    @property
-    def takes_views(self) -> bool:
-        """Whether all handlers are built in. They take memoryviews and draw no random numbers."""
-        return self._decoder().takes_views
+        decoder = self._decoder()
+        # The built-in handlers draw no random numbers.
+        call = unseeded if decoder.takes_views else seeded(context)
+        return Applied(source, self, decoder, call, self.handler)
 
     def _decoder(self) -> Decoder:
         return Decoder(

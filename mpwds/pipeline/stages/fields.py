@@ -8,8 +8,7 @@ from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
-from mpwds.pipeline.filter import Applied, Filter
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stream import Stream
@@ -149,7 +148,7 @@ def check_sample(stage: str, sample: Any) -> None:
 
 
 @dataclass(frozen=True)
-class ToTuple(Filter):
+class ToTuple(OneOfEach):
     """The stage that ``to_tuple`` makes."""
 
     specs: tuple[str | Iterable[str], ...]
@@ -165,9 +164,6 @@ class ToTuple(Filter):
     def __str__(self) -> str:
         more = changed(self, "missing_is_error", "none_is_error", "handler")
         return f"to_tuple({arguments(*self.specs, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Picker(self._fields(), self), handler=self.handler)
@@ -206,7 +202,7 @@ class _Picker:
 
 
 @dataclass(frozen=True)
-class Rename(Filter):
+class Rename(OneOfEach):
     """The stage that ``rename`` makes."""
 
     fields: dict[str, str | Iterable[str]]
@@ -219,9 +215,6 @@ class Rename(Filter):
 
     def __str__(self) -> str:
         return f"rename({arguments(**self.fields, **changed(self, 'keep', 'handler'))})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._renaming(), handler=self.handler)

@@ -10,8 +10,7 @@ from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
-from mpwds.pipeline.filter import Applied, Filter
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stages.fields import alternatives, check_sample
@@ -91,7 +90,7 @@ def rename_keys(
 
 
 @dataclass(frozen=True)
-class ExtractKeys(Filter):
+class ExtractKeys(OneOfEach):
     """The stage that ``extract_keys`` makes."""
 
     patterns: tuple[str | Iterable[str], ...]
@@ -106,9 +105,6 @@ class ExtractKeys(Filter):
     def __str__(self) -> str:
         more = changed(self, "duplicate_is_error", "ignore_missing", "handler")
         return f"extract_keys({arguments(*self.patterns, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._extraction(), handler=self.handler)
@@ -150,7 +146,7 @@ def _either(patterns: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class RenameKeys(Filter):
+class RenameKeys(OneOfEach):
     """The stage that ``rename_keys`` makes."""
 
     renamings: tuple[tuple[str, str], ...]
@@ -167,9 +163,6 @@ class RenameKeys(Filter):
     def __str__(self) -> str:
         more = changed(self, "keep_unselected", "must_match", "duplicate_is_error", "handler")
         return f"rename_keys({arguments(*self.renamings, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._apply, handler=self.handler)

@@ -8,8 +8,7 @@ from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
-from mpwds.pipeline.filter import Applied, Filter
+from mpwds.pipeline.filter import Applied, Filter, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded, unseeded
@@ -176,7 +175,7 @@ class Map(Filter):
 
 
 @dataclass(frozen=True)
-class MapDict(Filter):
+class MapDict(OneOfEach):
     """The stage that ``map_dict`` makes."""
 
     functions: dict[str, Callable[[Any], Any]]
@@ -193,9 +192,6 @@ class MapDict(Filter):
     def __str__(self) -> str:
         return f"map_dict({arguments(**self.functions, **changed(self, 'handler'))})"
 
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
-
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._apply, seeded(context), self.handler)
 
@@ -210,7 +206,7 @@ class MapDict(Filter):
 
 
 @dataclass(frozen=True)
-class MapTuple(Filter):
+class MapTuple(OneOfEach):
     """The stage that ``map_tuple`` makes."""
 
     functions: tuple[Callable[[Any], Any] | None, ...]
@@ -224,9 +220,6 @@ class MapTuple(Filter):
 
     def __str__(self) -> str:
         return f"map_tuple({arguments(*self.functions, **changed(self, 'handler'))})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._apply, seeded(context), self.handler)

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
-from mpwds.pipeline.filter import Applied, Filter
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded
@@ -92,7 +91,7 @@ def xdecode(
 
 
 @dataclass(frozen=True)
-class XDecode(Filter):
+class XDecode(OneOfEach):
     """The stage that ``xdecode`` makes."""
 
     decoders: tuple[tuple[str, StreamDecoder], ...]
@@ -109,9 +108,6 @@ class XDecode(Filter):
     def __str__(self) -> str:
         more = changed(self, "must_decode", "allow_pickle", "handler")
         return f"xdecode({arguments(*self.decoders, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Decoding(self), seeded(context), self.handler)
