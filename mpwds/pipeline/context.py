@@ -108,8 +108,7 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
         >>> pytorch_worker_info()
         (0, 1, 0, 1)
     """
-    rank, world_size = _rank() if group is None else _rank_in(group)
-    return rank, world_size, *_worker()
+    return *_rank(group), *_worker()
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
@@ -129,18 +128,13 @@ def pytorch_worker_seed(group: Any = None) -> int:
     return rank * 1000 + worker
 
 
-def _rank() -> tuple[int, int]:
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+def _rank(group: Any = None) -> tuple[int, int]:
+    if group is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _integer("RANK"), _integer("WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+        return distributed.get_rank(group=group), distributed.get_world_size(group=group)
     return 0, 1
-
-
-def _rank_in(group: Any) -> tuple[int, int]:
-    distributed = sys.modules["torch.distributed"]  # where the group comes from
-    return distributed.get_rank(group=group), distributed.get_world_size(group=group)
 
 
 def _worker() -> tuple[int, int]:

@@ -241,6 +241,7 @@ class Generator(Filter):
     """
 
     function: Callable[[Iterator[Any]], Iterator[Any]]
+    name: str | None = None
     addressable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ class Generator(Filter):
             )
 
     def __str__(self) -> str:
-        return f"compose({arguments(self.function)})"
+        return self.name or f"compose({arguments(self.function)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return UnseekableStream(lambda: self.function(plain(source)), self, context)

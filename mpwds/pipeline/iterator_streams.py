@@ -13,7 +13,27 @@ from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Address, Description, Stream
 
 
-class UnseekableStream:
+class _WithoutAddresses:
+    """Base of streams that cannot fetch elements and have no state; ``which`` tells errors the origin."""
+
+    def __init__(self, which: str) -> None:
+        self._which = which
+        self._count = 0
+
+    def fetch(self, address: Any) -> Any:
+        raise self._error()
+
+    def state_dict(self) -> dict[str, Any]:
+        raise self._error()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise self._error()
+
+    def _error(self) -> LookupError:
+        return LookupError(f"elements {self._which} cannot be made again, and their stream has no state")
+
+
+class UnseekableStream(_WithoutAddresses):
     """A stream over an iterator from a user's code. It cannot fetch elements.
 
     The iterator draws the same random numbers in each run of an epoch by the same worker.
@@ -25,12 +45,12 @@ class UnseekableStream:
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
+        super().__init__(f"of {maker}")
         self._start = start
         self._maker = maker
         self._context = context
         self._call = seeded(context)
         self._elements: Iterator[Any] | None = None
-        self._count = 0
 
     def __iter__(self) -> UnseekableStream:
         return self
@@ -49,20 +69,11 @@ class UnseekableStream:
         self._count += 1
         return address, element
 
-    def fetch(self, address: Any) -> Any:
-        raise LookupError(f"{self._maker} gives elements without addresses: it cannot make one again")
-
     def describe(self, address: Any, element: object = None) -> Description:
         rank, worker, count = address
         return Description.of_sample(
             element, Description(f"element {count} of {self._maker} in worker {worker} of rank {rank}")
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to save")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to load")
 
     def _started(self, _: None) -> Iterator[Any]:
         try:
@@ -77,7 +88,7 @@ class UnseekableStream:
         return iter(elements)
 
 
-class IteratorStream:
+class IteratorStream(_WithoutAddresses):
     """A stream over an iterator that runs once. An element's address is its number.
 
     Args:
@@ -86,9 +97,8 @@ class IteratorStream:
     """
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
+        super().__init__(which)
         self._elements = iter(elements)
-        self._which = which
-        self._count = 0
 
     def __iter__(self) -> IteratorStream:
         return self
@@ -98,17 +108,8 @@ class IteratorStream:
         self._count += 1
         return self._count - 1, element
 
-    def fetch(self, address: Any) -> Any:
-        raise LookupError(f"element {address} {self._which} cannot be made again")
-
     def describe(self, address: Any, element: object = None) -> Description:
         return Description.of_sample(element, Description(f"element {address} {self._which}"))
-
-    def state_dict(self) -> dict[str, Any]:
-        raise LookupError(f"elements {self._which} have no state to save")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError(f"elements {self._which} have no state to load")
 
 
 class Replayed:

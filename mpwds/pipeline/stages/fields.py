@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,7 +166,7 @@ class ToTuple(OneOfEach):
         return f"to_tuple({arguments(*self.specs, **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, _Picker(self._fields(), self), handler=self.handler)
+        return Applied(source, self, self._picker(), handler=self.handler)
 
     def _fields(self) -> list[tuple[str, ...]]:
         try:
@@ -175,30 +175,29 @@ class ToTuple(OneOfEach):
         except (TypeError, ValueError) as error:
             raise type(error)(f"to_tuple: {error}") from None
 
+    def _picker(self) -> Callable[[Any], tuple[Any, ...]]:
+        fields, missing_is_error = self._fields(), self.missing_is_error
+        none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
 
-class _Picker:
-    def __init__(self, fields: list[tuple[str, ...]], stage: ToTuple) -> None:
-        self._alternatives = fields
-        self._missing_is_error = stage.missing_is_error
-        self._none_is_error = stage.missing_is_error if stage.none_is_error is None else stage.none_is_error
+        def pick(sample: Any) -> tuple[Any, ...]:
+            check_sample("to_tuple", sample)
+            picked = []
+            for names in fields:
+                for name in names:
+                    if name in sample:
+                        picked.append(sample[name])
+                        break
+                else:
+                    if missing_is_error:
+                        raise ValueError(f"to_tuple: {missing(sample, names)}")
+                    picked.append(None)
+            if none_is_error:
+                for names, value in zip(fields, picked, strict=True):
+                    if value is None:
+                        raise ValueError(f"to_tuple: field {' or '.join(map(repr, names))} is None")
+            return tuple(picked)
 
-    def __call__(self, sample: Any) -> tuple[Any, ...]:
-        check_sample("to_tuple", sample)
-        picked = []
-        for names in self._alternatives:
-            for name in names:
-                if name in sample:
-                    picked.append(sample[name])
-                    break
-            else:
-                if self._missing_is_error:
-                    raise ValueError(f"to_tuple: {missing(sample, names)}")
-                picked.append(None)
-        if self._none_is_error:
-            for names, value in zip(self._alternatives, picked, strict=True):
-                if value is None:
-                    raise ValueError(f"to_tuple: field {' or '.join(map(repr, names))} is None")
-        return tuple(picked)
+        return pick
 
 
 @dataclass(frozen=True)
@@ -219,25 +218,20 @@ class Rename(OneOfEach):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._renaming(), handler=self.handler)
 
-    def _renaming(self) -> _Renaming:
-        return _Renaming({new: alternatives(old) for new, old in self.fields.items()}, self.keep)
+    def _renaming(self) -> Callable[[Any], dict[str, Any]]:
+        fields, keep = {new: alternatives(old) for new, old in self.fields.items()}, self.keep
+        replaced = frozenset(old for names in fields.values() for old in names)
 
+        def renamed(sample: Any) -> dict[str, Any]:
+            check_sample("rename", sample)
+            kept = {name: value for name, value in sample.items() if name not in replaced} if keep else {}
+            for new, names in fields.items():
+                for name in names:
+                    if name in sample:
+                        kept[new] = sample[name]
+                        break
+                else:
+                    raise ValueError(f"rename: {missing(sample, names)}")
+            return kept
 
-class _Renaming:
-    def __init__(self, fields: dict[str, tuple[str, ...]], keep: bool) -> None:
-        self._fields = fields
-        self._keep = keep
-        self._replaced = frozenset(old for names in fields.values() for old in names)
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        check_sample("rename", sample)
-        replaced = self._replaced
-        kept = {name: value for name, value in sample.items() if name not in replaced} if self._keep else {}
-        for new, names in self._fields.items():
-            for name in names:
-                if name in sample:
-                    kept[new] = sample[name]
-                    break
-            else:
-                raise ValueError(f"rename: {missing(sample, names)}")
-        return kept
+        return renamed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -109,32 +109,27 @@ class ExtractKeys(OneOfEach):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._extraction(), handler=self.handler)
 
-    def _extraction(self) -> _Extraction:
-        return _Extraction([alternatives(pattern) for pattern in self.patterns], self)
+    def _extraction(self) -> Callable[[Any], tuple[Any, ...]]:
+        alternative_patterns = [alternatives(pattern) for pattern in self.patterns]
+        matches = functools.lru_cache(_CACHED_NAMES)(_matches)
 
+        def extract(sample: Any) -> tuple[Any, ...]:
+            check_sample("extract_keys", sample)
+            extracted = []
+            for patterns in alternative_patterns:
+                found = [field for field in sample if matches(field, patterns)]
+                if len(found) > 1 and self.duplicate_is_error:
+                    raise ValueError(f"extract_keys: {_either(patterns)} matches {' and '.join(found)}")
+                if found:
+                    extracted.append(sample[found[0]])
+                elif not self.ignore_missing:
+                    raise ValueError(
+                        f"extract_keys: no field matches {_either(patterns)}; "
+                        f"the sample has {', '.join(sample)}"
+                    )
+            return tuple(extracted)
 
-class _Extraction:
-    def __init__(self, patterns: list[tuple[str, ...]], stage: ExtractKeys) -> None:
-        self._patterns = patterns
-        self._duplicate_is_error = stage.duplicate_is_error
-        self._ignore_missing = stage.ignore_missing
-        self._matches = functools.lru_cache(_CACHED_NAMES)(_matches)
-
-    def __call__(self, sample: Any) -> tuple[Any, ...]:
-        check_sample("extract_keys", sample)
-        matches = self._matches
-        extracted = []
-        for patterns in self._patterns:
-            found = [field for field in sample if matches(field, patterns)]
-            if len(found) > 1 and self._duplicate_is_error:
-                raise ValueError(f"extract_keys: {_either(patterns)} matches {' and '.join(found)}")
-            if found:
-                extracted.append(sample[found[0]])
-            elif not self._ignore_missing:
-                raise ValueError(
-                    f"extract_keys: no field matches {_either(patterns)}; the sample has {', '.join(sample)}"
-                )
-        return tuple(extracted)
+        return extract
 
 
 def _matches(field: str, patterns: tuple[str, ...]) -> bool:

@@ -53,8 +53,9 @@ class PipelineFilter:
         self.function = function
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **options: Any) -> CurriedStage:
-        return CurriedStage(Curried(self, args, options))
+    def __call__(self, *args: Any, **options: Any) -> Generator:
+        name = getattr(self, "__name__", repr(self.function))
+        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
 
     def __repr__(self) -> str:
         return f"pipelinefilter({arguments(self.function)})"
@@ -68,7 +69,7 @@ class PipelineFilter:
 
 
 @dataclass(frozen=True)
-class Curried:
+class _Curried:
     """Function of a source: ``filter.function`` with the arguments after the source."""
 
     filter: PipelineFilter
@@ -77,17 +78,6 @@ class Curried:
 
     def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
         return self.filter.function(source, *self.args, **self.options)
-
-    def __str__(self) -> str:
-        name = getattr(self.filter, "__name__", repr(self.filter.function))
-        return f"{name}({arguments(*self.args, **self.options)})"
-
-
-class CurriedStage(Generator):
-    """The stage that a ``PipelineFilter`` makes; its function is a ``Curried``."""
-
-    def __str__(self) -> str:
-        return str(self.function)
 
 
 class PipelineStage:
