@@ -243,7 +243,7 @@ class DataPipeline(Fluent, IterableSource):
         if stages and isinstance(stages[0], type) and issubclass(stages[0], Filter):
             stages = (stages[0](*stages[1:], **keywords),)
         elif keywords:
-            raise TypeError(f"compose takes stages, not the argument {next(iter(keywords))!r}")
+            raise TypeError(f"compose takes stages and has no argument {next(iter(keywords))!r}")
         extended = object.__new__(type(self))
         extended.__dict__.update(self.__dict__)
         extended.pipeline = list(self.pipeline)

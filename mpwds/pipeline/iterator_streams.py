@@ -14,10 +14,10 @@ from mpwds.pipeline.stream import Address, Description, Stream
 
 
 class _WithoutAddresses:
-    """Base of streams that cannot fetch elements and have no state; ``which`` tells errors the origin."""
+    """Base of streams that cannot fetch elements and have no state; ``origin`` is for error messages."""
 
-    def __init__(self, which: str) -> None:
-        self._which = which
+    def __init__(self, origin: object) -> None:
+        self._origin = origin
         self._count = 0
 
     def fetch(self, address: Any) -> Any:
@@ -30,7 +30,9 @@ class _WithoutAddresses:
         raise self._error()
 
     def _error(self) -> LookupError:
-        return LookupError(f"elements {self._which} cannot be made again, and their stream has no state")
+        return LookupError(
+            f"{self._origin} gives elements without addresses: it has no state and cannot make one again"
+        )
 
 
 class UnseekableStream(_WithoutAddresses):
@@ -45,9 +47,8 @@ class UnseekableStream(_WithoutAddresses):
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
-        super().__init__(f"of {maker}")
+        super().__init__(maker)
         self._start = start
-        self._maker = maker
         self._context = context
         self._call = seeded(context)
         self._elements: Iterator[Any] | None = None
@@ -64,7 +65,7 @@ class UnseekableStream(_WithoutAddresses):
         except StopIteration:
             raise
         except Exception as error:
-            add_note(error, f"in {self._maker}, after {self._count} elements")
+            add_note(error, f"in {self._origin}, after {self._count} elements")
             raise
         self._count += 1
         return address, element
@@ -72,7 +73,7 @@ class UnseekableStream(_WithoutAddresses):
     def describe(self, address: Any, element: object = None) -> Description:
         rank, worker, count = address
         return Description.of_sample(
-            element, Description(f"element {count} of {self._maker} in worker {worker} of rank {rank}")
+            element, Description(f"element {count} of {self._origin} in worker {worker} of rank {rank}")
         )
 
     def _started(self, _: None) -> Iterator[Any]:
@@ -82,7 +83,7 @@ class UnseekableStream(_WithoutAddresses):
             raise RuntimeError("a function raised StopIteration, which cannot end a dataset") from error
         if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
             raise TypeError(
-                f"{self._maker} returned {elements!r}, not an iterator of elements: write a generator "
+                f"{self._origin} returned {elements!r}, not an iterator of elements: write a generator "
                 "function, which yields them, or return an iterator (for a function of one element use map)"
             )
         return iter(elements)
@@ -97,7 +98,8 @@ class IteratorStream(_WithoutAddresses):
     """
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
-        super().__init__(which)
+        super().__init__("a plain iterator")
+        self._which = which
         self._elements = iter(elements)
 
     def __iter__(self) -> IteratorStream:

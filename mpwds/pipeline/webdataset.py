@@ -66,7 +66,7 @@ class WebDataset(DataPipeline):
             the path of the cached file as ``__local_path__`` (samples of local shards always get their path).
             The environment variable ``WDS_CACHE`` overrides it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
-        detshuffle: Ignored.
+        detshuffle: Without effect.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
             takes an iterator of shards and yields some of them. ``None`` gives all shards to every node.
         workersplitter: Divides a node's shards among its workers, likewise.

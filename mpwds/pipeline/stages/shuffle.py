@@ -39,7 +39,7 @@ def shuffle(
         rng: Random generator from which to draw the seed.
         seed: Determines the order, with the epoch, alike on all workers. By default the order depends on the
             dataset's seed, the epoch, the worker and the position in the pipeline.
-        handler: Ignored.
+        handler: Without effect.
 
     Raises:
         TypeError: ``bufsize`` or ``initial`` is not a whole number.
