@@ -26,7 +26,7 @@ NAMES = {
     "mpwds.pipeline.dataset": "DataPipeline",
     "mpwds.pipeline.decoding.decoders": "handle_extension",
     "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
-    "mpwds.pipeline.mixing.mix": "RandomMix RoundRobin",
+    "mpwds.pipeline.mix": "RandomMix RoundRobin",
     "mpwds.pipeline.quarantine": "quarantine",
     "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
     "mpwds.pipeline.sources.resampled": "ResampledShards",
@@ -78,9 +78,18 @@ FURTHER_NAMES = {
     "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.sources.splitting": "non_empty single_node_only",
     "mpwds.pipeline.stages.batched": "batch batched listed",
-    "mpwds.pipeline.stages.fields": "getfirst parse_field_spec",
-    "mpwds.pipeline.stages.map_tuple": "map_tuple transform_with",
+    "mpwds.pipeline.stages.bucketed": "bucketed",
+    "mpwds.pipeline.stages.decode": "decode",
+    "mpwds.pipeline.stages.fields": "getfirst parse_field_spec rename to_tuple",
+    "mpwds.pipeline.stages.flatmap": "flatmap",
+    "mpwds.pipeline.stages.info": "info log_keys",
+    "mpwds.pipeline.stages.keys": "extract_keys rename_keys",
+    "mpwds.pipeline.stages.map": "associate map map_dict map_tuple transform_with",
     "mpwds.pipeline.stages.pipelinefilter": "PipelineStage pipelinefilter",
+    "mpwds.pipeline.stages.select": "rsample select slice",
+    "mpwds.pipeline.stages.shuffle": "detshuffle shuffle",
+    "mpwds.pipeline.stages.unbatched": "unbatched unlisted",
+    "mpwds.pipeline.stages.xdecode": "xdecode",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
     "mpwds.storage.streams.gopen": "gopen_schemes",
@@ -88,13 +97,6 @@ FURTHER_NAMES = {
     "mpwds.storage.streams.urls": "expand_urls",
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
-
-# The stages whose module has their name.
-_STAGES = (
-    "associate bucketed decode detshuffle extract_keys flatmap info log_keys map map_dict "
-    "rename rename_keys rsample select shuffle slice to_tuple unbatched unlisted xdecode"
-)
-FURTHER_NAMES.update({f"mpwds.pipeline.stages.{name}": name for name in _STAGES.split()})
 
 # webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
 # function's name until the module of that name has been imported.

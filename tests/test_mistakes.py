@@ -25,6 +25,7 @@ WRONG_ARGUMENTS = {
         lambda: numbers().batched(8, drop_last=True),
         r"write dataset\.batched\(8, partial=False\)",
     ),
+    "of a function": (lambda: mpwds.batched(8, drop_last=True), "partial=False"),
     "of a loader": (lambda: MultiLoader(numbers()).batched(8, drop_last=True), "partial=False"),
     "behind a loader": (lambda: MultiLoader(numbers()).rebatched(8, bufsize=9), "no argument 'bufsize'"),
     "misspelt": (lambda: MultiLoader(numbers(), worker=2), "no argument 'worker': did you mean 'workers'"),
@@ -45,7 +46,7 @@ def test_every_argument_of_torchs_data_loader_is_taken_or_explained(argument):
 
 
 def test_an_error_inside_a_call_is_left_as_it_is():
-    with pytest.raises(TypeError, match=r"compose takes stages, and no argument 'number'"):
+    with pytest.raises(TypeError, match=r"compose takes stages and has no argument 'number'"):
         numbers().compose(abs, number=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'f'"):
         numbers().map()

@@ -1,4 +1,4 @@
 """webdataset.mix: mixtures of datasets."""
 
-from mpwds.pipeline.mixing.mix import RandomMix as RandomMix
-from mpwds.pipeline.mixing.mix import RoundRobin as RoundRobin
+from mpwds.pipeline.mix import RandomMix as RandomMix
+from mpwds.pipeline.mix import RoundRobin as RoundRobin

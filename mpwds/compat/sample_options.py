@@ -10,11 +10,10 @@ from typing import Any
 from mpwds.compat.autodecode import added_handlers
 from mpwds.pipeline.decoding.decoders import Decoder, handle_extension
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
-from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.map import map
+from mpwds.pipeline.stages.fields import to_tuple
+from mpwds.pipeline.stages.map import associate, map
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.to_tuple import to_tuple
 
 _BY_EXTENSIONS = "with extensions"
 

@@ -33,10 +33,9 @@ from mpwds.loader.worker.elements import as_dataset
 from mpwds.loader.worker.meter import Meter
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.parts import in_any_order
-from mpwds.pipeline.repetitions import is_repetition
+from mpwds.pipeline.epochs import is_repetition
+from mpwds.pipeline.parts import TorchIterable, in_any_order
 from mpwds.pipeline.stream import Stream
-from mpwds.pipeline.torch_dataset import TorchIterable
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess

@@ -6,35 +6,32 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from mpwds.pipeline.stream import Stream
-
-Watch: TypeAlias = "Callable[[Any, Stream[Any], Context], Stream[Any]]"
+_PARTS = 1000  # the most parts of a pipeline within a pipeline
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage may need to know of the process and the epoch it runs in.
+    """The process and the epoch in which a stage runs.
 
     Args:
         epoch: Number of the epoch, from 0.
-        seed: The loader's seed; ``None`` leaves the choice to the dataset.
+        seed: The loader's seed; ``None`` means the dataset's seed.
         rank: Index of this trainer among ``world_size``.
         world_size: Trainers that share the dataset.
         worker: Index of this worker among ``workers``.
         workers: Workers that share this trainer's part of the dataset.
-        owns_process: The process runs nothing but this pipeline, so stages may reseed the global
-            random generators without putting their state back.
-        deferred: The last stage may yield arrays that are not made yet (``mpwds.tenbin.Deferred``),
-            for the transport to write straight into their place.
-        on_shard: Called with a shard's URL when its reading begins.
-        watch: Called with each part of a pipeline, its stream and its context when that is made; returns the
-            stream to go on with, which may be another around it.
-        stage: The stage's position in its pipeline; tells apart the random numbers of two stages.
-        run: Tells apart, within this rank, epochs whose number is not known: torch's DataLoader starts new
-            workers for each epoch and tells them only its ``base_seed``. 0 where ``epoch`` says it all.
+        owns_process: The process runs nothing but this pipeline, so stages may reseed the global random
+            generators without restoring their state.
+        deferred: The last stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
+            writes their data straight into shared memory.
+        on_shard: Called with a shard's URL when the worker begins to read it.
+        watch: Called as ``watch(part, stream, context)`` when the stream of a pipeline's part is made;
+            returns the stream to use instead.
+        stage: The stage's position in its pipeline; two stages draw different random numbers.
+        run: Distinguishes epochs of unknown number within this rank: torch's DataLoader starts new workers
+            for each epoch and passes them only its ``base_seed``. 0 if ``epoch`` suffices.
     """
 
     epoch: int = 0
@@ -46,43 +43,38 @@ class Context:
     owns_process: bool = False
     deferred: bool = False
     on_shard: Callable[[str], None] | None = None
-    watch: Watch | None = None
+    watch: Callable[[Any, Any, Context], Any] | None = None
     stage: int = 0
     run: int = 0
 
     @property
     def moment(self) -> object:
-        """What random choices within a rank depend on in place of ``epoch``: also the run, if there is one.
-
-        Example:
-            >>> Context(epoch=3).moment, Context(epoch=3, run=17).moment
-            (3, (3, 17))
-        """
+        """The epoch, with the run if there is one. Random choices within a rank depend on it."""
         return (self.epoch, self.run) if self.run else self.epoch
 
+    def within(self, position: int) -> Context:
+        """The context of the part at ``position`` of a pipeline; each part draws other random numbers."""
+        return replace(self, stage=self.stage * _PARTS + position + 1)
+
     def alike_on_workers(self) -> Context:
-        """The context of what must come out the same on all workers of a rank, to be divided among them."""
+        """The context of a stage that must yield the same elements on all workers of a rank."""
         return replace(self, worker=0, workers=1)
 
     def alike_on_ranks(self) -> Context:
-        """The context of what must come out the same everywhere, to be divided among ranks."""
+        """The context of a stage that must yield the same elements on all ranks and workers."""
         run = self.run if self.world_size == 1 else 0  # it differs from rank to rank
         return replace(self, rank=0, world_size=1, worker=0, workers=1, run=run)
 
     @staticmethod
     def current(epoch: int = 0) -> Context:
-        """The context of this process, as its environment and torch tell it.
+        """The context of this process, from its environment or from torch.
 
-        ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` count where they are set (webdataset's
-        rule); else ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` where torch is
-        imported already. Never imports torch.
+        Reads ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` if they are set, as webdataset does;
+        otherwise ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` if torch is imported
+        already. Never imports torch.
 
         Raises:
-            ValueError: One of the variables is no integer.
-
-        Example:
-            >>> Context.current(epoch=3).epoch
-            3
+            ValueError: One of the variables is not an integer.
         """
         rank, world_size = _rank()
         worker, workers = _worker()
@@ -103,11 +95,11 @@ ALONE: Final = Context()
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
-    """Rank, number of ranks, worker, number of workers, for splitters of one's own.
+    """Rank, number of ranks, worker, number of workers, for your own splitters.
 
     Args:
-        group: The ``torch.distributed`` process group whose ranks count; by default what the environment
-            variables ``RANK`` and ``WORLD_SIZE`` or the default group say. Workers as in ``Context.current``.
+        group: The ``torch.distributed`` process group that gives the rank; by default the environment
+            variables ``RANK`` and ``WORLD_SIZE``, or the default group.
 
     Source:
         ``webdataset.utils.pytorch_worker_info``.
@@ -116,12 +108,11 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
         >>> pytorch_worker_info()
         (0, 1, 0, 1)
     """
-    rank, world_size = _rank() if group is None else _rank_in(group)
-    return rank, world_size, *_worker()
+    return *_rank(group), *_worker()
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number that no other worker of any rank has, as long as a rank has at most 1000.
+    """A number that differs for all workers of all ranks, if a rank has at most 1000 workers.
 
     Args:
         group: As for :func:`pytorch_worker_info`.
@@ -137,18 +128,13 @@ def pytorch_worker_seed(group: Any = None) -> int:
     return rank * 1000 + worker
 
 
-def _rank() -> tuple[int, int]:
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+def _rank(group: Any = None) -> tuple[int, int]:
+    if group is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _integer("RANK"), _integer("WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+        return distributed.get_rank(group=group), distributed.get_world_size(group=group)
     return 0, 1
-
-
-def _rank_in(group: Any) -> tuple[int, int]:
-    distributed = sys.modules["torch.distributed"]  # where the group comes from
-    return distributed.get_rank(group=group), distributed.get_world_size(group=group)
 
 
 def _worker() -> tuple[int, int]:

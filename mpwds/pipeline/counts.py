@@ -1,4 +1,4 @@
-"""How many elements a stage makes, and how many samples are in one: what loaders ask stages."""
+"""How many elements a stage makes, and how many samples an element holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Count:
 
     Args:
         elements: The number.
-        rows: If they are batches, the rows in all of them together; ``None`` if that is not known.
+        rows: If they are batches, the rows in all of them together; ``None`` if unknown.
     """
 
     elements: int
@@ -27,15 +27,11 @@ class Count:
         return Count(self.elements + other.elements, (self.rows or 0) + (other.rows or 0) if known else None)
 
     def times(self, number: int) -> Count:
-        """The count of ``number`` times as many elements."""
+        """``number`` times the count."""
         return Count(self.elements * number, None if self.rows is None else self.rows * number)
 
     def batched(self, batchsize: int, partial: bool) -> Count:
-        """The count of batches of ``batchsize`` that are made of these elements.
-
-        Args:
-            batchsize: Elements in a batch.
-            partial: Whether elements that are left at the end make a smaller batch.
+        """The count of batches of these elements; ``partial`` tells whether the last one may be smaller.
 
         Example:
             >>> Count(10).batched(4, partial=True), Count(10).batched(4, partial=False)
@@ -46,15 +42,11 @@ class Count:
 
 
 class LengthUnknown(TypeError):
-    """The number of elements in an epoch is not known.
-
-    Args:
-        reason: Why: which stage or dataset does not tell it.
-    """
+    """The number of elements in an epoch is not known; ``reason`` names the stage or dataset."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the number of elements in an epoch is not known: {reason}. with_length(n) says what len() "
+            f"the number of elements in an epoch is not known: {reason}. with_length(n) sets what len() "
             "returns, with_epoch(n) makes an epoch of n elements"
         )
 
@@ -63,12 +55,7 @@ def count_of(stage: Any, incoming: Count) -> Count:
     """How many elements a stage makes of ``incoming``; see :class:`~mpwds.pipeline.filter.Filter`.
 
     Raises:
-        LengthUnknown: The stage does not tell.
-
-    Example:
-        >>> from mpwds.pipeline.stages.batched import Batched
-        >>> count_of(Batched(4), Count(10))
-        Count(elements=3, rows=10)
+        LengthUnknown: The stage has no method ``count_of``, or raises this.
     """
     tell: Callable[[Count], Count] | None = getattr(stage, "count_of", None)
     if tell is None:
@@ -76,40 +63,23 @@ def count_of(stage: Any, incoming: Count) -> Count:
     return tell(incoming)
 
 
-def one_of_each(stage: Any, incoming: Count, handler: Handler) -> Count:
-    """The answer of a stage that makes one element of each, unless an error handler leaves it out.
-
-    Raises:
-        LengthUnknown: The handler may leave elements out.
-
-    Example:
-        >>> one_of_each("decode()", Count(10), reraise_exception)
-        Count(elements=10, rows=None)
-    """
-    check_raises(stage, handler)
-    return Count(incoming.elements)
-
-
 def check_raises(stage: Any, handler: Handler) -> None:
-    """Makes sure that a stage's error handler leaves no element out.
-
-    Raises:
-        LengthUnknown: It may.
-    """
+    """Raises ``LengthUnknown`` if a stage's error handler may skip elements."""
     if handler is not reraise_exception:
         raise LengthUnknown(f"{stage} may drop or add elements")
 
 
 def one_sample(element: Any) -> int:
-    """The number of samples in an element that is one sample: 1."""
+    """1, the number of samples in an element that is a single sample."""
     return 1
 
 
 def rows_in(element: Any) -> int:
-    """The number of samples in an element, by its form: the length of all its columns, if it is a batch.
+    """The number of samples in an element, inferred from its columns if it is a batch.
 
-    A batch is an array, or a dict, tuple, list or dataclass of columns, which are arrays and lists, nested or
-    not. An element that holds a number or a string is a single sample. A call takes about a microsecond.
+    A batch is an array, or a dict, tuple, list or dataclass of columns of equal length. Columns are arrays
+    and lists, possibly nested. An element that holds a number or a string is a single sample. A call takes
+    about a microsecond.
 
     Example:
         >>> import numpy as np
@@ -141,15 +111,10 @@ def rows_in(element: Any) -> int:
 
 
 def attribute(item: Any, name: str) -> Any:
-    """An attribute of an element; ``None`` if it has none or fails to tell, which must not end an epoch.
-
-    Example:
-        >>> attribute(b"bytes", "shape") is None
-        True
-    """
+    """An attribute of an element; ``None`` if it is missing or raises an exception."""
     try:
         return getattr(item, name, None)
-    except Exception:  # a nested tensor has no shape, and a sparse one no nbytes, that it would tell
+    except Exception:  # the shape of a nested tensor and the nbytes of a sparse one raise RuntimeError
         return None
 
 

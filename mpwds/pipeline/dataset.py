@@ -1,10 +1,10 @@
-"""Datasets: a source, the stages behind it, and a fluent way to write them."""
+"""Datasets: a source and stages."""
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
@@ -12,39 +12,43 @@ from typing import Any, TypeVar
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.epochs import ONCE, Epochs
-from mpwds.pipeline.filter import Filter, plain
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.fluent import Fluent
-from mpwds.pipeline.parts import as_source, as_stage, as_stages, culprit, iterates_itself, within
-from mpwds.pipeline.replay import Replayed
+from mpwds.pipeline.iterator_streams import Replayed
+from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, culprit, iterates_itself
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
-from mpwds.pipeline.torch_dataset import TorchIterable
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
 
 
-class DataPipeline(Fluent, TorchIterable):
-    """A dataset: elements from a source, passed through stages.
+class DataPipeline(Fluent, IterableSource):
+    """A dataset: a source of elements, and stages that process them.
 
-    Iterating it runs it in this process and yields plain elements; each ``iter()`` is another
-    epoch. ``mpwds.MultiLoader`` runs it in many processes. ``torch.utils.data.DataLoader`` takes it as an
-    ``IterableDataset``; its epochs then differ by torch's seed. On several nodes, call ``set_epoch`` before
-    each of these: otherwise each node keeps the same shards in all epochs. An iterator closes its files when
-    it is dropped.
+    Iterating a pipeline runs it in this process and yields plain elements; each ``iter()`` is another epoch.
+    ``mpwds.MultiLoader`` runs it in many processes. ``torch.utils.data.DataLoader`` treats it as an
+    ``IterableDataset``, and torch's seed makes its epochs differ. With several nodes, call ``set_epoch``
+    before each epoch of a DataLoader: otherwise each node keeps the same shards in all epochs. An iterator
+    closes its files when it is dropped.
 
-    ``compose`` and the methods named after stages return a new pipeline and leave this one as it is.
+    ``compose`` and the methods named after stages return a new pipeline and leave this one unchanged.
     ``append``, ``with_epoch``, ``with_length`` and ``repeat`` change this one, as webdataset's do.
 
     Args:
-        stages: The source, then the stages in order; ``None`` is left out, and a list of stages counts as its
-            items. The source may be a sequence or map-style dataset, which is divided among ranks and
-            workers; another iterable, such as a loader, or a function that returns an iterator, which every
-            worker reads in full; an object with a method ``stream(context)``, such as
-            ``mpwds.SimpleShardList``; or another pipeline, which this one continues. A stage is an object
-            with a method ``stream(source, context)`` or a generator function of an iterator.
-        seed: Determines, with the epoch, all random choices; 0 by default. A loader's seed overrides it.
+        stages: The source, then the stages in order. ``None`` is ignored, and a list of stages counts as its
+            items. A source is one of these:
+
+            - a sequence or map-style dataset, which is divided among ranks and workers;
+            - another iterable, such as a loader, or a function that returns an iterator; every worker reads
+              all of it;
+            - an object with a method ``stream(context)``, such as ``mpwds.SimpleShardList``;
+            - another pipeline, to which this one adds stages.
+
+            A stage is an object with a method ``stream(source, context)`` or a generator function of an
+            iterator.
+        seed: Determines all random choices, with the epoch; 0 by default. A loader's seed overrides it.
 
     Raises:
-        TypeError: The source or a stage is none of these, or ``seed`` is not an integer.
+        TypeError: The source or a stage is of another kind, or ``seed`` is not an integer.
 
     Example:
         >>> dataset = DataPipeline(range(5)).map(lambda n: 10 * n).batched(2)
@@ -54,15 +58,13 @@ class DataPipeline(Fluent, TorchIterable):
 
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
         if seed is not None and not isinstance(seed, Integral):
-            raise TypeError(f"a dataset's seed is a whole number, got {seed!r}")
+            raise TypeError(f"a dataset's seed must be a whole number, got {seed!r}")
         self.pipeline: list[Any] = []
-        self._call = ""  # of a subclass's constructor, for repr, and the number of parts it makes
+        self._call = ""  # for repr: the call of a subclass's constructor, and the number of parts it makes
         self._made = 1
         self._seed: int | None = None if seed is None else int(seed)
         self._epochs = ONCE
         self._length: int | None = None
-        self._epoch = 0
-        self._epoch_is_given = False
         for stage in stages:
             if isinstance(stage, list) and (self.pipeline or _are_stages(stage)):
                 for each in stage:
@@ -72,12 +74,12 @@ class DataPipeline(Fluent, TorchIterable):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages behind the source, in order."""
+        """The stages after the source, in order."""
         return as_stages(self.pipeline[1:])
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The source and the stages behind it.
+        """The source and the stages.
 
         Raises:
             ValueError: The pipeline is empty.
@@ -88,9 +90,9 @@ class DataPipeline(Fluent, TorchIterable):
 
     @property
     def samples_in(self) -> Callable[[Any], int]:
-        """The function that counts the samples in an element: that of the last part that has one.
+        """A function that counts the samples in an element.
 
-        Without such a part the form of an element tells: see :func:`~mpwds.pipeline.counts.rows_in`.
+        It is that of the last part that has one, or :func:`~mpwds.pipeline.counts.rows_in`.
 
         Example:
             >>> DataPipeline([[1, 2], [3]]).samples_in([1, 2])
@@ -102,7 +104,7 @@ class DataPipeline(Fluent, TorchIterable):
         return next(filter(None, counters), rows_in)
 
     def stage(self, i: int) -> Any:
-        """Part ``i`` of the pipeline, as it was given; the source is part 0.
+        """Part ``i`` of the pipeline, as it was passed; the source is part 0.
 
         Example:
             >>> DataPipeline([1, 2]).stage(0)
@@ -117,7 +119,7 @@ class DataPipeline(Fluent, TorchIterable):
         return "\n    .".join([first, *map(str, stages), *epochs, *length])
 
     def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
-        """How the dataset was made, and the stages added since."""
+        """The call that made the dataset, and the stages added since."""
         if self._call:
             return self._call, self.stages[self._made - 1 :]
         arguments = [] if self._seed is None else [f"seed={self._seed}"]
@@ -125,26 +127,18 @@ class DataPipeline(Fluent, TorchIterable):
             arguments.insert(0, str(self.parts[0]))
         return f"DataPipeline({', '.join(arguments)})", self.stages
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._epoch
-        self._epoch = epoch + 1
-        context = Context.current(epoch)
-        return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
-
     def __len__(self) -> int:
-        """The length that ``with_length`` gave.
+        """The length that ``with_length`` set.
 
         Raises:
-            TypeError: It gave none.
+            TypeError: No length is set.
         """
         if self._length is None:
-            raise TypeError(
-                f"object of type {type(self).__name__!r} has no len(): give it one by with_length(n)"
-            )
+            raise TypeError(f"object of type {type(self).__name__!r} has no len(): set one by with_length(n)")
         return self._length
 
     def __bool__(self) -> bool:
-        return True  # and does not ask for the length
+        return True  # without this, bool() would call __len__
 
     def __enter__(self: Pipeline) -> Pipeline:
         return self
@@ -153,26 +147,10 @@ class DataPipeline(Fluent, TorchIterable):
         self.close()
 
     def close(self) -> None:
-        """Closes the parts that can be closed, such as a loader or a cache."""
+        """Closes the parts that have a method ``close``, such as a loader or a cache."""
         for part in self.pipeline:
             if hasattr(part, "close"):
                 part.close()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` run epoch ``epoch``.
-
-        Args:
-            epoch: Its number, from 0.
-
-        Example:
-            >>> dataset = DataPipeline(range(50)).shuffle(50)
-            >>> first = list(dataset)
-            >>> dataset.set_epoch(0)
-            >>> list(dataset) == first != list(dataset)
-            True
-        """
-        self._epoch = epoch
-        self._epoch_is_given = True
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch, with addresses and state. Loaders call this.
@@ -183,7 +161,7 @@ class DataPipeline(Fluent, TorchIterable):
 
         Returns:
             A stream. If the source or a stage gives elements without addresses, the state is the number of
-            elements delivered, and loading it runs the epoch again from its start.
+            elements delivered, and to load it runs the epoch again from its start.
 
         Raises:
             ValueError: The pipeline is empty.
@@ -216,7 +194,7 @@ class DataPipeline(Fluent, TorchIterable):
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
 
         Args:
-            f: A source or stage, as the constructor takes it. A pipeline as the source brings its stages.
+            f: A source or stage, as for the constructor. If the source is a pipeline, its stages come along.
 
         Raises:
             TypeError: It is not a source or stage.
@@ -249,11 +227,11 @@ class DataPipeline(Fluent, TorchIterable):
         Args:
             stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
                 of elements (their elements have no addresses: see ``mpwds.pipeline.filter.Generator``). Or a
-                class of stages and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
+                stage class and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 
         Raises:
-            TypeError: An argument is neither.
+            TypeError: An argument is not a stage.
 
         Example:
             >>> def pairs(source):
@@ -265,7 +243,7 @@ class DataPipeline(Fluent, TorchIterable):
         if stages and isinstance(stages[0], type) and issubclass(stages[0], Filter):
             stages = (stages[0](*stages[1:], **keywords),)
         elif keywords:
-            raise TypeError(f"compose takes stages, and no argument {next(iter(keywords))!r}")
+            raise TypeError(f"compose takes stages and has no argument {next(iter(keywords))!r}")
         extended = object.__new__(type(self))
         extended.__dict__.update(self.__dict__)
         extended.pipeline = list(self.pipeline)
@@ -274,11 +252,11 @@ class DataPipeline(Fluent, TorchIterable):
         return extended
 
     def with_epoch(self: Pipeline, nsamples: int = -1, nbatches: int = -1) -> Pipeline:
-        """Makes an epoch of this many elements: the source is repeated as often as that takes.
+        """Sets the number of elements in an epoch. The source is repeated as often as needed.
 
-        It counts the elements at the pipeline's end (batches, if it makes batches), stages that are added
-        later included, in each worker by itself. Every epoch and every repetition starts the source anew, in
-        another order if it is shuffled. If an unshuffled source has more elements, the rest is never seen.
+        Counts the elements at the pipeline's end (batches, if it makes batches), after stages that are added
+        later too. Each worker counts by itself. Every epoch and every repetition starts the source anew, in
+        another order if it is shuffled. If an unshuffled source has more elements, the rest is never read.
         Changes this pipeline and returns it, as webdataset's does.
 
         Args:
@@ -298,13 +276,13 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
     def repeat(self: Pipeline, nepochs: int = -1, nbatches: int = -1) -> Pipeline:
-        """Makes an epoch of ``nepochs`` runs through the pipeline, each in another order if it is shuffled.
+        """Makes an epoch of ``nepochs`` runs of the pipeline, each in another order if it is shuffled.
 
         Changes this pipeline and returns it, as webdataset's does.
 
         Args:
-            nepochs: Number of runs; no end if below 1.
-            nbatches: The most elements at the pipeline's end; no limit if below 0.
+            nepochs: Number of runs; below 1, an epoch has no end.
+            nbatches: The most elements at the pipeline's end; below 0, there is no limit.
 
         Raises:
             TypeError: An argument is not an integer.
@@ -319,14 +297,14 @@ class DataPipeline(Fluent, TorchIterable):
         return self
 
     def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
-        """Makes ``len()`` return ``n``, for programs that ask for a dataset's length.
+        """Makes ``len()`` return ``n``, for programs that need a dataset's length.
 
-        The number of elements in an epoch stays as it is: see ``with_epoch``. Changes this pipeline and
+        Does not change the number of elements in an epoch: see ``with_epoch``. Changes this pipeline and
         returns it, as webdataset's does.
 
         Args:
             n: The length.
-            silent: Whether to leave out the warning that says so.
+            silent: Whether to omit the warning about that.
 
         Raises:
             TypeError: ``n`` is not an integer.
@@ -341,8 +319,8 @@ class DataPipeline(Fluent, TorchIterable):
             raise ValueError(f"a dataset's length must not be negative, got {n}")
         if not silent:
             warnings.warn(
-                f"with_length({n}) sets what len() returns and nothing else: with_epoch(n) sets the number "
-                "of elements in an epoch (with_length(n, silent=True) leaves this warning out)",
+                f"with_length({n}) sets only what len() returns: with_epoch(n) sets the number of elements "
+                "in an epoch (with_length(n, silent=True) omits this warning)",
                 stacklevel=2,
             )
         self._length = n
@@ -352,17 +330,16 @@ class DataPipeline(Fluent, TorchIterable):
 def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
     """The stream that runs a pipeline once.
 
-    Stages before a cache (a stage with ``pins_epoch``) run as in epoch 0 every time: the cache holds that
-    epoch's elements, and continues an epoch that was left early.
+    Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's
+    elements, and resumes an epoch that ended early.
     """
     last = len(stages)
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
     pinned = max(caches, default=0)
-
-    for_ranks, for_workers = _divided_behind(stages)
+    for_ranks, for_workers = _last_dividers(stages)
 
     def of_part(position: int) -> Context:
-        part = replace(within(context, position), deferred=context.deferred and position == last)
+        part = replace(context.within(position), deferred=context.deferred and position == last)
         if getattr(stages[position - 1] if position else None, "alike_before_split", False):
             if position < for_ranks:
                 part = part.alike_on_ranks()
@@ -379,10 +356,10 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     return stream
 
 
-def _divided_behind(stages: list[Stage]) -> tuple[int, int]:
-    """Positions of the last stages that divide elements among ranks and among workers; 0 if there is none.
+def _last_dividers(stages: list[Stage]) -> tuple[int, int]:
+    """Positions of the last stages that divide elements among ranks and among workers, or 0.
 
-    All ranks or workers must see the same elements there in the same order, so stages before shuffle alike.
+    All ranks or workers must see the same elements in the same order there, so earlier stages shuffle alike.
     """
     last = {"ranks": 0, "workers": 0}
     for position, stage in enumerate(stages, 1):
@@ -392,7 +369,7 @@ def _divided_behind(stages: list[Stage]) -> tuple[int, int]:
 
 
 def _are_stages(parts: list[Any]) -> bool:
-    """Whether a list is of a source and stages, rather than a source of elements."""
+    """Whether a list holds a source and stages, rather than elements."""
     return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.repetitions import Repetitions, Start
+from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, Description, Stream
+
+Start: TypeAlias = Callable[[Context], Stream[Any]]
+"""Makes the stream that runs a source once."""
+
+_FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epochs below
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often a pipeline is run for one epoch, and after how many elements the epoch ends.
+    """How often a pipeline runs in one epoch, and after how many elements the epoch ends.
 
-    Each repetition is another epoch to the pipeline's stages: it shuffles in another order and augments with
+    To the pipeline's stages each repetition is another epoch: it shuffles in another order and augments with
     other random numbers. An element's address is (repetition, address in it). An empty repetition ends the
-    epoch. If ``limit`` elements were promised and the repetitions have no other end, that is a
-    ``RuntimeWarning``; not an error, because workers without shards are legitimate.
+    epoch. If the epoch then lacks elements up to ``limit``, that is a ``RuntimeWarning``. It is not an error,
+    because a worker may have no shards.
 
     Args:
         repetitions: How often to run the pipeline; ``None`` for no limit.
         limit: Elements in an epoch; ``None`` for no limit.
-
-    Raises:
-        ValueError: ``repetitions`` or ``limit`` is below 1.
 
     Example:
         >>> from mpwds.pipeline.stream import Source
@@ -48,12 +51,7 @@ class Epochs:
         return f"repeat({self.repetitions}{limit})"
 
     def stream(self, start: Start, context: Context) -> Stream[Any]:
-        """The stream of one epoch.
-
-        Args:
-            start: Makes the stream that runs the pipeline once.
-            context: The epoch's.
-        """
+        """The stream of one epoch; ``start`` makes the stream of one run."""
         return start(context) if self == ONCE else _Repeated(self, start, context)
 
 
@@ -67,7 +65,7 @@ class _Repeated:
         self._repetitions = epochs.repetitions
         self._left = epochs.limit
         self._runs = Repetitions(start, context)
-        self._empty = True  # the run under way has given nothing
+        self._empty = True  # the current run has given nothing
 
     def __iter__(self) -> _Repeated:
         return self
@@ -119,3 +117,56 @@ class _Repeated:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._runs.load_state_dict(state)
         self._empty, self._left = state["empty"], state["left"]
+
+
+class Repetitions:
+    """The runs of a source within one epoch.
+
+    The first run has the epoch's context; each of the others has an epoch number of its own.
+
+    Attributes:
+        number: Number of the current run, from 0.
+        stream: Its stream.
+    """
+
+    def __init__(self, start: Start, context: Context) -> None:
+        self._start = start
+        self._context = context
+        self.begin(0)
+        self._other: tuple[int, Stream[Any]] = 0, self.stream  # the run that fetch used last
+
+    def begin(self, number: int) -> None:
+        """Starts run ``number``."""
+        self.number = number
+        self.stream = self._run(number)
+
+    def at(self, number: int) -> Stream[Any]:
+        """A stream of run ``number``, for ``fetch`` and ``describe``."""
+        if number == self.number:
+            return self.stream
+        if self._other[0] != number:
+            self._other = number, self._run(number)
+        return self._other[1]
+
+    def _run(self, number: int) -> Stream[Any]:
+        epoch = self._context.epoch
+        if number:
+            epoch = epoch_of_repetition(number, epoch, self._context.stage)
+        return self._start(replace(self._context, epoch=epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"repetition": self.number, "source": self.stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin(state["repetition"])
+        self.stream.load_state_dict(state["source"])
+
+
+def is_repetition(epoch: int) -> bool:
+    """Whether :func:`epoch_of_repetition` made this epoch number."""
+    return epoch >= _FIRST
+
+
+def epoch_of_repetition(number: int, *facts: object) -> int:
+    """An epoch number for repetition ``number`` of what ``facts`` identify, different from all others."""
+    return _FIRST + Draws("repetition", *facts).index(number, _FIRST)

@@ -1,38 +1,39 @@
-"""The base of all stages, and the stage that a generator function is."""
+"""Bases of stages and of their streams."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.counts import Count, LengthUnknown, check_raises
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
-from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.randomness import States, put_aside, put_back
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.notes import arguments, explain
+from mpwds.pipeline.randomness import Call, States, put_aside, put_back, unseeded
+from mpwds.pipeline.stream import Address, Derived, Stream
 from mpwds.tracebacks import shorten
 
 
 class Filter(ABC):
-    """A stage. Called with an iterable, it yields the elements that it makes of the iterable's.
+    """Base of stages. Call a stage with an iterable to run it.
 
-    A stage answers for itself. Loaders ask any object with a method ``stream``, a subclass of this class or
-    not, for these members, each of which may be left out:
+    Any object with a method ``stream`` is a stage, whether or not it inherits from this class. Loaders look
+    for these optional members:
 
-    - ``__str__``: its name in errors and statistics; the name of its class if it has none.
-    - ``count_of(incoming)``: how many elements it makes of so many, a :class:`~mpwds.pipeline.counts.Count`.
-      It raises :class:`~mpwds.pipeline.counts.LengthUnknown` if it cannot know. A loader's ``len()`` and
-      epochs of equal length on all ranks need it.
-    - ``samples_in(element)``: the number of samples in an element that it yields, for statistics. A stage
-      without it yields elements of as many samples as the stage before.
-    - ``addressable``: ``False`` if its stream cannot fetch an element again by its address. Loaders then
+    - ``__str__``: the stage's name in errors and statistics; by default the name of its class.
+    - ``count_of(incoming)``: how many elements the stage makes of ``incoming``, as a
+      :class:`~mpwds.pipeline.counts.Count`. Raises :class:`~mpwds.pipeline.counts.LengthUnknown` if that is
+      unknown. ``len()`` of a loader and epochs of equal length on all ranks need it.
+    - ``samples_in(element)``: the number of samples in an element that the stage yields, for statistics.
+      Without it, elements hold as many samples as before the stage.
+    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address. Loaders then
       resume an epoch by running it again from its start.
-    - ``reads_shards``: ``True`` if it reads storage.
+    - ``reads_shards``: ``True`` if the stage reads storage.
 
-    What its stream holds is in the stream's state: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
+    The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 
     Example:
         >>> from mpwds.pipeline.counts import Count
@@ -54,13 +55,13 @@ class Filter(ABC):
 
     @abstractmethod
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        """The stream of what the stage makes of ``source``."""
+        """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
         """How many elements the stage makes of ``incoming``.
 
         Raises:
-            LengthUnknown: The stage cannot know that, which is the default.
+            LengthUnknown: The stage cannot know, which is the default.
         """
         raise LengthUnknown(f"{self} may drop or add elements")
 
@@ -68,11 +69,21 @@ class Filter(ABC):
         return plain(self.stream(IteratorStream(source), Context.current()))
 
 
+class OneOfEach(Filter):
+    """Base of stages that make one element of each, unless their error handler skips it."""
+
+    handler: Handler
+
+    def count_of(self, incoming: Count) -> Count:
+        check_raises(self, self.handler)
+        return Count(incoming.elements)
+
+
 def plain(stream: Stream[Any]) -> Iterator[Any]:
     """The elements of a stream without their addresses.
 
-    Whenever it yields an element, the program's random generators are as the program left them: see
-    ``seeded`` in ``mpwds.pipeline.randomness``.
+    Restores the program's random generators before it yields an element: see ``seeded`` in
+    ``mpwds.pipeline.randomness``.
     """
     advance = stream.__next__
     mine: States = []
@@ -96,19 +107,128 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
         yield element
 
 
-@dataclass(frozen=True)
-class Generator(Filter):
-    """Stage that yields what ``function(source)`` yields, ``source`` being the plain elements before it.
+class Handled(Derived[Any]):
+    """Base of streams that ask an error handler about each element that causes an exception.
 
-    Use it where ``map``, ``select`` and ``flatmap`` do not suffice. Its elements have no addresses: a
-    pipeline with such a stage is restored by running it again from the start of the epoch. Random numbers
-    that ``function`` draws are the same in each run of an epoch by the same worker.
+    A handler with a method ``watch(stage, next)`` can count elements. It gets the stage's name and the
+    function that returns the next element, and returns a function to call instead.
+
+    Attributes:
+        on_skipped: Called with the exception of each element that a handler skips.
+    """
+
+    on_skipped: Callable[[Exception], object] | None = None
+
+    def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
+        super().__init__(source)
+        self._stage = stage
+        self._handler = handler
+        self._stopped = False
+        self._next = self._watched()
+
+    def _handle(self, error: Exception, address: Any, element: object) -> None:
+        """Returns if the stream continues with the next element.
+
+        Raises:
+            StopIteration: The handler ends the stream.
+            Exception: ``error`` with its notes, or the handler's exception.
+        """
+        try:
+            self._explain(error, address, element)
+            self._decide(error)
+        finally:
+            del error  # see ``reraise_exception``
+
+    def _decide(self, error: Exception) -> None:
+        try:
+            if self._handler is reraise_exception or isinstance(error, ImportError):
+                raise error  # a missing package is not the element's fault
+            self._ask(self._handler, error)
+        finally:
+            del error
+
+    def _ask(self, handler: Handler, error: Exception) -> None:
+        try:
+            if not handler(error):
+                self._stop()
+                raise StopIteration
+            if self.on_skipped is not None:
+                self.on_skipped(error)
+        finally:
+            del error
+
+    def _explain(self, error: Exception, address: Any, element: object) -> None:
+        explain(error, self._stage, self._source, address, element)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._next = _ended
+
+    def _watched(self) -> Callable[[], Any]:
+        watch = getattr(self._handler, "watch", None)
+        return self._source.__next__ if watch is None else watch(str(self._stage), self._source.__next__)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "stopped": self._stopped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["stopped"]:
+            self._stop()
+        else:
+            self._stopped, self._next = False, self._watched()
+
+
+class Applied(Handled):
+    """The stream of ``function(element)``, at the same addresses. ``None`` drops the element.
 
     Args:
-        function: Takes an iterator of elements, returns an iterator of elements.
+        call: How to call the function: ``seeded(context)`` if it is a user's, which may draw random numbers.
+    """
 
-    Raises:
-        TypeError: ``function`` cannot be called.
+    def __init__(
+        self,
+        source: Stream[Any],
+        stage: object,
+        function: Callable[[Any], Any],
+        call: Call = unseeded,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        super().__init__(source, stage, handler)
+        self._function = function
+        self._call = call
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            address, element = self._next()
+            try:
+                result = self._call(self._function, address, element)
+            except Exception as error:
+                self._handle(error, address, element)
+            else:
+                if result is not None:
+                    return address, result
+
+    def fetch(self, address: Any) -> Any:
+        element = self._source.fetch(address)
+        try:
+            return self._call(self._function, address, element)
+        except Exception as error:
+            self._explain(error, address, element)
+            raise
+
+
+def _ended() -> NoReturn:
+    raise StopIteration
+
+
+@dataclass(frozen=True)
+class Generator(Filter):
+    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
+
+    Use it where ``map``, ``select`` and ``flatmap`` do not suffice. Its elements have no addresses, so a
+    pipeline with such a stage resumes by running again from the start of the epoch. ``function`` draws the
+    same random numbers in each run of an epoch by the same worker.
 
     Example:
         >>> from mpwds.pipeline.stream import collect
@@ -121,6 +241,7 @@ class Generator(Filter):
     """
 
     function: Callable[[Iterator[Any]], Iterator[Any]]
+    name: str | None = None
     addressable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -131,7 +252,7 @@ class Generator(Filter):
             )
 
     def __str__(self) -> str:
-        return f"compose({arguments(self.function)})"
+        return self.name or f"compose({arguments(self.function)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return UnseekableStream(lambda: self.function(plain(source)), self, context)

@@ -9,7 +9,7 @@ from random import Random
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-import mpwds  # which imports a stage when it is asked for: a worker starts sooner without the others
+import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
 from mpwds.mistakes import Suggesting, explained
 from mpwds.pipeline.stages.pipelinefilter import stage_of
 
@@ -26,10 +26,9 @@ class Composable(Suggesting, ABC):
 
 
 def adds(function: Callable[[], Callable[P, object]]) -> Callable[Concatenate[Self, P], Self]:
-    """A method that adds the stage that a function makes, with the function's signature and documentation.
+    """A method that adds a stage, with the signature and documentation of the function that makes the stage.
 
-    Args:
-        function: Returns the function; called when the method is first used.
+    ``function`` returns that function; it is called when the method is first used.
 
     Example:
         >>> import inspect
@@ -74,7 +73,7 @@ class _Adds(Generic[P]):
 
 @explained
 class Fluent(Composable):
-    """What has stages. Each method returns a copy with one more stage; the dataset stays as it is."""
+    """Base of datasets with stages. Each method returns a copy with one more stage."""
 
     associate = adds(lambda: mpwds.associate)
     batched = adds(lambda: mpwds.batched)
@@ -119,7 +118,7 @@ class Fluent(Composable):
         return self.compose(stage) if size >= 1 else self.compose()
 
     def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
-        """Adds a stage: ``f(source, *args, **keywords)``, or the one that ``f(*args, **keywords)`` makes.
+        """Adds the stage that ``f(*args, **keywords)`` makes, or that runs ``f(source, *args, **keywords)``.
 
         Args:
             f: A stage, a function that makes one, or a generator function of an iterator of elements.
@@ -127,7 +126,7 @@ class Fluent(Composable):
             keywords: Keyword arguments of ``f``.
 
         Raises:
-            TypeError: ``f`` is none of these, or is a stage and there are arguments.
+            TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.
 
         Example:
             >>> list(mpwds.DataPipeline(range(5)).pipe(mpwds.batched, 2, collation_fn=None))

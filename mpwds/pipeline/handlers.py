@@ -1,4 +1,4 @@
-"""Error handlers: what a stage does about an element that it cannot process."""
+"""Error handlers: functions that decide what happens when an element causes an exception."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 Handler: TypeAlias = Callable[[Exception], Any]
-"""Called with the exception, which carries notes for people and an ``incident`` for programs.
+"""Called with the exception, which has notes for people and an ``incident`` for programs.
 
-A true result leaves the element out and goes on, a false one ends the stage's stream; or it raises. These
-are webdataset's rules. An ``ImportError`` is raised without asking: no element is bad because a package is
-missing.
+If the handler returns true, the stage skips the element and continues; if it returns false, the stage's
+stream ends. A handler may also raise. These are webdataset's rules. An ``ImportError`` never reaches a
+handler, because a missing package is not the element's fault.
 """
 
 
 def reraise_exception(error: Exception) -> NoReturn:
-    """Handler that raises the error: the default everywhere.
+    """Handler that raises the exception: the default of all stages.
 
     Example:
         >>> from mpwds.pipeline.stages.map import Map
@@ -29,13 +29,13 @@ def reraise_exception(error: Exception) -> NoReturn:
     try:
         raise error
     finally:
-        # Its traceback holds this frame: with this name it would hold itself, and with it the pipeline, and
-        # the workers of a loader, until the garbage collector comes by.
+        # The traceback refers to this frame. If the frame kept ``error``, that cycle would keep the pipeline
+        # and a loader's workers alive until the garbage collector runs.
         del error
 
 
 def ignore_and_continue(error: Exception) -> bool:
-    """Handler that leaves the element out and goes on.
+    """Handler that skips the element and continues.
 
     Example:
         >>> from mpwds.pipeline.stages.map import Map
@@ -47,9 +47,9 @@ def ignore_and_continue(error: Exception) -> bool:
 
 
 def warn_and_continue(error: Exception) -> bool:
-    """Handler that leaves the element out, says so in a warning and goes on.
+    """Handler that warns, skips the element and continues.
 
-    The warning names stage, shard and key, so Python's filters show each bad sample once.
+    The warning names stage, shard and key, so Python's warning filters show each bad sample once.
 
     Example:
         >>> from mpwds.pipeline.stages.map import Map
@@ -77,7 +77,7 @@ def ignore_and_stop(error: Exception) -> bool:
 
 
 def warn_and_stop(error: Exception) -> bool:
-    """Handler that ends the stream at the element and says so in a warning.
+    """Handler that warns and ends the stream at the element.
 
     Example:
         >>> from mpwds.pipeline.stages.map import Map
@@ -98,16 +98,7 @@ def _warn(what: str, error: Exception) -> None:
 
 
 def check_handler(stage: str, handler: object) -> None:
-    """Refuses what cannot be called.
-
-    Raises:
-        TypeError: ``handler`` cannot be called.
-
-    Example:
-        >>> check_handler("map", "warn")
-        Traceback (most recent call last):
-        TypeError: map: handler must be a function of the exception, such as warn_and_continue, got 'warn'
-    """
+    """Raises ``TypeError`` if ``handler`` is not callable."""
     if not callable(handler):
         raise TypeError(
             f"{stage}: handler must be a function of the exception, such as warn_and_continue, "

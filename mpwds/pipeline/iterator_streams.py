@@ -1,34 +1,57 @@
-"""Streams over plain iterators: they number the elements but cannot make one again."""
+"""Streams over plain iterators, which cannot fetch an element again, and how a pipeline resumes with them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Description
+from mpwds.pipeline.stream import Address, Description, Stream
 
 
-class UnseekableStream:
-    """A stream over an iterator that a user's code makes. No element can be fetched by its address.
+class _WithoutAddresses:
+    """Base of streams that cannot fetch elements and have no state; ``origin`` is for error messages."""
 
-    Random numbers that the iterator draws are the same in each run of an epoch by the same worker.
+    def __init__(self, origin: object) -> None:
+        self._origin = origin
+        self._count = 0
+
+    def fetch(self, address: Any) -> Any:
+        raise self._error()
+
+    def state_dict(self) -> dict[str, Any]:
+        raise self._error()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise self._error()
+
+    def _error(self) -> LookupError:
+        return LookupError(
+            f"{self._origin} gives elements without addresses: it has no state and cannot make one again"
+        )
+
+
+class UnseekableStream(_WithoutAddresses):
+    """A stream over an iterator from a user's code. It cannot fetch elements.
+
+    The iterator draws the same random numbers in each run of an epoch by the same worker.
 
     Args:
-        start: Makes the iterator, when the first element is asked for.
-        maker: What the iterator comes from; ``str(maker)`` names it in errors.
+        start: Makes the iterator when the first element is requested.
+        maker: The stage or source that has ``start``; ``str(maker)`` names it in errors.
         context: Gives the seed, the epoch, the rank and the worker.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
+        super().__init__(maker)
         self._start = start
-        self._maker = maker
         self._context = context
         self._call = seeded(context)
         self._elements: Iterator[Any] | None = None
-        self._count = 0
 
     def __iter__(self) -> UnseekableStream:
         return self
@@ -42,57 +65,42 @@ class UnseekableStream:
         except StopIteration:
             raise
         except Exception as error:
-            add_note(error, f"in {self._maker}, after {self._count} elements")
+            add_note(error, f"in {self._origin}, after {self._count} elements")
             raise
         self._count += 1
         return address, element
 
-    def fetch(self, address: Any) -> Any:
-        raise LookupError(
-            f"{self._maker} gives elements without addresses: they can only be made again by replay"
-        )
-
     def describe(self, address: Any, element: object = None) -> Description:
         rank, worker, count = address
         return Description.of_sample(
-            element, Description(f"element {count} of {self._maker} in worker {worker} of rank {rank}")
+            element, Description(f"element {count} of {self._origin} in worker {worker} of rank {rank}")
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to save")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError(f"{self._maker} gives elements without addresses: it has no state to load")
 
     def _started(self, _: None) -> Iterator[Any]:
         try:
             elements = self._start()
         except StopIteration as error:
-            raise RuntimeError("a function raised StopIteration, which is no way to end a dataset") from error
+            raise RuntimeError("a function raised StopIteration, which cannot end a dataset") from error
         if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
             raise TypeError(
-                f"{self._maker} returned {elements!r}, not an iterator of elements: write a generator "
-                "function, which yields them, or return an iterator (a function of one element goes into map)"
+                f"{self._origin} returned {elements!r}, not an iterator of elements: write a generator "
+                "function, which yields them, or return an iterator (for a function of one element use map)"
             )
         return iter(elements)
 
 
-class IteratorStream:
-    """A stream over an iterator that runs once; an element's address is its number.
+class IteratorStream(_WithoutAddresses):
+    """A stream over an iterator that runs once. An element's address is its number.
 
     Args:
         elements: The elements.
-        which: Says in messages where they come from.
-
-    Example:
-        >>> next(IteratorStream("ab"))
-        (0, 'a')
+        which: Words for error messages, after "element 7": where the elements come from.
     """
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
-        self._elements = iter(elements)
+        super().__init__("a plain iterator")
         self._which = which
-        self._count = 0
+        self._elements = iter(elements)
 
     def __iter__(self) -> IteratorStream:
         return self
@@ -102,14 +110,70 @@ class IteratorStream:
         self._count += 1
         return self._count - 1, element
 
-    def fetch(self, address: Any) -> Any:
-        raise LookupError(f"element {address} {self._which} cannot be made again")
-
     def describe(self, address: Any, element: object = None) -> Description:
         return Description.of_sample(element, Description(f"element {address} {self._which}"))
 
+
+class Replayed:
+    """A stream that resumes by running again and skipping the elements it delivered before.
+
+    Args:
+        start: Makes the stream, at its beginning.
+        culprit: The name of the stage or source without addresses, for the warning.
+    """
+
+    def __init__(self, start: Callable[[], Stream[Any]], culprit: str) -> None:
+        self._start = start
+        self._culprit = culprit
+        self._stream = start()
+        self._delivered = 0
+
+    def __iter__(self) -> Replayed:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        item = next(self._stream)
+        self._delivered += 1
+        return item
+
+    def fetch(self, address: Any) -> Any:
+        return self._stream.fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return self._stream.describe(address, element)
+
     def state_dict(self) -> dict[str, Any]:
-        raise LookupError(f"elements {self._which} have no state to save")
+        return {"delivered": self._delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise LookupError(f"elements {self._which} have no state to load")
+        """Runs the stream again up to where the state was saved, and warns of that.
+
+        Raises:
+            RuntimeError: The stream ended earlier.
+        """
+        delivered = state["delivered"]
+        self._stream = self._start()
+        self._delivered = 0
+        if delivered == 0:
+            return
+        warnings.warn(
+            f"{self._culprit} gives elements without addresses: the pipeline is restored by running "
+            f"the first {delivered} elements of the epoch again",
+            stacklevel=2,
+        )
+        skip(self._stream, delivered, self._culprit)
+        self._delivered = delivered
+
+
+def skip(elements: Iterator[Any], count: int, what: str = "the epoch") -> None:
+    """Skips the first ``count`` elements of an epoch that runs again.
+
+    Raises:
+        RuntimeError: There are fewer; ``what`` names their origin.
+    """
+    again = sum(1 for _ in islice(elements, count))
+    if again < count:
+        raise RuntimeError(
+            f"{what} ended after {again} elements but {count} were delivered before: it has changed, or "
+            "gives other elements each time it runs, so it cannot be resumed"
+        )

@@ -1,7 +1,8 @@
-"""Say in an exception which stage it comes from and which element caused it."""
+"""What errors say: the stage, the element, and how a call prints."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -9,15 +10,24 @@ from mpwds.pipeline.stream import Description, Stream
 
 
 class Incident(NamedTuple):
-    """Where an exception happened: the attribute ``incident`` of what error handlers are called with.
+    """Where an exception happened. Error handlers find it as the exception's attribute ``incident``.
 
     Attributes:
         stage: The stage, as it prints: ``map(crop)``.
-        place: The element, for people: ``sample "0017" of x-000003.tar``.
-        url: Its shard, where it has one.
-        key: Its key, where it has one.
-        offset: Byte offset of its first header in the shard, where it has one.
-        member: The member or field concerned, where it is one alone.
+        place: Description of the element: ``sample "0017" of x-000003.tar``.
+        url: The element's shard, if it has one.
+        key: The sample's key, if it has one.
+        offset: Byte offset of the sample's first header in the shard, if known.
+        member: The member or field that caused the error, if there is a single one.
+
+    Example:
+        >>> from mpwds import DataPipeline
+        >>> def record(error):
+        ...     print(error.incident.stage, error.incident.place)
+        ...     return True
+        >>> list(DataPipeline(["1", "one"]).map(int, handler=record))
+        map(int, handler=record) element 1
+        [1]
     """
 
     stage: str
@@ -33,61 +43,33 @@ def explain(
 ) -> None:
     """Adds ``in map(crop), on sample "0017" of x-000003.tar`` to ``error``, and an :class:`Incident`.
 
-    Args:
-        error: What the stage's function raised. It keeps its type.
-        stage: The stage; ``str(stage)`` is its name.
-        source: The stream that describes the address.
-        address: The address of the element that the function was called with.
-        element: That element, where it is at hand.
+    ``source`` describes ``address``, with the help of ``element`` if it is given.
 
     Raises:
-        RuntimeError: ``error`` is a ``StopIteration``, which would end the stream without a word.
+        RuntimeError: ``error`` is a ``StopIteration``, which would end the stream silently.
     """
     place = source.describe(address, element)
     note = f"in {stage}, on {place}"
     if isinstance(error, StopIteration):
-        raise RuntimeError(
-            f"{note}: a function raised StopIteration, which is no way to end a dataset"
-        ) from error
+        raise RuntimeError(f"{note}: a function raised StopIteration, which cannot end a dataset") from error
     before = getattr(error, "incident", None)
-    if isinstance(before, Incident) and before.stage == str(
-        stage
-    ):  # one exception object, raised for each bad element
+    if isinstance(before, Incident) and before.stage == str(stage):
+        # The function raises the same exception object for each bad element.
         getattr(error, "__notes__", []).remove(f"in {stage}, on {before.place}")
     add_incident(error, str(stage), place)
     add_note(error, note)
 
 
 def add_incident(error: Exception, stage: str, place: Description) -> None:
-    """Gives ``error`` its attribute ``incident``.
-
-    Args:
-        error: What was raised. Its attribute ``field`` or ``member``, if a string, becomes the incident's
-            ``member``.
-        stage: The stage, as it prints.
-        place: The element.
-
-    Example:
-        >>> error = ValueError("bad")
-        >>> add_incident(error, "map(crop)", Description('sample "0017" of x.tar', url="x.tar", key="0017"))
-        >>> error.incident.key
-        '0017'
-    """
-    names = (getattr(error, "field", None), getattr(error, "member", None))  # a user's exception has anything
+    """Gives ``error`` its attribute ``incident``; its ``field`` or ``member`` becomes the incident's."""
+    names = (getattr(error, "field", None), getattr(error, "member", None))  # of any type, if a user's class
     member = next((name for name in names if isinstance(name, str) and name), None)
     incident = Incident(stage, str(place), place.url, place.key, place.offset, member)
     error.incident = incident  # type: ignore[attr-defined]  # an attribute that handlers look for
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note(note)``, also on Python 3.10, where tracebacks do not show it yet.
-
-    Example:
-        >>> error = ValueError("bad")
-        >>> add_note(error, "in map(crop)")
-        >>> error.__notes__
-        ['in map(crop)']
-    """
+    """``error.add_note(note)``, also on Python 3.10, whose tracebacks do not show notes."""
     notes = getattr(error, "__notes__", None)
     if notes is None:
         notes = []
@@ -96,7 +78,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def arguments(*values: object, **named: object) -> str:
-    """Arguments as one would write them in a call, functions by their names.
+    """Arguments as they are written in a call, functions by their names.
 
     Example:
         >>> arguments(len, None, "rgb8", partial=False)
@@ -108,7 +90,7 @@ def arguments(*values: object, **named: object) -> str:
 
 
 def options(**given: tuple[object, object]) -> dict[str, object]:
-    """Of options given as (value, default), those that differ from their defaults, for :func:`arguments`.
+    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`.
 
     Example:
         >>> options(size=(3, 3), seed=(7, None))
@@ -117,6 +99,12 @@ def options(**given: tuple[object, object]) -> dict[str, object]:
     return {
         name: value for name, (value, default) in given.items() if not (value is default or value == default)
     }
+
+
+def changed(stage: Any, *names: str) -> dict[str, object]:
+    """The fields of a dataclass, among ``names``, that differ from their defaults, for :func:`arguments`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(stage)}
+    return options(**{name: (getattr(stage, name), defaults[name]) for name in names})
 
 
 def _argument(value: object) -> str:

@@ -1,7 +1,8 @@
-"""The parts of a pipeline, made of what users give: a source, and the stages behind it."""
+"""The parts of a pipeline: makes a source and stages of the objects that users pass."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,17 +14,42 @@ from mpwds.pipeline.filter import Generator, plain
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
-from mpwds.pipeline.torch_dataset import TorchIterable
 
-_PARTS = 1000
+
+class TorchIterable:
+    """Base of datasets that torch's DataLoader treats as an ``IterableDataset``.
+
+    DataLoader distinguishes iterable from map-style datasets by ``isinstance``. Inheriting from torch's class
+    would import torch in every process that uses a dataset. But ``isinstance`` also looks at ``__class__``,
+    as mocks and proxies know. Once ``torch.utils.data`` is imported, ``__class__`` is a subclass of both.
+
+    Example:
+        >>> import torch.utils.data
+        >>> isinstance(TorchIterable(), torch.utils.data.IterableDataset)
+        True
+    """
+
+    @property
+    def __class__(self) -> Any:
+        data = sys.modules.get("torch.utils.data")
+        base = getattr(data, "IterableDataset", None)  # absent while torch is being imported
+        kind: Any = type(self)  # mypy finds no __hash__ in a type whose instances redefine __class__
+        return kind if base is None else _both(kind, base)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise TypeError(f"the class of a {type(self).__name__} cannot be changed")
+
+    def __reduce__(self) -> Any:
+        # By default pickle refuses an object whose __class__ is not its type.
+        return _rebuilt, (type(self), self.__dict__)
 
 
 class IterableSource(TorchIterable, ABC):
-    """Base of sources that can also be iterated by themselves.
+    """Base of pipelines, and of sources that can be iterated by themselves. Each ``iter()`` is another epoch.
 
-    Each ``iter()`` is another epoch. A subclass has a method ``stream(context)``. It may tell loaders how
-    many elements a worker gets, by a method ``count_in(context)``, and by ``never_empty`` that no worker gets
-    none.
+    A source may have a method ``count_in(context)``, the number of elements that a worker gets, and an
+    attribute ``never_empty``, true if every worker gets at least one.
     """
 
     _epoch = 0
@@ -40,32 +66,40 @@ class IterableSource(TorchIterable, ABC):
         return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` run epoch ``epoch``."""
+        """Makes the next ``iter()`` run epoch ``epoch``.
+
+        Args:
+            epoch: Its number, from 0.
+
+        Example:
+            >>> import mpwds
+            >>> dataset = mpwds.DataPipeline(range(50)).shuffle(50)
+            >>> first = list(dataset)
+            >>> dataset.set_epoch(0)
+            >>> list(dataset) == first != list(dataset)
+            True
+        """
         self._epoch = epoch
         self._epoch_is_given = True
 
 
 def as_source(source: Any) -> PipelineSource:
-    """The source of a pipeline, from what a user gave.
+    """Makes a source of a user's object.
 
     Args:
-        source: An object with a method ``stream(context)``; or a sequence or map-style dataset, with a length
-            and elements by index; or another iterable; or a function that returns an iterator.
+        source: An object with a method ``stream(context)``; a sequence or map-style dataset; another
+            iterable; or a function that returns an iterator.
 
     Raises:
-        TypeError: ``source`` is none of these, or an iterator, which could be read only once.
-
-    Example:
-        >>> list(plain(as_source(lambda: iter("ab")).stream()))
-        ['a', 'b']
+        TypeError: ``source`` is of another kind, or an iterator, which can be read only once.
     """
     if hasattr(source, "stream") and not iterates_itself(source):
         with_stream: PipelineSource = source
         return with_stream
     if isinstance(source, Mapping):
         raise TypeError(
-            "a pipeline cannot begin at a dict: write mpwds.WebDataset(spec) for a dataset specification, "
-            "DataPipeline([sample]) for a sample"
+            "a dict cannot be the source of a pipeline: write mpwds.WebDataset(spec) for a dataset "
+            "specification, DataPipeline([sample]) for a sample"
         )
     data = sys.modules.get("torch.utils.data")
     iterable = data is not None and isinstance(source, (data.IterableDataset, data.DataLoader))
@@ -75,19 +109,9 @@ def as_source(source: Any) -> PipelineSource:
 
 
 def iterates_itself(dataset: Any) -> bool:
-    """Whether a dataset's class overrides ``__iter__`` without overriding ``stream``.
+    """Whether a dataset's class overrides ``__iter__`` but not ``stream``.
 
-    Such a dataset is iterated, so that its own ``__iter__`` counts.
-
-    Example:
-        >>> class Doubled(IterableSource):
-        ...     def stream(self, context=ALONE):
-        ...         return Indexed([1, 2]).stream(context)
-        >>> class Tripled(Doubled):
-        ...     def __iter__(self):
-        ...         return (3 * n for n in (1, 2))
-        >>> iterates_itself(Doubled()), iterates_itself(Tripled())
-        (False, True)
+    Such a dataset is iterated, so that its own ``__iter__`` takes effect.
     """
     for kind in type(dataset).__mro__:
         if "stream" in vars(kind):
@@ -98,17 +122,13 @@ def iterates_itself(dataset: Any) -> bool:
 
 
 def as_stage(stage: Any) -> Stage:
-    """A stage, from what a user gave: an object with a method ``stream(source, context)`` or a function.
+    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function.
 
     Raises:
         TypeError: ``stage`` is neither, or can only be the source of a pipeline.
-
-    Example:
-        >>> as_stage(reversed)
-        Generator(function=<class 'reversed'>)
     """
     if isinstance(stage, TorchIterable):
-        raise TypeError(f"{stage} gives elements: it can only stand at the beginning of a pipeline")
+        raise TypeError(f"{stage} is a source, so it can only be the first part of a pipeline")
     if hasattr(stage, "stream"):
         configured: Stage = stage
         return configured
@@ -116,7 +136,7 @@ def as_stage(stage: Any) -> Stage:
 
 
 def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
-    """The stages of a pipeline. Functions before a reader of shards become stages that keep the addresses."""
+    """Makes the stages of a pipeline. Functions before a reader of shards keep the shards' addresses."""
     configured = [as_stage(stage) for stage in stages]
     readers = [number for number, stage in enumerate(configured) if getattr(stage, "reads_shards", False)]
     for number in range(max(readers, default=0)):
@@ -127,12 +147,7 @@ def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
 
 
 def culprit(part: Any) -> str | None:
-    """The name of the part of a source or stage that gives elements without addresses, or ``None``.
-
-    Example:
-        >>> culprit(as_source({1, 2})), culprit(as_source([1, 2]))
-        ('set', None)
-    """
+    """The name of the part of a source or stage that gives elements without addresses, or ``None``."""
     parts = getattr(part, "parts", None)
     if parts is not None:
         return next(filter(None, map(culprit, parts)), None)
@@ -140,25 +155,19 @@ def culprit(part: Any) -> str | None:
 
 
 def in_any_order(part: Any) -> bool:
-    """Whether a source or stage takes elements as they appear, so that workers cannot keep an order.
-
-    Example:
-        >>> in_any_order(as_source([1, 2]))
-        False
-    """
+    """Whether a source or stage takes elements as they appear, so that workers cannot keep an order."""
     parts = getattr(part, "parts", None)
     return any(map(in_any_order, parts)) if parts is not None else getattr(part, "in_any_order", False)
 
 
-def within(context: Context, position: int) -> Context:
-    """The context of one part of a pipeline: its number gives it random numbers of its own.
+@functools.cache
+def _both(kind: type, base: type) -> type:
+    return type(
+        kind.__name__, (kind, base), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
 
-    Args:
-        context: The pipeline's context.
-        position: The part's position in the pipeline, from 0.
 
-    Example:
-        >>> within(within(Context(), 0), 1).stage
-        1002
-    """
-    return replace(context, stage=context.stage * _PARTS + position + 1)
+def _rebuilt(kind: type, attributes: dict[str, Any]) -> Any:
+    instance: Any = object.__new__(kind)
+    instance.__dict__.update(attributes)
+    return instance

@@ -1,4 +1,4 @@
-"""Error handler that records each bad sample and skips it, until there are too many."""
+"""Error handler that records bad samples in a file and skips them, up to a budget."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from mpwds.pipeline.context import Context
 
 T = TypeVar("T")
 
-_FEW = 10  # bad samples that a fraction must allow before it is judged in the middle of an epoch
+_FEW = 10  # bad samples that a fraction must allow before it is checked within an epoch
 
 
 def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
-    """Error handler that records each bad sample in a file and skips it.
+    """Error handler that records each bad sample in a file and skips it, up to a budget.
 
-    A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample where they are
-    known, the ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of
-    the error, ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Stages that get the same
-    handler share file and budget. A sample that fails in the same stage in a later epoch keeps its one
-    record. A file that is deleted or emptied starts anew; the budget does not.
+    A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample if known, the
+    ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of the error,
+    ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Stages that share a handler share file
+    and budget. A sample that fails again in the same stage in a later epoch is not recorded again. You may
+    delete or empty the file; the bad samples recorded before still count towards the budget.
 
     Args:
-        path: The file; its directory must exist. Records that are already there stay and do not count.
-        budget: An ``int``: the most bad samples that all processes together may record in the file. A
-            ``float`` above 0 and at most 1: the largest share of bad samples among those that this process
+        path: The file; its directory must exist. Existing records stay and do not count.
+        budget: An ``int`` is the most bad samples that all processes together may record in the file. A
+            ``float`` above 0 and at most 1 is the largest share of bad samples among those that this process
             has seen. It is checked once it allows ten bad samples, and at the end of each epoch, where one
-            bad sample is always allowed. ``None``: no limit.
+            bad sample is always allowed. ``None`` means no limit.
 
     Raises:
         ValueError: ``budget`` is below 0, or a fraction that is not above 0 and at most 1.
         TypeError: ``budget`` is not a number.
         OSError: The file cannot be opened for writing.
-        QuarantineFull: While iterating, the budget is spent.
+        QuarantineFull: While iterating, there are more bad samples than the budget allows.
 
     Example:
         >>> import tempfile
@@ -58,28 +58,11 @@ def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quar
 
 
 class Quarantine:
-    """Error handler that records each bad sample in a file: see ``quarantine``.
+    """The handler that ``quarantine`` makes.
 
-    Workers get copies of it with the dataset. They append whole lines to the file, under a lock, and read
-    what the others have written. So a budget that is an ``int`` holds for all processes that see the same
-    file; a fraction holds in each process.
-
-    Args:
-        path: The file.
-        budget: The most bad samples, or their largest share, or ``None``.
-
-    Raises:
-        ValueError: ``budget`` is out of range.
-        TypeError: ``budget`` is not a number.
-        OSError: The file cannot be opened for writing.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     handler = Quarantine(f"{folder}/bad.jsonl", budget=1)
-        ...     handler(ValueError("bad")), handler(ValueError("worse"))
-        Traceback (most recent call last):
-        mpwds.errors.QuarantineFull: 2 bad samples are above the budget of 1: ...
+    Workers get copies of it with the dataset. They append whole lines to the file under a lock, and read the
+    lines of the others. So a budget that is an ``int`` holds for all processes that see the same file; a
+    fraction holds in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], budget: float | None = 100) -> None:
@@ -92,9 +75,9 @@ class Quarantine:
         self._start()
 
     def _start(self) -> None:
-        self._read = self._begin  # up to here the file has been read
-        self._listed: set[tuple[Any, ...]] = set()  # what tells the records in the file apart
-        self._counted: set[tuple[Any, ...]] = set()  # the same of all records, also those in a file before it
+        self._read = self._begin  # how far the file has been read
+        self._listed: set[tuple[Any, ...]] = set()  # identities of the records in the file
+        self._counted: set[tuple[Any, ...]] = set()  # identities of all records, also in files deleted since
         self._recorded = 0  # bad samples, by all processes
         self._bad = 0  # in this process
         self._seen: Counter[str] = Counter()  # by stage, in this process
@@ -113,7 +96,7 @@ class Quarantine:
         """Records the error.
 
         Raises:
-            QuarantineFull: The budget is spent.
+            QuarantineFull: There are more bad samples than the budget allows.
             OSError: The record cannot be written, for example because the disk is full.
         """
         self._bad += 1
@@ -130,14 +113,9 @@ class Quarantine:
         return True
 
     def watch(self, stage: str, source: Callable[[], T]) -> Callable[[], T]:
-        """The function that a stage calls for its next element, so that elements are counted.
+        """Wraps ``source``, which returns a stage's next element, so that elements are counted.
 
-        Args:
-            stage: The stage's name.
-            source: Returns the next element.
-
-        Raises:
-            QuarantineFull: When called, at the end of the source: too large a share of the samples was bad.
+        At the end of the source, the wrapper raises ``QuarantineFull`` if too large a share was bad.
         """
 
         def counted() -> T:
@@ -152,7 +130,7 @@ class Quarantine:
         return counted
 
     def _open(self) -> int:
-        """The file, locked. If it is deleted meanwhile, the one that has its name then."""
+        """Opens and locks the file; opens it again if it was deleted meanwhile."""
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # Some file systems have no locks; lines stay whole without them.
@@ -210,14 +188,14 @@ def _check_budget(budget: float | None) -> None:
             raise ValueError(f"quarantine: a budget of {budget} samples is below 0")
     elif not 0 < float(budget) <= 1:
         raise ValueError(
-            f"quarantine: a budget that is a fraction lies above 0 and up to 1, got {budget}; "
-            "a number of samples is an int"
+            f"quarantine: a budget that is a fraction must be above 0 and at most 1, got {budget}; "
+            "pass an int for a number of samples"
         )
 
 
 def _append_line(descriptor: int, line: bytes) -> None:
     size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk or a kill cut the last line short
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk or a kill truncated the last line
         line = b"\n" + line
     left = line + b"\n"
     while left:
@@ -241,12 +219,12 @@ def _record(error: Exception) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> str | int | None:
-    """A value that JSON has; a user's own exception or sample may have any other."""
+    """A value that JSON can express; a user's own exception or sample may have others."""
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Equal for two records of the same bad sample; ``None`` if it is unknown."""
+    """Equal for two records of the same bad sample; ``None`` if the sample is unknown."""
     if record["stage"] is None:
         return None
     return record["stage"], record["place"], record["url"], record["offset"]

@@ -1,4 +1,4 @@
-"""Random numbers that a user's function draws: the same for an element wherever and whenever it is made."""
+"""Seeds random generators for users' functions, so that an element always gets the same random numbers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,17 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 Call = Callable[[Callable[[Any], Any], Any, Any], Any]
-"""``call(function, address, argument)``: ``function(argument)``, run for the element at ``address``."""
+"""``call(function, address, argument)`` returns ``function(argument)`` for the element at ``address``."""
 
 
 def seeded(context: Context) -> Call:
-    """A way to call functions that seeds the global random generators before each call.
+    """Returns a function that calls functions, and seeds the global random generators before each call.
 
-    They are seeded from the context's seed, epoch and stage and the element's address: 6 us for all three.
-    In a process that runs nothing but the pipeline (``context.owns_process``) that is all. Elsewhere
-    the generators' previous states are put back, so that iterating a dataset never changes the random
-    numbers of the program around it: 60 us, once for each element that is handed out at the end of the
-    pipeline (``plain`` in ``mpwds.pipeline.filter``); after each call where nobody does that.
-
-    Args:
-        context: Gives the seed, the epoch, the stage's position and whose process this is.
+    The seed depends on the context's seed, epoch and stage and on the element's address. To seed all three
+    generators takes 6 us. Unless the process runs nothing but the pipeline (``context.owns_process``), the
+    generators' previous states are restored, so that iterating a dataset does not change the random numbers
+    of the program around it. That takes 60 us, once for each element that the pipeline yields (``plain`` in
+    ``mpwds.pipeline.filter``), or after each call if the stream is not read through ``plain``.
 
     Example:
         >>> call = seeded(Context(seed=1))
@@ -72,25 +69,23 @@ def seeded(context: Context) -> Call:
 
 
 def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
-    """The same call without seeding, for functions of mpwds itself, which draw nothing."""
+    """The same call without seeding, for functions of mpwds, which draw no random numbers."""
     return function(argument)
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds ``random``, ``numpy.random`` and torch's default generator, where they are imported.
+    """Seeds ``random``, and ``numpy.random`` and torch's default generator if they are imported.
 
-    Args:
-        seed: Of any length. Python's generator takes all of it and draws what the others are seeded with.
+    The seed may have any length. Python's generator uses all of it and draws the seeds of the others.
     """
     random.seed(seed)
     _seed_others(random.getrandbits(64))
 
 
 def seed_late_imports() -> None:
-    """From now on NumPy's and torch's generators, when they are imported, get the seed that counts then.
+    """Makes NumPy's and torch's generators get the current seed when they are imported.
 
-    NumPy imports ``numpy.random`` when it is first used, which may be inside the call that draws from it.
-    For a process that runs nothing but a pipeline.
+    NumPy imports ``numpy.random`` at its first use, which may be inside the call that draws from it.
     """
     after_import("numpy.random", _seed_numpy)
     after_import("torch.random", _seed_torch)
@@ -117,10 +112,10 @@ def put_back(states: States) -> None:
 
 
 class _PutAside(threading.local):
-    """What the program's generators held when the element under way was asked for.
+    """The states of the program's generators when the current element was requested.
 
     Attributes:
-        states: ``None`` outside such a request; empty until a generator is first seeded for it.
+        states: ``None`` outside a request; empty until a generator is first seeded for it.
     """
 
     states: States | None = None

@@ -28,15 +28,10 @@ class Description(str):
 
     Args:
         text: The description.
-        url: The shard, where the element has one.
-        key: The sample's key, where it has one.
-        offset: Byte offset of the sample's first header in the shard, where it has one.
+        url: The shard, if the element has one.
+        key: The sample's key, if it has one.
+        offset: Byte offset of the sample's first header in the shard, if known.
         listed: If the element is a shard, how the list of shards was given, and the URLs in it.
-
-    Example:
-        >>> place = Description('sample "0017" of x.tar', url="x.tar", key="0017", offset=512)
-        >>> f"on {place}", place.key, place.row_of("row 3").url
-        ('on sample "0017" of x.tar', '0017', 'x.tar')
     """
 
     __slots__ = ("key", "listed", "offset", "url")
@@ -76,10 +71,10 @@ class Description(str):
 
 
 class Stream(Protocol[T_co]):
-    """An iterator of ``(address, element)`` that can be asked for an element again and continued later.
+    """An iterator of ``(address, element)`` that can fetch an element again and resume from a state.
 
     After its end it keeps raising ``StopIteration``. After an exception that one element causes, ``next()``
-    continues with the element behind it.
+    continues with the element after it.
     """
 
     def __iter__(self) -> Stream[T_co]: ...
@@ -93,44 +88,41 @@ class Stream(Protocol[T_co]):
     def describe(self, address: Any, element: object = None) -> Description:
         """The description of an element: ``sample "0017" of x-000003.tar``.
 
-        Args:
-            address: The element's address.
-            element: The element, or what stages have made of it, if at hand.
+        ``element`` is the element at ``address``, or a later stage's result for it, if available.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
         """Cursors, generator states and addresses, never data. Survives JSON and msgpack.
 
-        Two keys have a meaning that loaders rely on: ``"source"`` is the state of the stream drawn on, and
-        ``"held"`` the addresses, in lists nested or not, of the elements of that stream that
-        :meth:`load_state_dict` fetches. A stream behind a loader that does not list an element there cannot
-        get it again: the epoch is then run again from its start.
+        Loaders rely on two keys. ``"source"`` is the state of the source stream. ``"held"`` lists the
+        addresses (lists may be nested) of that stream's elements that :meth:`load_state_dict` fetches. If a
+        stream behind a loader fetches an element that is not listed there, the epoch runs again from its
+        start.
         """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the stream was when it gave ``state``; elements that it held are fetched again."""
+        """Continues where the stream was when it returned ``state``; fetches the elements that it held."""
         ...
 
 
 class Stage(Protocol):
-    """A configuration that makes a stream from a stream; :class:`~mpwds.pipeline.filter.Filter` says more."""
+    """A configuration that makes a stream from a stream; see :class:`~mpwds.pipeline.filter.Filter`."""
 
     def stream(self, source: Stream[Any], context: Context = ...) -> Stream[Any]: ...
 
 
 class PipelineSource(Protocol):
-    """A configuration that makes the stream at a pipeline's beginning."""
+    """A configuration that makes the first stream of a pipeline."""
 
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
 
 class Derived(ABC, Generic[T]):
-    """Base of streams that draw on another stream and whose elements keep its addresses.
+    """Base of streams that read another stream and keep its addresses.
 
-    Args:
-        source: The stream drawn on. Reachable as ``_source``; ``_next`` is its ``__next__``.
+    ``_source`` is the other stream, ``_next`` its ``__next__``.
     """
 
     def __init__(self, source: Stream[Any]) -> None:
@@ -158,16 +150,7 @@ class Derived(ABC, Generic[T]):
 
 
 class Source(Generic[T]):
-    """A stream over elements in memory: the source in tests and examples.
-
-    Args:
-        iterable: The elements; an element's address is its index.
-
-    Example:
-        >>> stream = Source("abc")
-        >>> next(stream), stream.fetch(2)
-        ((0, 'a'), 'c')
-    """
+    """A stream over elements in memory, for tests and examples. An element's address is its index."""
 
     def __init__(self, iterable: Iterable[T]) -> None:
         self._elements: Sequence[T] = tuple(iterable)
@@ -198,12 +181,7 @@ class Source(Generic[T]):
 
 
 def as_address(value: Any) -> Address:
-    """An address as streams yield it, from one that may have been through JSON or msgpack.
-
-    Example:
-        >>> as_address([[3, 512], 7])
-        ((3, 512), 7)
-    """
+    """Turns the lists of an address that has been through JSON or msgpack back into tuples."""
     if isinstance(value, (list, tuple)):
         return tuple(map(as_address, value))
     address: int | str = value
@@ -211,9 +189,9 @@ def as_address(value: Any) -> Address:
 
 
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:
-    """The elements at ``addresses``, in that order, fetched in the order of the addresses.
+    """The elements at ``addresses``, in that order, but fetched in ascending order of the addresses.
 
-    A source reads forward that way and a batch whose rows are asked for is made once.
+    So a source reads forward, and a batch is made once for all of its rows.
     """
     held = [as_address(address) for address in addresses]
     elements = {place: stream.fetch(held[place]) for place in sorted(range(len(held)), key=held.__getitem__)}
@@ -222,11 +200,6 @@ def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Addres
 
 def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> list[Any]:
     """The plain elements that ``stage`` makes of those of ``iterable``.
-
-    Args:
-        stage: The stage to run.
-        iterable: Its source's elements; their addresses are their indices.
-        context: Where and when it runs; epoch 0 of a single process by default.
 
     Example:
         >>> from mpwds.pipeline.stages.batched import Batched

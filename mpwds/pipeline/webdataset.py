@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.mistakes import explained
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.mixing.mix import RandomMix
+from mpwds.pipeline.mix import RandomMix
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.resampled import ResampledShards
@@ -29,60 +29,64 @@ if TYPE_CHECKING:
 
 
 class WebDataset(DataPipeline):
-    """A dataset of tar shards, whose samples are dicts of the bytes of their members.
+    """A dataset of tar shards. Its samples are dicts of the bytes of their members.
 
-    Shards are shuffled alike everywhere, by seed and epoch, then divided among nodes and workers, so that
-    each is read once, and by another worker in another epoch. (webdataset refuses to run on several nodes
-    unless told how to split, and shuffles each worker's shards by themselves.)
+    Seed and epoch determine the order of the shards, alike on all nodes and workers. The shards are then
+    divided among nodes and workers. So each shard is read once in an epoch, and by another worker in another
+    epoch. (webdataset refuses to run on several nodes unless told how to split, and each of its workers
+    shuffles its own shards.)
 
     Args:
-        urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), several joined by ``::``, or an
-            iterable of names; or a directory, written with a slash behind it: the shards that are in it now;
-            or a dataset specification: a path or URL of a ``.yaml`` file, a dict, or what ``mpwds.load_spec``
-            returned; or what a pipeline begins at, giving ``{"url": ...}``, such as
-            ``mpwds.ResampledShards(...)``.
-        handler: What to do about a shard that cannot be read; raises by default. See
+        urls: One of these:
+
+            - a URL or path, possibly with braces (``"train-{000..011}.tar"``), several joined by ``::``, or
+              an iterable of names;
+            - a directory, with a trailing slash: the shards that are in it now;
+            - a dataset specification: path or URL of a ``.yaml`` file, a dict, or the result of
+              ``mpwds.load_spec``;
+            - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
+        handler: Called when a shard cannot be read; the default raises the exception. See
             ``mpwds.warn_and_continue``.
         mode: ``"resampled"`` is the same as ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
-            ``"unlink"``: to take its shards as they appear, each for one worker, under another name while it
-            is read, and what becomes of them then (:class:`mpwds.DirectoryShardList`).
-        resampled: Whether to draw shards at random with replacement, without end, each worker its own
-            (:class:`mpwds.ResampledShards`): for ``with_epoch(n)``.
-        repeat: Whether an epoch reads the shards again and again, without end if ``True``, or so many times;
-            stages see one long epoch.
-        shardshuffle: Whether each epoch reads the shards in another order. A number above 0 means the same
-            as ``True``: all shards are shuffled, not so many at a time. Resampled shards and those of a
-            specification come at random in any case; those of a beginning of your own go through a buffer of
-            that size (100 for ``True``).
-        cache_size: Bytes that ``cache_dir`` may hold; no limit if negative, no cache if 0. The environment
-            variable ``WDS_CACHE_SIZE`` goes before it.
-        cache_dir: Directory that keeps shards (:class:`mpwds.ShardCache`); it is created. Samples get its
-            file as ``__local_path__`` (those of local shards have that in any case). The environment variable
-            ``WDS_CACHE`` goes before it.
+            ``"unlink"`` takes its shards as they appear, each for one worker. A shard has another name while
+            it is read; the mode says what happens to it afterwards (:class:`mpwds.DirectoryShardList`).
+        resampled: Whether to draw shards at random with replacement, without end, in each worker by itself
+            (:class:`mpwds.ResampledShards`). For ``with_epoch(n)``.
+        repeat: How often an epoch reads the shards; without end if ``True``. To the stages it is one long
+            epoch.
+        shardshuffle: Whether each epoch reads the shards in another order. A number above 0 means the same as
+            ``True``: all shards are shuffled. Resampled shards and those of a specification are always in
+            random order. Shards of your own source are shuffled through a buffer of that size (100 for
+            ``True``).
+        cache_size: The most bytes that ``cache_dir`` may hold; no limit if negative, no cache if 0. The
+            environment variable ``WDS_CACHE_SIZE`` overrides it.
+        cache_dir: Directory in which to cache shards (:class:`mpwds.ShardCache`); it is created. Samples get
+            the path of the cached file as ``__local_path__`` (samples of local shards always get their path).
+            The environment variable ``WDS_CACHE`` overrides it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
         detshuffle: Without effect.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
-            takes an iterator of shards and yields some of them. ``None`` gives every node all of them.
+            takes an iterator of shards and yields some of them. ``None`` gives all shards to every node.
         workersplitter: Divides a node's shards among its workers, likewise.
-        select_files: A function of a member's name: whether to read it.
-        rename_files: A function of a member's name that returns the name to go by; it is called before
+        select_files: A function of a member's name that returns whether to read the member.
+        rename_files: A function of a member's name that returns the name to use. It is called before
             ``select_files``.
         empty_check: Whether it is an error if a worker finds no sample in an epoch.
-        verbose: Whether the cache tells what it does; the environment variable ``WDS_VERBOSE_CACHE``
-            likewise.
-        seed: Determines, with the epoch, all random choices of the pipeline; by default the environment
-            variable ``WDS_SEED``, or 0. A loader's seed goes before it.
-        prefetch_shards: With a cache, shards fetched ahead while one is read.
-        length: What ``len()`` returns; the number of samples in an epoch is what it is.
-        max_decompressed_bytes: The most data that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
+        verbose: Whether the cache reports its work; also set by the environment variable
+            ``WDS_VERBOSE_CACHE``.
+        seed: Determines all random choices of the pipeline, with the epoch; by default the environment
+            variable ``WDS_SEED``, or 0. A loader's seed overrides it.
+        prefetch_shards: With a cache, the number of shards to fetch ahead.
+        length: The value that ``len()`` returns; it does not change the number of samples in an epoch.
+        max_decompressed_bytes: The most bytes that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
             may have: 1 GiB by default.
 
     Raises:
-        ValueError: There are no shards, or a ``.json`` index is given.
+        ValueError: There are no shards, or ``urls`` is a ``.json`` index.
         OSError: ``cache_dir`` cannot be created.
         SpecError: The specification is wrong.
-        TypeError: ``urls`` is nothing of that kind.
-        ShardError: While iterating, a shard is damaged or has a name twice in a sample.
+        TypeError: ``urls`` is of another kind.
+        ShardError: While iterating, a shard is damaged or a sample has two members of one name.
 
     Source:
         ``webdataset.WebDataset``.
@@ -133,22 +137,22 @@ class WebDataset(DataPipeline):
         if isinstance(urls, (Mapping, DatasetSpec)) or _ends_in(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError(
-                    "resampled=True: a specification says so itself, by `resample: n` for a source"
+                    "resampled=True cannot be combined with a specification: set `resample: n` for a source"
                 )
-            spec = load_spec(urls)  # type: ignore[arg-type]  # it is one of those that a specification may be
+            spec = load_spec(urls)  # type: ignore[arg-type]  # a kind of specification
             self._begin_at_spec(spec, reader, nodesplitter, workersplitter)
         elif _ends_in(urls, ".json"):
             raise ValueError(
-                f"{urls}: indexes of shards (.json) are not read: give the shards, or a specification (.yaml)"
+                f"{urls}: indexes of shards (.json) are not read: pass the shards, or a specification (.yaml)"
             )
         elif _ends_in(urls, "/") and mode not in (None, "resampled"):
-            # A shard is claimed when it is asked for, so none may be asked for ahead, as a cache would.
+            # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
             self._begin(claimed, replace(reader, cache=None))
         elif hasattr(urls, "stream") or _is_torch_iterable(urls):
             if resampled:
                 raise ValueError(
-                    "resampled=True needs the names of shards: put mpwds.resampled() behind the list"
+                    "resampled=True needs the names of shards: put mpwds.resampled() after the list"
                 )
             self._begin(urls, *([shuffle(_buffer(shardshuffle))] if shardshuffle else []), reader)
         else:
@@ -179,7 +183,7 @@ class WebDataset(DataPipeline):
         if length is not None:
             self.with_length(length, silent=True)
         self._call += f", {arguments(**shown)})" if shown else ")"
-        if repeat:  # here, not at the end: `slice` and whatever else comes behind sees one long epoch
+        if repeat:  # part of the source, so that later stages such as `slice` see one long epoch
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]
             self._made = 1
 
@@ -200,7 +204,7 @@ class WebDataset(DataPipeline):
             samples = [RandomMix(parts, weights, stop=stop)]
         else:
             samples = [MultiShardSample(spec), nodesplitter, workersplitter, reader]
-        if spec.epoch:  # of samples, so it is counted before what the user puts behind them
+        if spec.epoch:  # counts samples, before the user's stages
             samples = [DataPipeline(*samples).with_epoch(spec.epoch)]
         self._begin(*samples)
 
@@ -209,7 +213,7 @@ def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
     """The dataset of a specification.
 
     Args:
-        fname: A YAML file, a dict, or what ``mpwds.load_spec`` returned.
+        fname: A YAML file, a dict, or the result of ``mpwds.load_spec``.
         given: Options of :class:`WebDataset`.
 
     Raises:
@@ -228,7 +232,7 @@ def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
 def _of_source(
     source: SpecSource, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
 ) -> DataPipeline:
-    """The samples of one source of a specification that mixes samples."""
+    """The samples of one source of a specification."""
     dataset = DataPipeline(
         MultiShardSample(DatasetSpec((source.of_shards(),))),
         nodesplitter,
@@ -243,7 +247,7 @@ def _of_source(
 
 
 def _as_stage(split: Split | None) -> Split | None:
-    """A function becomes a stage that passes it an iterator, as webdataset does since 0.2."""
+    """Makes a stage of a function of an iterator, as webdataset does since 0.2."""
     return split if split is None or hasattr(split, "stream") else Splitter(split)
 
 

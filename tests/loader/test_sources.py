@@ -12,7 +12,7 @@ import torch.utils.data
 from mpwds.compat.extradatasets import MockDataset, ResizedDataset
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
+from mpwds.pipeline.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList
 from mpwds.pipeline.sources.records import msgpacks_to_samples
 from mpwds.pipeline.sources.resampled import ResampledShards, resampled

@@ -205,7 +205,7 @@ def test_any_whole_number_is_a_seed(seed):
 
 @pytest.mark.parametrize("seed", ["7", 1.5])
 def test_nothing_else_is_a_seed(seed):
-    with pytest.raises(TypeError, match="a dataset's seed is a whole number"):
+    with pytest.raises(TypeError, match="a dataset's seed must be a whole number"):
         DataPipeline(range(9), seed=seed)
 
 
@@ -238,9 +238,9 @@ def test_what_is_no_source_or_stage_is_refused():
         DataPipeline(3)
     with pytest.raises(TypeError, match="a stage is"):
         DataPipeline([], 3)
-    with pytest.raises(TypeError, match="a pipeline cannot begin at a dict: write mpwds.WebDataset"):
+    with pytest.raises(TypeError, match="a dict cannot be the source of a pipeline: write mpwds.WebDataset"):
         DataPipeline({"datasets": []})
-    with pytest.raises(TypeError, match="it can only stand at the beginning"):
+    with pytest.raises(TypeError, match="it can only be the first part"):
         DataPipeline([1], DataPipeline([2]))
     with pytest.raises(ValueError, match="no shards"):
         WebDataset([])

@@ -185,7 +185,7 @@ def test_only_a_pipeline_that_was_given_a_length_has_one():
     dataset = DataPipeline("abc")
     with pytest.raises(TypeError, match="has no len"):
         len(dataset)
-    with pytest.warns(UserWarning, match="with_length.1793. sets what len.. returns and nothing else"):
+    with pytest.warns(UserWarning, match="with_length.1793. sets only what len.. returns"):
         longer = dataset.with_length(1793)
     assert len(longer) == len(dataset) == len(dataset.shuffle(3)) == 1793
     assert len(dataset.repeat(17).with_length(19, silent=True)) == 19

@@ -66,6 +66,6 @@ def test_a_source_that_gives_fewer_elements_than_before_is_an_error():
     state = stream.state_dict()
     with (
         pytest.warns(UserWarning, match="elements without addresses"),
-        pytest.raises(RuntimeError, match="ended after 0 elements, 2 were to be skipped"),
+        pytest.raises(RuntimeError, match="ended after 0 elements but 2 were delivered before"),
     ):
         stream.load_state_dict(state)

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.map_dict import map_dict
-from mpwds.pipeline.stages.map_tuple import map_tuple
+from mpwds.pipeline.stages.fields import to_tuple
+from mpwds.pipeline.stages.map import map, map_dict, map_tuple
 from mpwds.pipeline.stages.select import select
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.to_tuple import to_tuple
 from mpwds.pipeline.webdataset import WebDataset
 
 fields = st.sampled_from(["png", "jpg", "cls"])

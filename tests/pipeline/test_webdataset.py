@@ -201,7 +201,7 @@ def test_a_member_twice_is_left_out_where_the_handler_goes_on(tmp_path, add_memb
 
 
 def test_what_says_itself_how_it_is_drawn_cannot_be_resampled(shards):
-    with pytest.raises(ValueError, match="a specification says so itself"):
+    with pytest.raises(ValueError, match="cannot be combined with a specification"):
         WebDataset({"datasets": [{"shards": shards}]}, resampled=True)
     with pytest.raises(ValueError, match="needs the names of shards"):
         WebDataset(SimpleShardList(shards), resampled=True)

@@ -13,8 +13,7 @@ from mpwds.loader.stats.stats import LoaderStats
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.replay import skip
+from mpwds.pipeline.iterator_streams import IteratorStream, skip
 from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
 

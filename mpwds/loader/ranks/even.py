@@ -14,7 +14,7 @@ from mpwds.loader.ranks.own_part import OwnPart
 from mpwds.loader.ranks.ranks import TorchRanks, world_size
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.counts import LengthUnknown
-from mpwds.pipeline.repetitions import epoch_of_repetition
+from mpwds.pipeline.epochs import epoch_of_repetition
 from mpwds.warn import warn
 
 WINDOW = 4

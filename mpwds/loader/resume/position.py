@@ -20,9 +20,8 @@ from mpwds.loader.resume.state import (
 from mpwds.loader.worker.worker_iterator import replays_because
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.epochs import ONCE, is_repetition
 from mpwds.pipeline.filter import plain
-from mpwds.pipeline.repetitions import is_repetition
 from mpwds.pipeline.stream import Stream
 from mpwds.warn import warn
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
 from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
-from mpwds.pipeline.replay import skip
+from mpwds.pipeline.iterator_streams import skip
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
 

@@ -1,4 +1,4 @@
-"""Make a batch of samples: columns of arrays from rows of arrays."""
+"""Collate samples into batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 Stacker = Callable[[Sequence[Any]], Any]
-"""Makes a column of arrays of one shape, or of tensors."""
+"""Makes a column of arrays or tensors of one shape."""
 
 ColumnMaker = Callable[[Any, Sequence[Any]], Any]
-"""Makes a column of a field's name (its index in tuples, ``None`` for bare values) and values."""
+"""Makes a column of a field's name (its index in tuples, ``None`` for bare values) and its values."""
 
 FIXED_SIZE = frozenset(
     np.dtype(name)
@@ -33,19 +33,20 @@ def default_collation_fn(
     """Makes a batch of samples, as webdataset does.
 
     Args:
-        samples: Tuples (or lists) of equal length, dicts with equal keys, or bare values; at least one.
-        combine_tensors: Whether arrays and tensors are stacked; else they stay lists.
-        combine_scalars: Whether numbers become arrays; else they stay lists.
+        samples: At least one tuple, list, dict or bare value. Tuples and lists must have equal length, dicts
+            equal keys.
+        combine_tensors: Whether to stack arrays and tensors; otherwise their columns are lists.
+        combine_scalars: Whether to make arrays of numbers; otherwise their columns are lists.
 
     Returns:
         For tuples and lists a tuple of columns, for dicts a dict of columns, for bare values a column.
-        A column of numbers is an array of shape ``(len(samples),)``; one of arrays or tensors
-        is an array or tensor of shape ``(len(samples), *shape)``, of the dtype that holds all of theirs; any
-        other is a list.
+        A column of numbers is an array of shape ``(len(samples),)``. A column of arrays or tensors is an
+        array or tensor of shape ``(len(samples), *shape)``, of the dtype that holds all of theirs. Any other
+        column is a list.
 
     Raises:
-        ValueError: There are no samples, they differ in length or in keys, or arrays of a field differ in
-            shape: ``mpwds.padded()`` makes batches of those.
+        ValueError: There are no samples; they differ in length, keys or type; or arrays of a field differ in
+            shape (``mpwds.padded()`` makes batches of those).
 
     Source:
         ``webdataset.filters.default_collation_fn``.
@@ -60,30 +61,12 @@ def default_collation_fn(
 
 
 def deferred_collation_fn(samples: Sequence[Any]) -> Any:
-    """The same batch, its stacked columns not made yet: a ``Stack`` stands for each.
-
-    Example:
-        >>> column, labels = deferred_collation_fn([(np.zeros((2, 3)), 7), (np.ones((2, 3)), 8)])
-        >>> column.shape, labels
-        ((2, 2, 3), array([7, 8]))
-    """
+    """The same batch, with a ``Stack`` in place of each stacked column."""
     return collate(samples, partial(default_column, defer, True))
 
 
 def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
-    """What ``default_collation_fn`` does, with the caller's way to make a column.
-
-    Args:
-        samples: The samples.
-        column: Makes a column of a field's name and values.
-
-    Raises:
-        ValueError: There are no samples, or they differ in length or in keys.
-
-    Example:
-        >>> collate([{"x": 1, "name": "a"}, {"x": 2, "name": "b"}], lambda field, values: values[-1])
-        {'x': 2, 'name': 'b'}
-    """
+    """Makes a batch of samples as ``default_collation_fn`` does; ``column`` makes its columns."""
     if not samples:
         raise ValueError("cannot collate a batch of no samples")
     first = samples[0]
@@ -97,20 +80,13 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
 
 
 class Stack:
-    """Rows that will be stacked once their place is known (implements ``mpwds.tenbin.Deferred``).
+    """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
-    Saves a copy: the transport writes the rows straight into shared memory.
+    Implements ``mpwds.tenbin.Deferred``.
 
     Args:
         rows: Arrays of one shape, or CPU tensors of one shape and dtype.
-        dtype: The dtype that holds all of theirs, in NumPy's terms and the machine's byte order.
-
-    Example:
-        >>> rows = Stack([np.zeros(3), np.ones(3)], np.dtype("float64"))
-        >>> place = np.empty(rows.shape, rows.dtype)
-        >>> rows.write_into(place)
-        >>> place.tolist()
-        [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+        dtype: The NumPy dtype that holds all of theirs, in the machine's byte order.
     """
 
     __slots__ = ("_dtype", "_rows")
@@ -144,16 +120,15 @@ def stack(rows: Sequence[Any]) -> Any:
         import torch
 
         return torch.stack(list(rows))
-    out = np.empty(
-        (len(rows), *rows[0].shape), common_dtype(rows)
-    )  # np.stack prepares for longer than it copies
+    # np.stack would take longer to prepare than to copy.
+    out = np.empty((len(rows), *rows[0].shape), common_dtype(rows))
     for index, row in enumerate(rows):
         out[index] = row
     return out
 
 
 def defer(rows: Sequence[Any]) -> Any:
-    """The same rows as a ``Stack``; stacked at once where no transport carries their dtype as it is."""
+    """A ``Stack`` of rows, or the stacked rows if the transport cannot carry their dtype."""
     first = rows[0]
     if isinstance(first, np.ndarray):
         dtype = common_dtype(rows)
@@ -169,16 +144,10 @@ _TORCH_NAMES = frozenset(dtype.name for dtype in FIXED_SIZE)
 
 
 def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
-    """Whether ``torch.stack`` of these CPU tensors, of one shape, can write into memory that it is given.
+    """Whether ``torch.stack(tensors, out=...)`` works for these CPU tensors of one shape.
 
-    They need one dtype, and no gradient wanted of them. What is stored conjugated or negated, it resolves.
-
-    Example:
-        >>> import torch
-        >>> can_be_stacked_into([torch.ones(3), torch.ones(3)])
-        True
-        >>> can_be_stacked_into([torch.ones(3), torch.ones(3, requires_grad=True)])
-        False
+    They must have one dtype and must not require a gradient. ``torch.stack`` resolves conjugated and negated
+    tensors by itself.
     """
     return len(set(map(_dtype, tensors))) == 1 and not any(map(_requires_grad, tensors))
 
@@ -194,19 +163,10 @@ def common_dtype(rows: Sequence[Any]) -> np.dtype[Any]:
 def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Sequence[Any]) -> Any:
     """The column that ``default_collation_fn`` makes.
 
-    Args:
-        stack: What to do to arrays of one shape, or tensors; ``list`` leaves them as they are, whatever their
-            shapes.
-        combine_scalars: Whether numbers become an array.
-        field: The field's name, its index in tuples, ``None`` for bare values.
-        values: A value for each sample.
+    ``stack`` makes a column of arrays or tensors of one shape; ``list`` allows any shapes.
 
     Raises:
         ValueError: Arrays differ in shape, or not all values are arrays.
-
-    Example:
-        >>> default_column(stack, True, "cls", [1, 2])
-        array([1, 2])
     """
     first = values[0]
     if isinstance(first, (int, float, complex, np.generic)):
@@ -222,12 +182,7 @@ def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Se
 
 
 def array_kind(value: Any) -> Any:
-    """The class of a NumPy array or a torch tensor; ``None`` for any other value.
-
-    Example:
-        >>> array_kind(np.zeros(3)), array_kind([0])
-        (<class 'numpy.ndarray'>, None)
-    """
+    """``numpy.ndarray`` or ``torch.Tensor`` if ``value`` is one, otherwise ``None``."""
     if isinstance(value, np.ndarray):
         return np.ndarray
     torch = sys.modules.get("torch")
@@ -235,12 +190,7 @@ def array_kind(value: Any) -> Any:
 
 
 def in_field(field: Any) -> str:
-    """Names a field in an error: ``in field 'png'``, nothing for bare values.
-
-    Example:
-        >>> in_field("png"), in_field(None)
-        (" in field 'png'", '')
-    """
+    """Words for an error message: ``" in field 'png'"``; nothing for bare values."""
     return "" if field is None else f" in field {field!r}"
 
 
@@ -254,7 +204,7 @@ def _disagreement(field: Any, values: Sequence[Any], index: int) -> ValueError:
     return ValueError(
         f"cannot collate arrays of different shapes{in_field(field)}: the first has {tuple(first.shape)}, "
         f"that of sample {index} of the batch {tuple(other.shape)}; collation_fn=mpwds.padded() pads them, "
-        "functools.partial(mpwds.default_collation_fn, combine_tensors=False) leaves them a list"
+        "functools.partial(mpwds.default_collation_fn, combine_tensors=False) makes a list"
     )
 
 

@@ -1,4 +1,4 @@
-"""Batches of arrays of different shapes: padded to the largest."""
+"""Collate arrays of different shapes: pad them to the largest."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mpwds.pipeline.collation.collate import (
     FIXED_SIZE,
+    Stack,
     Stacker,
     array_kind,
     collate,
@@ -33,23 +34,29 @@ def padded(
     multiple_of: int | None = None,
     axes: int | Sequence[int] | None = None,
 ) -> Padded:
-    """Collation function that pads arrays and tensors of different shapes.
+    """Collation function that pads arrays and tensors of different shapes to the largest of the batch.
 
-    For ``batched(16, collation_fn=padded())``; ``bucketed`` keeps together what needs little of it.
+    Use it as ``batched(16, collation_fn=padded())``. ``bucketed`` gathers arrays of similar size, which need
+    little padding. Arrays and tensors of at least one dimension are padded at the ends of their axes.
+    Everything else is collated as by ``default_collation_fn``.
 
     Args:
-        padding: What to pad with; or a dict of that by field (name, or index in tuples), and then only these
-            fields are padded: ``{"tokens": 0, "labels": -100}``.
-        lengths: Whether the batch also tells the lengths that the arrays had: for dict samples in a field
-            ``tokens_lengths`` for each padded field ``tokens``, for tuples in further columns behind the
-            others, for bare arrays as ``(batch, lengths)``.
-        multiple_of: Round the lengths up to multiples of this, along ``axes``; where these are not given,
-            along those in which the arrays of a batch differ.
-        axes: The axes along which arrays may differ; any by default.
+        padding: The value to pad with; or a dict of values by field (name, or index in tuples). With a dict
+            only these fields are padded: ``{"tokens": 0, "labels": -100}``.
+        lengths: Whether the batch also holds the lengths that the arrays had, as int64 of shape
+            ``(len(samples),)`` if there is one axis, otherwise ``(len(samples), axes)``. Dict samples get a
+            field ``tokens_lengths`` for each padded field ``tokens``, tuples get further columns at the end,
+            and bare arrays become ``(batch, lengths)``.
+        multiple_of: Rounds lengths up to multiples of this, along ``axes`` if given, otherwise along the axes
+            in which the arrays of a batch differ.
+        axes: The axis or axes along which arrays may differ; all by default.
 
     Raises:
-        ValueError: ``multiple_of`` is below 1.
-        TypeError: ``multiple_of`` or an axis is no whole number.
+        ValueError: ``multiple_of`` is below 1; or, when called, arrays differ in their dimensions or along
+            another axis, their dtype cannot hold the padding, a field to pad is missing, or a sample already
+            has a field with the name for the lengths.
+        TypeError: ``multiple_of`` or an axis is not an integer; or, when called, a field to pad does not hold
+            arrays.
 
     Example:
         >>> padded()([(np.array([1, 2, 3]), "a"), (np.array([4]), "b")])
@@ -61,30 +68,7 @@ def padded(
 
 @dataclass(frozen=True)
 class Padded:
-    """Function that makes a batch of samples as ``default_collation_fn`` does, and pads arrays where it must.
-
-    Arrays and tensors of at least one dimension are padded at the ends of their axes, up to the largest of
-    the batch. Everything else is collated as by default.
-
-    Args:
-        padding: What to pad with; or a dict of that by field, and then only these fields are padded.
-        lengths: Whether the batch also tells the lengths that the arrays had: int64, of shape
-            ``(len(samples),)`` where there is one axis, else ``(len(samples), axes)``.
-        multiple_of: Round the lengths up to multiples of this.
-        axes: The axis or axes along which arrays may differ; ``None`` for any.
-
-    Raises:
-        ValueError: ``multiple_of`` is below 1; or, when called, arrays differ in their dimensions or along
-            another axis, their dtype cannot hold the padding, a field to be padded is missing, or there is a
-            field already of the name that its lengths get.
-        TypeError: ``multiple_of`` or an axis is no whole number; or, when called, a field to be padded
-            holds something else than arrays.
-
-    Example:
-        >>> batch = Padded(-1, lengths=True, multiple_of=4)([{"x": np.array([7])}, {"x": np.array([8, 9])}])
-        >>> batch["x"].tolist(), batch["x_lengths"].tolist()
-        ([[7, -1, -1, -1], [8, 9, -1, -1]], [1, 2])
-    """
+    """The collation function that ``padded`` makes."""
 
     padding: Any = 0
     lengths: bool = False
@@ -101,7 +85,7 @@ class Padded:
         return self._collated(samples, stack, _pad)
 
     def deferred(self, samples: Sequence[Any]) -> Any:
-        """The same batch, in which ``mpwds.tenbin.Deferred`` may stand for arrays where that saves a copy."""
+        """The same batch, with ``mpwds.tenbin.Deferred`` in place of arrays where that saves a copy."""
         return self._collated(samples, defer, _defer)
 
     def _collated(self, samples: Sequence[Any], stack: Stacker, pad: _Pad) -> Any:
@@ -137,7 +121,7 @@ class Padded:
         return array_kind(values[0]) is not None and values[0].ndim > 0
 
     def _check(self, field: Any, values: Sequence[Any]) -> tuple[int, ...]:
-        """The axes along which these values may differ; raises if they cannot be padded along them."""
+        """The axes along which these values may differ. Raises if padding along them does not suffice."""
         kind, where = array_kind(values[0]), in_field(field)
         if kind is None:
             raise TypeError(f"padded: expected arrays or tensors{where}, got a {type(values[0]).__name__}")
@@ -182,41 +166,21 @@ class Padded:
             raise ValueError(f"padded: no field {' or '.join(map(repr, absent))}; the sample has {found}")
 
 
-class PaddedStack:
-    """Arrays that are padded and stacked once their place is known (implements ``mpwds.tenbin.Deferred``).
+class PaddedStack(Stack):
+    """Rows that are padded and stacked when the transport writes them into shared memory."""
 
-    Args:
-        rows: Arrays of as many dimensions, none of them larger than ``shape``.
-        shape: The shape of each once padded.
-        dtype: The dtype that holds all of theirs.
-        padding: What to pad with.
-
-    Example:
-        >>> rows = PaddedStack([np.array([1, 2]), np.array([3])], (2,), np.dtype("int64"), 0)
-        >>> place = np.empty(rows.shape, rows.dtype)
-        >>> rows.write_into(place)
-        >>> place.tolist()
-        [[1, 2], [3, 0]]
-    """
-
-    __slots__ = ("_dtype", "_padding", "_rows", "_shape")
+    __slots__ = ("_padded_shape", "_padding")
 
     def __init__(self, rows: Sequence[Any], shape: Shape, dtype: np.dtype[Any], padding: Any) -> None:
-        self._rows = rows
-        self._shape = (len(rows), *shape)
-        self._dtype = dtype
+        super().__init__(rows, dtype)
+        self._padded_shape = shape
         self._padding = padding
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
     def shape(self) -> Shape:
-        return self._shape
+        return (len(self._rows), *self._padded_shape)
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
         _write_padded(self._rows, out, self._padding)
 
 
@@ -302,4 +266,4 @@ def _described(value: Any) -> str:
 
 
 PADDED = padded()
-"""What pads by default: with 0, up to the largest of the batch."""
+"""The default of ``bucketed``."""

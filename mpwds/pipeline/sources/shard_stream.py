@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.handled import Handled
+from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address

@@ -1,4 +1,4 @@
-"""Gather elements into batches."""
+"""Gather elements into batches: ``batched`` and ``listed``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, check_raises, rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stages.batched_by_size import BatchedBySize, size_in_bytes
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stages.batches import Batches, CollationFunction, check_collation_fn
+from mpwds.pipeline.stages.bucketed import BatchedBySize, size_in_bytes
 from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
+@explained
 def batched(
     batchsize: int | None = None,
     collation_fn: CollationFunction | None = default_collation_fn,
@@ -30,29 +32,29 @@ def batched(
     include_padding: bool = False,
     handler: Handler = reraise_exception,
 ) -> Batched | BatchedBySize:
-    """Stage that gathers successive elements into batches, of a fixed number or of a limited size.
+    """Stage that gathers successive elements into batches of a fixed number or a limited size.
 
-    With a limit on the size, a batch is passed on when the next element does not fit, and that element begins
-    the next batch. An element above the limit becomes a batch of its own; the first one causes a warning.
+    With a limit on the size, an element that does not fit begins the next batch. An element above the limit
+    becomes a batch of its own; the first such element causes a warning.
 
     Args:
-        batchsize: Elements in a batch: 20 by default. With a limit on the size: the most elements in a batch,
-            any number by default.
+        batchsize: Elements in a batch, 20 by default. With a limit on the size, the most elements in a batch,
+            by default unlimited.
         collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. ``mpwds.padded()``
             pads arrays of different shapes.
-        partial: Whether the elements that remain at the end make a smaller batch; else they are dropped.
+        partial: Whether the elements that remain at the end make a smaller batch; otherwise they are dropped.
         max_bytes: The most bytes of data in a batch.
-        by: Measures an element, its number of tokens for example: a number, 0 or above.
+        by: Measures an element and returns a number of at least 0, such as its number of tokens.
         max_total: The largest sum of the measures of a batch's elements.
-        include_padding: Whether each element counts as much as the largest one of its batch, as it does once
-            the batch is padded.
-        handler: What to do about a batch that cannot be made or an element that cannot be measured; raises by
-            default. Going on leaves out all elements of the batch, or that element.
+        include_padding: Whether each element counts as much as the largest one of its batch, because the
+            batch will be padded.
+        handler: Called when a batch cannot be made or an element cannot be measured; the default raises the
+            exception. To continue skips all elements of the batch, or that element.
 
     Raises:
-        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` is given without ``max_total`` or
-            together with ``max_bytes``; or, while iterating, ``by`` returns no size.
-        TypeError: An argument is not a number, or a function cannot be called.
+        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` was passed without ``max_total`` or
+            together with ``max_bytes``; or, while iterating, ``by`` returns something other than a size.
+        TypeError: An argument is not a number, or a function is not callable.
 
     Source:
         ``webdataset.filters.batched``, without the limits on the size.
@@ -65,7 +67,7 @@ def batched(
     """
     if max_bytes is None and by is None and max_total is None:
         if include_padding:
-            raise ValueError("batched: include_padding says how max_total is counted, so it goes with by=")
+            raise ValueError("batched: include_padding changes how by= counts, so pass by and max_total too")
         return Batched(20 if batchsize is None else batchsize, collation_fn, partial, handler)
     if max_bytes is not None:
         if by is not None or max_total is not None:
@@ -73,18 +75,20 @@ def batched(
         by, max_total = size_in_bytes, max_bytes
     if by is None or max_total is None:
         raise ValueError("batched: by measures an element and max_total limits the sum: pass both")
-    return BatchedBySize(by, max_total, batchsize, collation_fn, partial, include_padding, handler)
+    return BatchedBySize(by, (), batchsize, collation_fn, partial, max_total, include_padding, handler)
 
 
+@explained
 def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     """Stage that gathers elements into lists: ``batched`` without collation.
 
     Args:
-        batchsize: Elements per list.
-        partial: Whether what remains at the end makes a shorter list; else it is dropped.
+        batchsize: Elements in a list.
+        partial: Whether the elements that remain at the end make a shorter list; otherwise they are dropped.
 
     Raises:
         ValueError: ``batchsize`` is below 1.
+        TypeError: ``batchsize`` is not an integer.
 
     Example:
         >>> list(listed(2)("abc"))
@@ -116,11 +120,7 @@ class Batched(Filter):
         check_handler("batched", self.handler)
 
     def __str__(self) -> str:
-        more = options(
-            collation_fn=(self.collation_fn, default_collation_fn),
-            partial=(self.partial, True),
-            handler=(self.handler, reraise_exception),
-        )
+        more = changed(self, "collation_fn", "partial", "handler")
         return f"batched({arguments(self.batchsize, **more)})"
 
     def count_of(self, incoming: Count) -> Count:
@@ -142,7 +142,7 @@ class _Counted(Batches):
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
-            held = self._held  # filled one by one: what an error interrupts is kept
+            held = self._held  # filled one by one: elements taken before an error are kept
             try:
                 for _ in range(self._size - len(held)):
                     held.append(self._next())

@@ -1,4 +1,4 @@
-"""Base of the streams of batches: what makes a batch of the elements that belong together."""
+"""Base of the streams of batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mpwds.pipeline.collation.collate import default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.handled import Handled
+from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.notes import explain
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -18,15 +18,7 @@ CollationFunction = Callable[[list[Any]], Any]
 
 
 class Batches(Handled):
-    """Base of the streams of batches. A batch's address is the tuple of its elements'.
-
-    Args:
-        source: Stream that gives the elements.
-        stage: The stage; ``str(stage)`` names it in errors.
-        collation_fn: Makes a batch of a list of elements; ``None`` leaves it a list.
-        handler: What to do about a batch that cannot be made.
-        context: Gives the seed, and says whether batches may hold arrays that are not made yet.
-    """
+    """Base of the streams of batches. A batch's address is the tuple of its elements' addresses."""
 
     def __init__(
         self,
@@ -40,7 +32,7 @@ class Batches(Handled):
         self._collate, self._call_collate = _how_to_collate(collation_fn, context)
 
     def _batch(self, held: Sequence[tuple[Address, Any]]) -> tuple[Address, Any] | None:
-        """The batch of some elements; ``None`` if it cannot be made and the handler says to go on."""
+        """The batch of some elements; ``None`` if collation failed and the handler skips the batch."""
         addresses, elements = zip(*held, strict=True)
         try:
             return addresses, self._call_collate(self._collate, addresses, list(elements))
@@ -65,16 +57,7 @@ class Batches(Handled):
 
 
 def check_collation_fn(stage: str, collation_fn: object) -> None:
-    """Refuses what cannot be called and is not ``None``.
-
-    Raises:
-        TypeError: It is neither.
-
-    Example:
-        >>> check_collation_fn("batched", "stack")
-        Traceback (most recent call last):
-        TypeError: batched: collation_fn must be a function or None, got 'stack'
-    """
+    """Raises ``TypeError`` if ``collation_fn`` is neither callable nor ``None``."""
     if collation_fn is not None and not callable(collation_fn):
         raise TypeError(f"{stage}: collation_fn must be a function or None, got {collation_fn!r}")
 

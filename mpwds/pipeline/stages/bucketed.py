@@ -1,25 +1,30 @@
-"""Gather elements of similar size into batches."""
+"""Gather elements into batches of limited size: ``bucketed``, and ``batched`` with a limit on the size."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
+from mpwds.mistakes import explained
+from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stages.batches import CollationFunction, check_collation_fn
-from mpwds.pipeline.stages.bins import Bin, Binned, check_sizes
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stages.batches import Batches, CollationFunction, check_collation_fn
+from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
+@explained
 def bucketed(
     by: Callable[[Any], float],
     edges: Iterable[float],
@@ -31,33 +36,33 @@ def bucketed(
     include_padding: bool = False,
     handler: Handler = reraise_exception,
 ) -> Bucketed:
-    """Stage that gathers elements of similar size into batches, so that padding them wastes little.
+    """Stage that gathers elements of similar size into batches, so that padding wastes little.
 
-    Each bucket fills up by itself and is passed on when its batch is complete. So elements leave in another
-    order than they came in, and up to one batch for each bucket is held. Shuffle before this stage: batches
-    of all sizes then mix as the elements do. At the end the rest of the buckets follows, the small ones
-    first.
+    Elements of similar size collect in a bucket; a bucket whose batch is complete yields it. So elements
+    leave in another order than they came in, and the stage holds up to one batch for each bucket. Shuffle
+    before this stage: batches of all sizes then mix as the elements do. At the end the stage yields the
+    buckets' remaining elements, small sizes first.
 
     Args:
-        by: Measures an element, its number of tokens for example: a number, 0 or above.
-        edges: Sizes at which one bucket ends and the next begins, in ascending order: with ``[64, 256]`` the
+        by: Measures an element and returns a number of at least 0, such as its number of tokens.
+        edges: Sizes at which one bucket ends and the next begins, in ascending order. With ``[64, 256]`` the
             buckets are below 64, from 64 to below 256, and from 256 on.
-        batchsize: Elements in a batch, or a number for each bucket (one more than there are edges): 20 by
-            default, or as many as fit if ``max_total`` is given.
+        batchsize: Elements in a batch, or a number for each bucket (one more than there are edges). By
+            default 20, or with ``max_total`` as many as fit.
         collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. By default
             ``mpwds.padded()``, which pads arrays of different shapes with 0, up to the largest of the batch.
-        partial: Whether the rest of the buckets makes smaller batches at the end; else it is dropped.
+        partial: Whether the elements that remain at the end make smaller batches; otherwise they are dropped.
         max_total: The largest sum of the measures of a batch's elements. An element above it becomes a batch
-            of its own; the first one causes a warning.
-        include_padding: Whether each element counts as much as the largest one of its batch, as it does once
-            the batch is padded.
-        handler: What to do about an element that cannot be measured or a batch that cannot be made; raises by
-            default.
+            of its own; the first such element causes a warning.
+        include_padding: Whether each element counts as much as the largest one of its batch, because the
+            batch will be padded.
+        handler: Called when an element cannot be measured or a batch cannot be made; the default raises the
+            exception.
 
     Raises:
-        ValueError: The edges do not ascend, a number is not above 0, or there are not as many batch sizes as
-            buckets; or, while iterating, ``by`` returns no size.
-        TypeError: An argument is not a number, or a function cannot be called.
+        ValueError: The edges do not ascend, a number is not above 0, or the number of batch sizes differs
+            from the number of buckets; or, while iterating, ``by`` returns something other than a size.
+        TypeError: An argument is not a number, or a function is not callable.
 
     Source:
         ``tf.data.Dataset.bucket_by_sequence_length``.
@@ -82,50 +87,230 @@ class Bucketed(Filter):
 
     by: Callable[[Any], float]
     edges: tuple[float, ...]
-    batchsize: int | tuple[int, ...] | None = 20
+    batchsize: int | tuple[int, ...] | None = None
     collation_fn: CollationFunction | None = PADDED
     partial: bool = True
     max_total: float | None = None
     include_padding: bool = False
     handler: Handler = reraise_exception
 
+    name: ClassVar[str] = "bucketed"
     samples_in = staticmethod(rows_in)
 
     def __post_init__(self) -> None:
         if not all(low < high for low, high in pairwise(self.edges)):
             raise ValueError(f"bucketed: edges must ascend, got {list(self.edges)}")
-        sizes = self._batchsizes()
+        sizes = self.batchsizes()
         if len(sizes) != len(self.edges) + 1:
             raise ValueError(
                 f"bucketed: {len(self.edges)} edges make {len(self.edges) + 1} buckets, "
                 f"got {len(sizes)} batch sizes"
             )
         if self.batchsize is None and self.max_total is None:
-            raise ValueError("bucketed: batchsize or max_total must say when a batch is complete")
+            raise ValueError("bucketed: pass batchsize or max_total, which say when a batch is complete")
         if self.include_padding and self.max_total is None:
-            raise ValueError("bucketed: include_padding says how max_total is counted, so it goes with that")
-        check_sizes("bucketed", self.by, self.max_total, sizes)
-        check_collation_fn("bucketed", self.collation_fn)
-        check_handler("bucketed", self.handler)
+            raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
+        _check_limits(self.name, self.by, self.max_total, sizes)
+        check_collation_fn(self.name, self.collation_fn)
+        check_handler(self.name, self.handler)
 
     def __str__(self) -> str:
-        more = options(
-            batchsize=(self.batchsize, None),
-            collation_fn=(self.collation_fn, PADDED),
-            partial=(self.partial, True),
-            max_total=(self.max_total, None),
-            include_padding=(self.include_padding, False),
-            handler=(self.handler, reraise_exception),
-        )
-        return f"bucketed({arguments(self.by, list(self.edges), **more)})"
+        names = ("batchsize", "collation_fn", "partial", "max_total", "include_padding", "handler")
+        return f"bucketed({arguments(self.by, list(self.edges), **changed(self, *names))})"
 
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        buckets = [Bin(size, self.max_total, self.include_padding) for size in self._batchsizes()]
-        return Binned(
-            source, self, buckets, lambda size: bisect_right(self.edges, size), seeded(context), context
-        )
-
-    def _batchsizes(self) -> tuple[int | None, ...]:
+    def batchsizes(self) -> tuple[int | None, ...]:
         if isinstance(self.batchsize, tuple):
             return self.batchsize
         return (self.batchsize,) * (len(self.edges) + 1)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Binned(self, source, context)
+
+
+@dataclass(frozen=True)
+class BatchedBySize(Bucketed):
+    """The stage that ``batched(max_bytes=...)`` and ``batched(by=..., max_total=...)`` make: one bucket."""
+
+    collation_fn: CollationFunction | None = default_collation_fn
+
+    name: ClassVar[str] = "batched"
+
+    def __str__(self) -> str:
+        count = [] if self.batchsize is None else [self.batchsize]
+        limit: dict[str, object] = {"by": self.by, "max_total": self.max_total}
+        if self.by is size_in_bytes:
+            limit = {"max_bytes": self.max_total}
+        more = changed(self, "collation_fn", "partial", "include_padding", "handler")
+        return f"batched({arguments(*count, **limit, **more)})"
+
+    def batchsizes(self) -> tuple[Any, ...]:
+        return (self.batchsize,)
+
+
+def size_in_bytes(element: Any) -> int:
+    """Bytes of an element's data, which ``batched(max_bytes=...)`` limits.
+
+    Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
+    tuples; other objects count as ``sys.getsizeof`` says.
+
+    Example:
+        >>> import numpy as np
+        >>> size_in_bytes({"__key__": "a", "image": np.zeros((3, 4), np.float32)})
+        49
+    """
+    size = getattr(element, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(element, (bytes, bytearray, str)):
+        return len(element)
+    if isinstance(element, dict):
+        return sum(map(size_in_bytes, element.values()))
+    if isinstance(element, (list, tuple)):
+        return sum(map(size_in_bytes, element))
+    return sys.getsizeof(element)
+
+
+@dataclass
+class _Bucket:
+    """The elements of one batch that is being filled, up to ``most`` elements and ``max_total``."""
+
+    most: int | None
+    max_total: float | None
+    include_padding: bool
+    held: list[tuple[Address, Any]] = field(default_factory=list)
+    total: float = 0
+    largest: float = 0
+
+    def add(self, item: tuple[Address, Any], size: float) -> None:
+        self.held.append(item)
+        self.total += size
+        self.largest = max(self.largest, size)
+
+    def empty(self) -> list[tuple[Address, Any]]:
+        """Takes out all elements."""
+        held, self.held, self.total, self.largest = self.held, [], 0, 0
+        return held
+
+    def has_room_for(self, size: float) -> bool:
+        """Whether the limits allow one more element of this size."""
+        count = len(self.held) + 1
+        if self.most is not None and count > self.most:
+            return False
+        total = max(self.largest, size) * count if self.include_padding else self.total + size
+        return self.max_total is None or total <= self.max_total
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limits allow no further element of any size."""
+        if self.most is not None and len(self.held) >= self.most:
+            return True
+        if self.max_total is None:
+            return False
+        if self.include_padding:
+            return self.largest * (len(self.held) + 1) > self.max_total
+        return self.total >= self.max_total
+
+
+class _Binned(Batches):
+    """The stream of batches that fill up side by side.
+
+    A bucket is yielded when it is full or the next element does not fit. At the end the stream yields the
+    rest of the buckets, in their order.
+    """
+
+    def __init__(self, stage: Bucketed, source: Stream[Any], context: Context) -> None:
+        super().__init__(source, stage, stage.collation_fn, stage.handler, context)
+        self._by = stage.by
+        self._call_by = unseeded if stage.by is size_in_bytes else seeded(context)
+        self._edges = stage.edges
+        self._max_total = stage.max_total
+        self._partial = stage.partial
+        self._buckets = [_Bucket(most, stage.max_total, stage.include_padding) for most in stage.batchsizes()]
+        self._warned = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            try:
+                address, element = self._next()
+                size = self._measured(address, element)
+            except StopIteration:
+                held = self._left_over()
+            else:
+                held = [] if size is None else self._put((address, element), size)
+            if held and (batch := self._batch(held)) is not None:
+                return batch
+
+    def _measured(self, address: Address, element: Any) -> float | None:
+        try:
+            return self._size(address, element)
+        except Exception as error:
+            self._handle(error, address, element)
+            return None
+
+    def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
+        bucket = self._buckets[bisect_right(self._edges, size)]
+        complete = [] if bucket.has_room_for(size) else bucket.empty()
+        if not bucket.has_room_for(size):
+            self._warn_of(item, size)
+        bucket.add(item, size)
+        return bucket.empty() if not complete and bucket.is_full else complete
+
+    def _left_over(self) -> list[tuple[Address, Any]]:
+        for bucket in self._buckets:
+            complete = bucket.is_full
+            held = bucket.empty()
+            if held and (self._partial or complete):
+                return held
+        raise StopIteration
+
+    def _batch(self, held: Any) -> tuple[Address, Any] | None:
+        try:
+            return super()._batch(held)
+        except StopIteration:  # the handler ends the stream here
+            for bucket in self._buckets:
+                bucket.empty()
+            raise
+
+    def _size(self, address: Address, element: Any) -> float:
+        size = self._call_by(self._by, address, element)
+        if not isinstance(size, Real) or not float(size) >= 0:
+            raise ValueError(f"an element's size must be a number of at least 0, got {size!r}")
+        return int(size) if isinstance(size, Integral) else float(size)
+
+    def _warn_of(self, item: tuple[Address, Any], size: float) -> None:
+        if not self._warned:
+            self._warned = True
+            place = self._source.describe(*item)
+            warnings.warn(
+                f"{place} has a size of {size}, above the limit of {self._max_total} for a batch in "
+                f"{self._stage}: it becomes a batch of its own, as do other elements above the limit; "
+                "select() can drop them",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        held = [[address for address, _ in bucket.held] for bucket in self._buckets]
+        return {**super().state_dict(), "held": held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        items = iter(fetch_held(self._source, [address for held in state["held"] for address in held]))
+        for bucket, held in zip(self._buckets, state["held"], strict=True):
+            bucket.empty()
+            for _ in held:
+                item = next(items)
+                bucket.add(item, self._size(*item))
+
+
+def _check_limits(stage: str, by: object, max_total: float | None, batchsizes: tuple[Any, ...]) -> None:
+    if not callable(by):
+        raise TypeError(f"{stage}: by must be a function that measures an element, got {by!r}")
+    if max_total is not None and not isinstance(max_total, Real):
+        raise TypeError(f"{stage}: a limit must be a number, got {max_total!r}")
+    if max_total is not None and not max_total > 0:
+        raise ValueError(f"{stage}: a limit must be above 0, got {max_total}")
+    for batchsize in batchsizes:
+        if batchsize is not None and not isinstance(batchsize, Integral):
+            raise TypeError(f"{stage}: batchsize must be a whole number, got {batchsize!r}")
+        if batchsize is not None and batchsize < 1:
+            raise ValueError(f"{stage}: batchsize must be at least 1, got {batchsize}")

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handled import Applied
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stream import Stream
 
 
+@explained
 def decode(
     *handlers: HandlerSpec,
     pre: Iterable[Callable[..., Any]] | None = None,
@@ -31,21 +31,22 @@ def decode(
     """Stage that decodes the fields of dict samples by their extensions.
 
     Args:
-        handlers: Image specifications (``"rgb8"``, ``"torchrgb"``, ...), functions ``f(extension, data)``
-            that return ``None`` for fields that they do not decode, and pairs ``("jpg jpeg", f)`` with a
+        handlers: Image specifications (``"rgb8"``, ``"torchrgb"``, ...); functions ``f(extension, data)``
+            that return ``None`` for fields that they do not decode; and pairs ``("jpg jpeg", f)`` with a
             function of the data. See ``mpwds.pipeline.decoding.decoders.Decoder``.
-        pre: Functions tried before ``handlers``, in place of the one that unpacks ``.gz``.
-        post: Functions tried after ``handlers``, in place of those for text, numbers and arrays.
+        pre: Functions tried before ``handlers``; they replace the one that decompresses ``.gz``.
+        post: Functions tried after ``handlers``; they replace those for text, numbers and arrays.
         only: The fields to decode, as a list or separated by spaces; all by default.
-        partial: Whether to leave fields as they are that do not hold bytes.
-        handler: What to do about a sample that cannot be decoded; raises by default.
+        partial: Whether to leave fields that do not hold bytes unchanged.
+        handler: Called when a sample cannot be decoded; the default raises the exception.
         allow_pickle: Whether to unpickle ``pyd pickle pkl pth`` fields and arrays of Python objects. The
-            author of the shards can then run any code here. Without it they are an error.
-        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to: 1 GiB by default.
+            author of the shards can then run any code here. Without it such fields are an error.
+        max_decompressed_bytes: The most bytes that a ``.gz`` or ``.npz`` field may decompress to: 1 GiB by
+            default.
 
     Raises:
         ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
-        TypeError: A handler is none of these.
+        TypeError: A handler is neither a specification nor a function nor a pair.
         DecodeError: While iterating, a field cannot be decoded.
 
     Source:
@@ -60,7 +61,7 @@ def decode(
 
 
 @dataclass(frozen=True)
-class Decode(Filter):
+class Decode(OneOfEach):
     """The stage that ``decode`` makes."""
 
     handlers: tuple[HandlerSpec, ...]
@@ -77,28 +78,14 @@ class Decode(Filter):
         check_handler("decode", self.handler)
 
     def __str__(self) -> str:
-        more = options(
-            pre=(self.pre, None),
-            post=(self.post, None),
-            only=(self.only, None),
-            partial=(self.partial, False),
-            handler=(self.handler, reraise_exception),
-            allow_pickle=(self.allow_pickle, False),
-            max_decompressed_bytes=(self.max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
-        )
-        return f"decode({arguments(*self.handlers, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
+        names = ("pre", "post", "only", "partial", "handler", "allow_pickle", "max_decompressed_bytes")
+        return f"decode({arguments(*self.handlers, **changed(self, *names))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        call = unseeded if self.takes_views else seeded(context)
-        return Applied(source, self, self._decoder(), call, self.handler)
-
-    @property
-    def takes_views(self) -> bool:
-        """Whether all handlers are this library's own, which take memoryviews and draw no random numbers."""
-        return self._decoder().takes_views
+        decoder = self._decoder()
+        # The built-in handlers draw no random numbers.
+        call = unseeded if decoder.takes_views else seeded(context)
+        return Applied(source, self, decoder, call, self.handler)
 
     def _decoder(self) -> Decoder:
         return Decoder(
@@ -113,7 +100,7 @@ class Decode(Filter):
 
 
 def as_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    """Options as the frozen stage keeps them; those in one string are separated by spaces."""
+    """The values as a tuple; a string is split at spaces."""
     if values is None:
         return None
     return tuple(values.split() if isinstance(values, str) else values)

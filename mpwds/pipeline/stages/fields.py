@@ -1,9 +1,72 @@
-"""Field specs: how ``"png;jpg cls"`` names fields of a dict sample."""
+"""Pick and rename fields of dict samples by name: ``to_tuple`` and ``rename``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from mpwds.mistakes import explained
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Applied, OneOfEach
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.stream import Stream
+
+
+@explained
+def to_tuple(
+    *specs: str | Iterable[str],
+    handler: Handler = reraise_exception,
+    missing_is_error: bool = True,
+    none_is_error: bool | None = None,
+) -> ToTuple:
+    """Stage that turns dict samples into tuples of some of their fields.
+
+    Args:
+        specs: Field names. ``"png;jpg"`` or ``["png", "jpg"]`` takes the first of these that a sample has;
+            ``"png cls"`` is the same as ``"png", "cls"``.
+        handler: Called when a sample lacks a field; the default raises the exception.
+        missing_is_error: Whether a missing field is an error; otherwise it becomes ``None``.
+        none_is_error: Whether a field that holds ``None`` is an error; by default as ``missing_is_error``.
+
+    Raises:
+        ValueError: There are no fields; or, while iterating, a sample lacks one.
+        TypeError: A specification is not a string; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.to_tuple``.
+
+    Example:
+        >>> list(to_tuple("png;jpg cls")([{"jpg": b"..", "cls": 7}]))
+        [(b'..', 7)]
+    """
+    return ToTuple(specs, missing_is_error, none_is_error, handler)
+
+
+def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: str | Iterable[str]) -> Rename:
+    """Stage that renames fields of dict samples.
+
+    The renamed fields come last. A renamed field replaces a field that already has the new name.
+
+    Args:
+        handler: Called when a sample lacks a field; the default raises the exception.
+        keep: Whether the sample keeps its other fields. If false, even ``__key__`` is dropped.
+        fields: The old name for each new one. ``image="png;jpg"``, or a list, takes the first of these that a
+            sample has and drops the others.
+
+    Raises:
+        ValueError: An old name is not a valid field name; or, while iterating, a sample lacks a field.
+        TypeError: An old name is not a string; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.rename``.
+
+    Example:
+        >>> list(rename(image="png;jpg", keep=False)([{"__key__": "a", "jpg": b"..", "cls": 7}]))
+        [{'image': b'..'}]
+    """
+    return Rename(fields, keep, handler)
 
 
 def getfirst(
@@ -14,11 +77,11 @@ def getfirst(
     Args:
         a: The sample.
         keys: Field names, as a list or as ``"png;jpg"``.
-        default: What to return if it has none of them.
-        missing_is_error: Whether that is an error instead.
+        default: Returned if the sample has none of the fields and ``missing_is_error`` is false.
+        missing_is_error: Whether it is an error if the sample has none of the fields.
 
     Raises:
-        ValueError: The sample has none of them, or ``keys`` has a space: it names one field, not several.
+        ValueError: The sample has none of the fields, or a name in ``keys`` contains a space.
 
     Example:
         >>> getfirst({"__key__": "a", "jpg": b".."}, "png;jpg")
@@ -37,10 +100,10 @@ def getfirst(
 
 
 def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
-    """The alternatives of each field that a spec names.
+    """The alternative names for each field of a specification.
 
     Args:
-        fields: ``"png;jpg cls"``, or a list of such specs for one field each.
+        fields: ``"png;jpg cls"``, or a list with a specification such as ``"png;jpg"`` for each field.
 
     Example:
         >>> parse_field_spec("png;jpg cls")
@@ -51,18 +114,11 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
-    """The names that may stand for one field.
-
-    Args:
-        spec: ``"png;jpg"``, or those names one by one.
+    """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: There are no names, or one has a space.
-
-    Example:
-        >>> alternatives("png;jpg"), alternatives(["png", "jpg"])
-        (('png', 'jpg'), ('png', 'jpg'))
+        TypeError: ``spec`` is neither a string nor a list of strings.
+        ValueError: There are no names, or one contains a space.
     """
     if isinstance(spec, str):
         names = tuple([name for name in spec.split(";") if name])
@@ -74,32 +130,108 @@ def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise TypeError(f"expected field names, got {name!r}")
         if " " in name:
-            raise ValueError(f"{name!r} is to name one field, but has a space")
+            raise ValueError(f"expected the name of one field, but {name!r} contains a space")
     if not names:
         raise ValueError(f"{spec!r} names no field")
     return names
 
 
 def missing(sample: Mapping[Any, Any], names: Sequence[str]) -> str:
-    """The message that a sample has none of the fields ``names``, and which it has.
-
-    Example:
-        >>> missing({"__key__": "a", "cls": 7}, ["png", "jpg"])
-        "no field 'png' or 'jpg'; the sample has __key__, cls"
-    """
+    """An error message: which fields a sample lacks, and which it has."""
     return f"no field {' or '.join(map(repr, names))}; the sample has {', '.join(map(str, sample))}"
 
 
 def check_sample(stage: str, sample: Any) -> None:
-    """Refuses what is no dict sample.
-
-    Raises:
-        TypeError: ``sample`` is no dict.
-
-    Example:
-        >>> check_sample("rename", (1, 2))
-        Traceback (most recent call last):
-        TypeError: rename needs dict samples, got a tuple
-    """
+    """Raises ``TypeError`` if ``sample`` is not a dict."""
     if not isinstance(sample, dict):
         raise TypeError(f"{stage} needs dict samples, got a {type(sample).__name__}")
+
+
+@dataclass(frozen=True)
+class ToTuple(OneOfEach):
+    """The stage that ``to_tuple`` makes."""
+
+    specs: tuple[str | Iterable[str], ...]
+    missing_is_error: bool = True
+    none_is_error: bool | None = None
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        if not self._fields():
+            raise ValueError("to_tuple: no fields given; write to_tuple('png', 'cls'), for example")
+        check_handler("to_tuple", self.handler)
+
+    def __str__(self) -> str:
+        more = changed(self, "missing_is_error", "none_is_error", "handler")
+        return f"to_tuple({arguments(*self.specs, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._picker(), handler=self.handler)
+
+    def _fields(self) -> list[tuple[str, ...]]:
+        try:
+            fields = [spec.split() if isinstance(spec, str) else [spec] for spec in self.specs]
+            return [alternatives(field) for spec in fields for field in spec]
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"to_tuple: {error}") from None
+
+    def _picker(self) -> Callable[[Any], tuple[Any, ...]]:
+        fields, missing_is_error = self._fields(), self.missing_is_error
+        none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
+
+        def pick(sample: Any) -> tuple[Any, ...]:
+            check_sample("to_tuple", sample)
+            picked = []
+            for names in fields:
+                for name in names:
+                    if name in sample:
+                        picked.append(sample[name])
+                        break
+                else:
+                    if missing_is_error:
+                        raise ValueError(f"to_tuple: {missing(sample, names)}")
+                    picked.append(None)
+            if none_is_error:
+                for names, value in zip(fields, picked, strict=True):
+                    if value is None:
+                        raise ValueError(f"to_tuple: field {' or '.join(map(repr, names))} is None")
+            return tuple(picked)
+
+        return pick
+
+
+@dataclass(frozen=True)
+class Rename(OneOfEach):
+    """The stage that ``rename`` makes."""
+
+    fields: dict[str, str | Iterable[str]]
+    keep: bool = True
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        check_handler("rename", self.handler)
+        self._renaming()
+
+    def __str__(self) -> str:
+        return f"rename({arguments(**self.fields, **changed(self, 'keep', 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._renaming(), handler=self.handler)
+
+    def _renaming(self) -> Callable[[Any], dict[str, Any]]:
+        fields, keep = {new: alternatives(old) for new, old in self.fields.items()}, self.keep
+        replaced = frozenset(old for names in fields.values() for old in names)
+
+        def renamed(sample: Any) -> dict[str, Any]:
+            check_sample("rename", sample)
+            kept = {name: value for name, value in sample.items() if name not in replaced} if keep else {}
+            for new, names in fields.items():
+                for name in names:
+                    if name in sample:
+                        kept[new] = sample[name]
+                        break
+                else:
+                    raise ValueError(f"rename: {missing(sample, names)}")
+            return kept
+
+        return renamed

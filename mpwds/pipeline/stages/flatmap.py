@@ -1,4 +1,4 @@
-"""Make several elements of each."""
+"""Make several elements of each: ``flatmap``."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.map import key_of, with_key
-from mpwds.pipeline.stages.parts import Parts, Take
+from mpwds.pipeline.stages.unbatched import Parts, Take
 from mpwds.pipeline.stream import Address, Stream, reached_end
 
 
+@explained
 def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception) -> Flatmap:
-    """Stage that yields all elements that ``f(element)`` gives, for each element.
+    """Stage that yields each element of ``f(element)``, for each element.
 
-    It does what a generator function could do as a stage of its own (``compose``), but its elements have an
-    address: the address of the element they come from, and their number. To make one again, the stage calls
-    the function again and passes over the elements before it. A generator is run only as far as its elements
-    are asked for, so they are never in memory together.
+    A generator function could do the same as a stage of its own (``compose``). But elements from ``flatmap``
+    have addresses, so a loader can resume without running the epoch again. To fetch an element again, the
+    stage calls the function again and skips the elements before it. A generator runs only as far as elements
+    are requested, so its elements are never in memory together.
 
     Args:
-        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. A dict
-            that it makes from a dict sample gets the sample's ``__key__`` if it has none. Random numbers that
-            it draws are the same each time it sees this element in this epoch.
-        handler: What to do about an element that ``f`` fails on; raises by default. The elements that it made
-            before have been yielded then.
+        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. If it
+            makes a dict without ``__key__`` from a dict sample, the dict gets the sample's ``__key__``. In
+            one epoch, ``f`` draws the same random numbers each time it gets the same element.
+        handler: Called when ``f`` raises an exception; the default raises it. The elements that ``f`` made
+            before have been yielded by then.
 
     Raises:
-        TypeError: ``f`` or ``handler`` cannot be called; or, while iterating, ``f`` returns something other
+        TypeError: ``f`` or ``handler`` is not callable; or, while iterating, ``f`` returns something other
             than an iterable of elements (a string or a dict is one element).
 
     Example:
@@ -58,7 +60,7 @@ class Flatmap(Filter):
         check_handler("flatmap", self.handler)
 
     def __str__(self) -> str:
-        return f"flatmap({arguments(self.function, **options(handler=(self.handler, reraise_exception)))})"
+        return f"flatmap({arguments(self.function, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Made(self, source, context)
@@ -73,14 +75,14 @@ class _Made(Parts):
         self._call = seeded(context)
 
     def _open(self, address: Address, element: Any) -> Take:
-        key = key_of(element)  # looked up before the call: the function may take the sample apart
+        key = key_of(element)  # looked up before the call, because the function may change the sample
         made: Any = self._call(self._function, address, element)
         if made is None:
             return lambda index: reached_end
         if isinstance(made, (str, bytes, dict)) or not isinstance(made, Iterable):
             raise TypeError(
-                f"flatmap: the function must give an iterable of elements, got a {type(made).__name__}; "
-                "for one element from each use map"
+                f"flatmap: the function must return an iterable of elements, got a {type(made).__name__}; "
+                "use map to make one element of each"
             )
         if isinstance(made, (list, tuple)):
             return lambda index: with_key(key, made[index]) if index < len(made) else reached_end
@@ -93,7 +95,7 @@ class _Made(Parts):
             nonlocal position
             part = reached_end
             for number in range(position, index + 1):
-                # Seeded for each: between two of them other functions draw from the same generators.
+                # Seeded for each part, because other functions draw from the same generators in between.
                 part = self._call(lambda parts: next(parts, reached_end), (address, number), made)
             position = index + 1
             return part if part is reached_end else with_key(key, part)

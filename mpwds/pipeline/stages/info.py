@@ -1,18 +1,23 @@
-"""Print what passes through."""
+"""Show what passes through: ``info`` prints elements, ``log_keys`` writes their keys to a file."""
 
 from __future__ import annotations
 
+import os
 import sys
+import weakref
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, explain, options
+from mpwds.pipeline.notes import arguments, changed, explain
+from mpwds.pipeline.stages.map import key_of
 from mpwds.pipeline.stream import Address, Derived, Stream
 
 
+@explained
 def info(
     fmt: str | None = None,
     n: int = 3,
@@ -25,12 +30,12 @@ def info(
 
     Args:
         fmt: Format of a line, with the fields of a dict as names (``"{__key__} {cls}"``) and those of a tuple
-            as numbers (``"{0}"``). By default the fields are printed one below the other.
+            as numbers (``"{0}"``). By default each field is printed on a line of its own.
         n: Elements to print at the beginning of each epoch.
-        every: Afterwards, prints every n-th element; none by default.
+        every: After that, the stage prints every n-th element; by default no more.
         width: Characters to print of a field.
-        stream: Where to print; by default the ``sys.stderr`` of the process that prints.
-        name: Printed before each element that is printed without ``fmt``.
+        stream: Where to print; by default ``sys.stderr`` of the process that runs the stage.
+        name: Printed before each element, unless ``fmt`` is given.
 
     Raises:
         KeyError: While iterating, ``fmt`` names a field that a sample lacks.
@@ -47,6 +52,34 @@ def info(
     return Info(fmt, n, every, width, stream, name)
 
 
+@explained
+def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
+    """Stage that appends a line to a file for each sample and passes the sample on.
+
+    A line is ``position <tab> worker <tab> rank <tab> key``. Positions are counted from 0 in each worker and
+    epoch. The key of an element that has none is ``None``. Workers may share the file, because each line is
+    appended in a single write.
+
+    Args:
+        logfile: The file, created if missing; ``None`` and ``""`` write nothing.
+
+    Raises:
+        OSError: While iterating, the file cannot be written.
+
+    Source:
+        ``webdataset.filters.log_keys``.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     logfile = pathlib.Path(folder, "keys.tsv")
+        ...     _ = list(log_keys(logfile)([{"__key__": "a"}, {"__key__": "b"}]))
+        ...     logfile.read_text()
+        '0\\t0\\t0\\ta\\n1\\t0\\t0\\tb\\n'
+    """
+    return LogKeys(None if logfile is None else os.fspath(logfile))
+
+
 @dataclass(frozen=True)
 class Info(Filter):
     """The stage that ``info`` makes."""
@@ -59,7 +92,7 @@ class Info(Filter):
     name: str = ""
 
     def __str__(self) -> str:
-        more = options(n=(self.n, 3), every=(self.every, -1), width=(self.width, 50), name=(self.name, ""))
+        more = changed(self, "n", "every", "width", "name")
         return f"info({arguments(*([] if self.fmt is None else [self.fmt]), **more)})"
 
     def count_of(self, incoming: Count) -> Count:
@@ -69,15 +102,7 @@ class Info(Filter):
         return _Shown(self, source)
 
     def lines(self, element: Any) -> list[str]:
-        """What is printed of an element.
-
-        Args:
-            element: A dict or tuple with fields, or anything else.
-
-        Example:
-            >>> Info(width=4).lines({"txt": "hello"})
-            ['---', "txt 'hel"]
-        """
+        """The lines to print for an element."""
         if self.fmt is not None:
             fields = element if isinstance(element, (tuple, list)) else (element,)
             return [self.fmt.format(**element) if isinstance(element, dict) else self.fmt.format(*fields)]
@@ -110,6 +135,49 @@ class _Shown(Derived[Any]):
                 explain(error, stage, self._source, address, element)
                 raise
             print(*lines, sep="\n", file=stage.output if stage.output is not None else sys.stderr)
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._count = state["count"]
+
+
+@dataclass(frozen=True)
+class LogKeys(Filter):
+    """The stage that ``log_keys`` makes."""
+
+    logfile: str | None = None
+
+    def __str__(self) -> str:
+        return f"log_keys({arguments(*([self.logfile] if self.logfile else []))})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Logged(self.logfile, source, context) if self.logfile else source
+
+
+class _Logged(Derived[Any]):
+    def __init__(self, logfile: str, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._logfile = logfile
+        self._reader = f"{context.worker}\t{context.rank}"
+        self._count = 0
+        self._descriptor: int | None = None
+
+    def __next__(self) -> tuple[Address, Any]:
+        item: tuple[Address, Any] = self._next()
+        if self._descriptor is None:
+            self._descriptor = os.open(
+                self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+            weakref.finalize(self, os.close, self._descriptor)
+        os.write(self._descriptor, f"{self._count}\t{self._reader}\t{key_of(item[1])}\n".encode())
+        self._count += 1
         return item
 
     def state_dict(self) -> dict[str, Any]:

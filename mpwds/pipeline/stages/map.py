@@ -1,31 +1,35 @@
-"""Apply a function to every element."""
+"""Apply functions to elements: ``map``, ``map_dict``, ``map_tuple`` and ``associate``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handled import Applied
+from mpwds.pipeline.filter import Applied, Filter, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stages.fields import check_sample, getfirst, missing
 from mpwds.pipeline.stream import Stream
 
+Associator = Mapping[str, Mapping[str, Any]] | Callable[[str], "Mapping[str, Any] | None"]
 
+
+@explained
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
     """Stage that yields ``f(element)`` for each element.
 
     Args:
-        f: Takes an element and returns another; ``None`` drops the element. A dict that it makes from a dict
-            sample gets the sample's ``__key__`` if it has none. Random numbers that it draws are the same
-            each time it sees this element in this epoch.
-        handler: What to do about an element that ``f`` fails on; raises by default.
+        f: Takes an element and returns another; ``None`` drops the element. If it makes a dict without
+            ``__key__`` from a dict sample, the dict gets the sample's ``__key__``. In one epoch, ``f`` draws
+            the same random numbers each time it gets the same element.
+        handler: Called when ``f`` raises an exception; the default raises it.
 
     Raises:
-        TypeError: ``f`` or ``handler`` cannot be called.
+        TypeError: ``f`` or ``handler`` is not callable.
 
     Source:
         ``webdataset.filters.map``.
@@ -35,6 +39,116 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
         [1, 4, 9]
     """
     return Map(f, handler)
+
+
+def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
+    """Stage that applies functions to fields of dict samples.
+
+    The stage makes a shallow copy of the sample and leaves the original dict unchanged.
+
+    Args:
+        handler: Called when a function raises an exception; the default raises it.
+        functions: A function of the value, for each field.
+
+    Raises:
+        ValueError: There are no functions.
+        TypeError: A function is not callable; or, while iterating, a sample is not a dict.
+        KeyError: While iterating, a sample lacks the field.
+
+    Source:
+        ``webdataset.filters.map_dict``.
+
+    Example:
+        >>> list(map_dict(cls=int)([{"cls": "7", "id": "a"}]))
+        [{'cls': 7, 'id': 'a'}]
+    """
+    return MapDict(functions, handler)
+
+
+@explained
+def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> MapTuple:
+    """Stage that applies a function to each field of tuple samples.
+
+    Args:
+        functions: The first function for the first field, and so on. ``None`` leaves a field unchanged.
+            Fields after the last function stay unchanged too.
+        handler: Called when a function raises an exception; the default raises it.
+
+    Raises:
+        TypeError: An argument is neither a function nor ``None``; or, while iterating, a sample is not a
+            tuple.
+        ValueError: While iterating, a tuple has fewer fields than there are functions.
+
+    Source:
+        ``webdataset.filters.map_tuple``.
+
+    Example:
+        >>> list(map_tuple(None, int)([("a", "7", "x")]))
+        [('a', 7, 'x')]
+    """
+    return MapTuple(functions, handler)
+
+
+@explained
+def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
+    """Stage that looks up fields by the ``__key__`` of dict samples and adds them.
+
+    The stage makes a shallow copy of the sample and leaves the original dict unchanged. An added field
+    replaces a field of the same name.
+
+    Args:
+        associator: A dict (or other mapping) from a key to the fields to add, or a function that takes the
+            key and returns them. A key that is not in the dict adds nothing; neither does ``None``.
+        handler: Called when the lookup raises an exception; the default raises it.
+
+    Raises:
+        TypeError: ``associator`` is neither a mapping nor callable, or ``handler`` is not callable; or, while
+            iterating, a sample is not a dict.
+        ValueError: While iterating, a sample has no ``__key__``.
+
+    Source:
+        ``webdataset.filters.associate``.
+
+    Example:
+        >>> captions = {"a": {"caption": "a cat"}}
+        >>> list(associate(captions)([{"__key__": "a", "cls": 7}, {"__key__": "b", "cls": 8}]))
+        [{'__key__': 'a', 'cls': 7, 'caption': 'a cat'}, {'__key__': 'b', 'cls': 8}]
+    """
+    return Associate(associator, handler)
+
+
+def transform_with(
+    sample: Sequence[Any], transformers: Sequence[Callable[[Any], Any] | None] | None
+) -> Sequence[Any]:
+    """Applies a function to each field of a sample.
+
+    Args:
+        sample: The fields.
+        transformers: The first function for the first field, and so on. ``None`` leaves a field unchanged.
+            Fields after the last function stay unchanged too.
+
+    Returns:
+        A list; ``sample`` itself if there are no functions.
+
+    Raises:
+        ValueError: There are more functions than fields.
+
+    Source:
+        ``webdataset.filters.transform_with``.
+
+    Example:
+        >>> transform_with(("a", "7", "x"), [None, int])
+        ['a', 7, 'x']
+    """
+    if not transformers:
+        return sample
+    if len(transformers) > len(sample):
+        raise ValueError(f"{len(transformers)} functions for a sample of {len(sample)} fields")
+    result = list(sample)
+    for index, function in enumerate(transformers):
+        if function is not None:
+            result[index] = function(result[index])
+    return result
 
 
 @dataclass(frozen=True)
@@ -50,33 +164,108 @@ class Map(Filter):
         check_handler("map", self.handler)
 
     def __str__(self) -> str:
-        return f"map({arguments(self.function, **options(handler=(self.handler, reraise_exception)))})"
+        return f"map({arguments(self.function, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, self._apply, seeded(context), self.handler)
 
     def _apply(self, element: Any) -> Any:
-        key = key_of(element)  # looked up before the call: the function may take the sample apart
+        key = key_of(element)  # looked up before the call, because the function may change the sample
         return with_key(key, self.function(element))
 
 
-def key_of(element: Any) -> Any:
-    """The ``__key__`` of a dict sample; ``None`` of anything else.
+@dataclass(frozen=True)
+class MapDict(OneOfEach):
+    """The stage that ``map_dict`` makes."""
 
-    Example:
-        >>> key_of({"__key__": "a"}), key_of((1, 2))
-        ('a', None)
-    """
+    functions: dict[str, Callable[[Any], Any]]
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        if not self.functions:
+            raise ValueError("map_dict: no functions given; write map_dict(cls=int), for example")
+        for field, function in self.functions.items():
+            if not callable(function):
+                raise TypeError(f"map_dict: expected a function for {field!r}, got {function!r}")
+        check_handler("map_dict", self.handler)
+
+    def __str__(self) -> str:
+        return f"map_dict({arguments(**self.functions, **changed(self, 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._apply, seeded(context), self.handler)
+
+    def _apply(self, sample: Any) -> dict[Any, Any]:
+        check_sample("map_dict", sample)
+        result = dict(sample)
+        for field, function in self.functions.items():
+            if field not in sample:
+                raise KeyError(f"map_dict: {missing(sample, [field])}")
+            result[field] = function(sample[field])
+        return result
+
+
+@dataclass(frozen=True)
+class MapTuple(OneOfEach):
+    """The stage that ``map_tuple`` makes."""
+
+    functions: tuple[Callable[[Any], Any] | None, ...]
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        for function in self.functions:
+            if function is not None and not callable(function):
+                raise TypeError(f"map_tuple: expected functions or None, got {function!r}")
+        check_handler("map_tuple", self.handler)
+
+    def __str__(self) -> str:
+        return f"map_tuple({arguments(*self.functions, **changed(self, 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._apply, seeded(context), self.handler)
+
+    def _apply(self, sample: Any) -> tuple[Any, ...]:
+        if not isinstance(sample, (tuple, list)):
+            raise TypeError(
+                f"map_tuple needs tuple samples, got a {type(sample).__name__}; put to_tuple(...) before it"
+            )
+        return tuple(transform_with(sample, self.functions))
+
+
+@dataclass(frozen=True)
+class Associate(Filter):
+    """The stage that ``associate`` makes."""
+
+    associator: Associator
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        if not callable(self.associator) and not isinstance(self.associator, Mapping):
+            raise TypeError(f"associate: expected a dict or a function of the key, got {self.associator!r}")
+        check_handler("associate", self.handler)
+
+    def __str__(self) -> str:
+        associator = self.associator if callable(self.associator) else type(self.associator)
+        return f"associate({arguments(associator, **changed(self, 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        call = seeded(context) if callable(self.associator) else unseeded
+        return Applied(source, self, self._apply, call, self.handler)
+
+    def _apply(self, sample: Any) -> dict[str, Any]:
+        check_sample("associate", sample)
+        key = getfirst(sample, "__key__")
+        found = self.associator(key) if callable(self.associator) else self.associator.get(key)
+        return {**sample, **(found or {})}
+
+
+def key_of(element: Any) -> Any:
+    """The ``__key__`` of a dict sample, or ``None``."""
     return element.get("__key__") if isinstance(element, dict) else None
 
 
 def with_key(key: Any, result: Any) -> Any:
-    """What was made of the sample ``key``: with that key, if it is a dict that has none.
-
-    Example:
-        >>> with_key("a", {"cls": 7}), with_key("a", (7,))
-        ({'__key__': 'a', 'cls': 7}, (7,))
-    """
+    """``result``, with ``key`` as its ``__key__`` if it is a dict that has none."""
     if key is not None and isinstance(result, dict) and "__key__" not in result:
         return {"__key__": key, **result}
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
     """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
     The stage's elements have no addresses: see ``mpwds.pipeline.filter.Generator``. If ``f`` makes several
-    elements of each, use ``flatmap``, whose elements have.
+    elements of each, ``flatmap`` is better, because its elements have addresses.
 
     Args:
         f: Takes an iterator of elements and arguments, returns an iterator of elements.
 
     Raises:
-        TypeError: ``f`` cannot be called.
+        TypeError: ``f`` is not callable.
 
     Source:
         ``webdataset.filters.pipelinefilter``.
@@ -44,18 +45,7 @@ def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
 
 
 class PipelineFilter:
-    """The function that ``pipelinefilter`` makes; it makes a stage.
-
-    Args:
-        function: Takes an iterator of elements and arguments, returns an iterator of elements.
-
-    Raises:
-        TypeError: ``function`` cannot be called.
-
-    Example:
-        >>> print(PipelineFilter(zip)("abc"))
-        zip('abc')
-    """
+    """The function that ``pipelinefilter`` makes; it makes a stage."""
 
     def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
         if not callable(function):
@@ -63,14 +53,15 @@ class PipelineFilter:
         self.function = function
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **options: Any) -> CurriedStage:
-        return CurriedStage(Curried(self, args, options))
+    def __call__(self, *args: Any, **options: Any) -> Generator:
+        name = getattr(self, "__name__", repr(self.function))
+        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
 
     def __repr__(self) -> str:
         return f"pipelinefilter({arguments(self.function)})"
 
     def __reduce__(self) -> Any:
-        # By its name, where that finds it, as functions are: its own function's name finds this object.
+        # Pickled by name, as functions are, if that name finds this object and not the decorated function.
         name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
         if module != "__main__" and _found(module, name) is self:
             return name
@@ -78,18 +69,8 @@ class PipelineFilter:
 
 
 @dataclass(frozen=True)
-class Curried:
-    """Function of a source: ``filter.function`` with the arguments behind the source.
-
-    Args:
-        filter: Gives the function.
-        args: Its arguments after the first.
-        options: Its named arguments.
-
-    Example:
-        >>> list(Curried(PipelineFilter(zip), ("ab",), {})("xy"))
-        [('x', 'a'), ('y', 'b')]
-    """
+class _Curried:
+    """Function of a source: ``filter.function`` with the arguments after the source."""
 
     filter: PipelineFilter
     args: tuple[Any, ...]
@@ -98,28 +79,11 @@ class Curried:
     def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
         return self.filter.function(source, *self.args, **self.options)
 
-    def __str__(self) -> str:
-        name = getattr(self.filter, "__name__", repr(self.filter.function))
-        return f"{name}({arguments(*self.args, **self.options)})"
-
-
-class CurriedStage(Generator):
-    """Stage that yields what a ``Curried`` function makes of its source's plain elements.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(CurriedStage(Curried(PipelineFilter(zip), ("ab",), {})), "xy")
-        [('x', 'a'), ('y', 'b')]
-    """
-
-    def __str__(self) -> str:
-        return str(self.function)
-
 
 class PipelineStage:
-    """Base of user's classes that are stages by a method ``run(source)``, as in webdataset.
+    """Base of your own stage classes with a method ``run(source)``, as in webdataset.
 
-    Their elements have no addresses: see ``mpwds.pipeline.filter.Generator``.
+    The elements have no addresses: see ``mpwds.pipeline.filter.Generator``.
 
     Source:
         ``webdataset.utils.PipelineStage``.
@@ -145,19 +109,10 @@ class PipelineStage:
 def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
     """The stage that ``.pipe(f, *args, **keywords)`` adds.
 
-    Args:
-        f: A stage; a function or class that makes one, as its annotations tell; or a generator function of
-            an iterator of elements.
-        args: Its further arguments.
-        keywords: Its keyword arguments.
+    ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
 
     Raises:
         TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.
-
-    Example:
-        >>> from mpwds.pipeline.stages.shuffle import shuffle
-        >>> print(stage_of(shuffle, 100, seed=1), stage_of(zip, "abc"))
-        shuffle(100, seed=1) zip('abc')
     """
     if hasattr(f, "stream") and not isinstance(f, type):
         if args or keywords:
@@ -177,7 +132,7 @@ def _makes_a_stage(f: Any) -> bool:
         return True
     try:
         only = SimpleNamespace(__annotations__={"return": f.__annotations__["return"]})
-        result = typing.get_type_hints(only, f.__globals__)["return"]
+        result = typing.get_type_hints(only, inspect.unwrap(f).__globals__)["return"]
     except Exception:  # no annotation, or one that only a type checker can resolve
         return False
     kinds = typing.get_args(result) or (result,)

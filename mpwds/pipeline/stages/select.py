@@ -1,29 +1,33 @@
-"""Keep the elements that a predicate accepts."""
+"""Drop elements: ``select``, ``rsample`` and ``slice``."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handled import Handled
+from mpwds.pipeline.counts import Count
+from mpwds.pipeline.filter import Filter, Handled
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Derived, Stream
 
 
+@explained
 def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Select:
     """Stage that keeps the elements for which ``predicate`` is true, unchanged and in order.
 
     Args:
         predicate: Takes an element and returns whether to keep it.
-        handler: What to do about an element that it fails on; raises by default.
+        handler: Called when ``predicate`` raises an exception; the default raises it.
 
     Raises:
-        TypeError: ``predicate`` or ``handler`` cannot be called.
+        TypeError: ``predicate`` or ``handler`` is not callable.
 
     Source:
         ``webdataset.filters.select``.
@@ -33,6 +37,60 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
         [1, 3, 5]
     """
     return Select(predicate, handler)
+
+
+@explained
+def rsample(p: float = 0.5) -> RSample:
+    """Stage that keeps each element with probability ``p``, unchanged and in order.
+
+    The choice depends on the dataset's seed, the epoch, the stage's position in the pipeline and the
+    element's address. So each epoch keeps other elements, but an epoch that runs again keeps the same ones,
+    with any number of workers.
+
+    Args:
+        p: From 0 (no element) to 1 (all).
+
+    Raises:
+        ValueError: ``p`` is below 0 or above 1.
+
+    Source:
+        ``webdataset.filters.rsample``.
+
+    Example:
+        >>> 400 < len(list(rsample(0.5)(range(1000)))) < 600
+        True
+    """
+    return RSample(p)
+
+
+@explained
+def slice(*args: int | None) -> Slice:
+    """Stage that yields the elements from ``start`` up to but excluding ``stop``, as ``itertools.islice``.
+
+    Each worker counts positions by itself, from 0 in each epoch. The stage reads nothing after the last
+    element that it yields.
+
+    Args:
+        args: ``stop``; or ``start, stop``; or ``start, stop, step``. ``None`` stands for the beginning, the
+            end and a step of 1.
+
+    Raises:
+        TypeError: There are no arguments or more than three, or one is not an integer.
+        ValueError: An argument is negative, or ``step`` is 0.
+
+    Source:
+        ``webdataset.filters.slice``.
+
+    Example:
+        >>> list(slice(2)("abcde")), list(slice(1, None, 2)("abcde"))
+        (['a', 'b'], ['b', 'd'])
+    """
+    if not 1 <= len(args) <= 3:
+        raise TypeError(f"slice takes stop, or start, stop and step; got {len(args)} arguments")
+    if len(args) == 1:
+        return Slice(stop=args[0])
+    start, stop, step = (*args, None)[:3]
+    return Slice(0 if start is None else start, stop, 1 if step is None else step)
 
 
 @dataclass(frozen=True)
@@ -48,7 +106,7 @@ class Select(Filter):
         check_handler("select", self.handler)
 
     def __str__(self) -> str:
-        return f"select({arguments(self.predicate, **options(handler=(self.handler, reraise_exception)))})"
+        return f"select({arguments(self.predicate, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Selected(self, source, context)
@@ -71,3 +129,92 @@ class _Selected(Handled):
             else:
                 if accepted:
                     return item
+
+
+@dataclass(frozen=True)
+class RSample(Filter):
+    """The stage that ``rsample`` makes."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"rsample: p is a probability, from 0 to 1; got {self.p}")
+
+    def __str__(self) -> str:
+        return f"rsample({self.p!r})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Sampled(self, source, context)
+
+
+class _Sampled(Derived[Any]):
+    def __init__(self, stage: RSample, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        place = ("rsample", context.seed or 0, context.moment, context.stage)
+        self._origin = hashlib.blake2b(repr(place).encode(), digest_size=8)
+        self._below = int(stage.p * 2**64)
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            item = self._next()
+            digest = self._origin.copy()
+            digest.update(repr(item[0]).encode())
+            if int.from_bytes(digest.digest(), "little") < self._below:
+                return item
+
+
+@dataclass(frozen=True)
+class Slice(Filter):
+    """The stage that ``slice`` makes."""
+
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("start", self.start, 0), ("stop", self.stop, 0), ("step", self.step, 1)):
+            if value is None and name == "stop":
+                continue
+            if not isinstance(value, Integral):
+                raise TypeError(f"slice: {name} must be a whole number, got {value!r}")
+            if value < least:
+                raise ValueError(f"slice: {name} must be at least {least}, got {value}")
+
+    def __str__(self) -> str:
+        if self.step != 1:
+            return f"slice({arguments(self.start, self.stop, self.step)})"
+        return f"slice({arguments(*([self.start] if self.start else []), self.stop)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return Count(len(range(incoming.elements)[self.start : self.stop : self.step]))
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Sliced(self, source)
+
+
+class _Sliced(Derived[Any]):
+    def __init__(self, stage: Slice, source: Stream[Any]) -> None:
+        super().__init__(source)
+        self._stop = stage.stop
+        self._step = stage.step
+        self._position = 0  # of the source's next element
+        self._wanted = stage.start
+
+    def __next__(self) -> tuple[Address, Any]:
+        if self._stop is not None and self._wanted >= self._stop:
+            raise StopIteration
+        while self._position < self._wanted:
+            self._next()
+            self._position += 1
+        item: tuple[Address, Any] = self._next()
+        self._position += 1
+        self._wanted += self._step
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "position": self._position, "wanted": self._wanted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._position, self._wanted = state["position"], state["wanted"]

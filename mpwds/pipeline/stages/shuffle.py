@@ -1,4 +1,4 @@
-"""Shuffle a stream through a bounded buffer."""
+"""Shuffle a stream through a bounded buffer: ``shuffle`` and ``detshuffle``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
 
+@explained
 def shuffle(
     bufsize: int = 1000,
     initial: int = 100,
@@ -23,17 +25,20 @@ def shuffle(
 ) -> Shuffle:
     """Stage that yields the elements in random order, through a buffer.
 
-    Yields a random one of the elements held for each that it takes in, so an element is displaced by about
-    ``bufsize`` places: shuffle shards as well (``shardshuffle=True``) for more than local disorder. Put it
-    before ``decode``: the buffer then holds compressed bytes. Every epoch and every worker has its own order.
+    For each element it takes in, the stage yields a random one of those it holds. So an element is displaced
+    by about ``bufsize`` places. For more than local disorder, shuffle shards as well
+    (``shardshuffle=True``). Put the stage before ``decode``, so that the buffer holds compressed bytes. Each
+    epoch and each worker has its own order.
 
     Args:
-        bufsize: Elements held; below 2, the order stays as it is. A whole number, ``1e4`` too.
-        initial: Elements to take in before the first is yielded, at most ``bufsize``; from then on two for
-            each that is yielded, until the buffer is full. Fewer start sooner and mix less.
-        rng: Random generator that gives the seed.
-        seed: Determines the order, with the epoch, the same on all workers; by default the dataset's seed
-            does, with epoch, worker and position in the pipeline.
+        bufsize: Elements held; below 2, the order stays unchanged. A whole number, which may be a float such
+            as ``1e4``.
+        initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
+            takes in two for each that it yields, until the buffer is full. With fewer, the first element
+            comes sooner but the order is less random.
+        rng: Random generator from which to draw the seed.
+        seed: Determines the order, with the epoch, alike on all workers. By default the order depends on the
+            dataset's seed, the epoch, the worker and the position in the pipeline.
         handler: Without effect.
 
     Raises:
@@ -55,6 +60,33 @@ def shuffle(
     return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
 
 
+@explained
+def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
+    """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
+
+    The order depends on ``seed + epoch`` alone, not on the dataset's seed, so all workers shuffle alike. Use
+    it in pipelines that must repeat webdataset's order. Otherwise use ``shuffle``, which is as reproducible
+    and gives each worker and each stage an order of its own.
+
+    Args:
+        bufsize: Elements held; below 2, the order stays unchanged.
+        initial: Elements to take in before the first is yielded; at most ``bufsize``.
+        seed: Determines the order, with the epoch.
+        epoch: Number of the epoch before the first.
+
+    Raises:
+        TypeError: An argument is not an integer.
+
+    Source:
+        ``webdataset.filters.detshuffle``.
+
+    Example:
+        >>> list(detshuffle(4)(range(6)))
+        [3, 4, 0, 1, 2, 5]
+    """
+    return Detshuffle(bufsize, initial, seed, epoch)
+
+
 @dataclass(frozen=True)
 class Shuffle(Filter):
     """The stage that ``shuffle`` makes."""
@@ -65,17 +97,16 @@ class Shuffle(Filter):
     alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_whole("size", self.size)
+        _check_whole("shuffle", "size", self.size)
         if self.initial is not None:
-            _check_whole("initial", self.initial)
+            _check_whole("shuffle", "initial", self.initial)
         if self.size < 1:
             raise ValueError(f"shuffle: size must be at least 1, got {self.size}")
         if self.initial is not None and not 1 <= self.initial <= self.size:
             raise ValueError(f"shuffle: initial must be from 1 to size ({self.size}), got {self.initial}")
 
     def __str__(self) -> str:
-        options = {"initial": self.initial, "seed": self.seed}
-        return f"shuffle({arguments(self.size, **{k: v for k, v in options.items() if v is not None})})"
+        return f"shuffle({arguments(self.size, **changed(self, 'initial', 'seed'))})"
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
@@ -89,13 +120,8 @@ class Shuffle(Filter):
         return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
 
 
-class Buffered(Derived[Any]):
-    """Base of the streams that yield a random one of the elements they hold.
-
-    Args:
-        source: Stream that gives the elements.
-        rng: Random generator that picks; part of the state.
-    """
+class _Buffered(Derived[Any]):
+    """Base of the streams that yield a random one of the elements they hold."""
 
     def __init__(self, source: Stream[Any], rng: random.Random) -> None:
         super().__init__(source)
@@ -122,7 +148,7 @@ class Buffered(Derived[Any]):
         self._held = fetch_held(self._source, state["held"])
 
 
-class _Shuffled(Buffered):
+class _Shuffled(_Buffered):
     def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
         super().__init__(source, rng)
         self._size = stage.size
@@ -151,13 +177,57 @@ class _Shuffled(Buffered):
         self._started = state["started"]
 
 
+@dataclass(frozen=True)
+class Detshuffle(Filter):
+    """The stage that ``detshuffle`` makes."""
+
+    bufsize: int = 1000
+    initial: int = 100
+    seed: int = 0
+    epoch: int = -1
+
+    def __post_init__(self) -> None:
+        for name in ("bufsize", "initial", "seed", "epoch"):
+            _check_whole("detshuffle", name, getattr(self, name))
+
+    def __str__(self) -> str:
+        return f"detshuffle({arguments(self.bufsize, **changed(self, 'initial', 'seed', 'epoch'))})"
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))
+
+
+class _DetShuffled(_Buffered):
+    def __init__(self, stage: Detshuffle, source: Stream[Any], rng: random.Random) -> None:
+        super().__init__(source, rng)
+        self._size = stage.bufsize
+        self._initial = min(stage.initial, stage.bufsize)
+
+    def __next__(self) -> tuple[Address, Any]:
+        held = self._held
+        try:
+            while True:
+                held.append(self._next())
+                if len(held) < self._size:
+                    held.append(self._next())
+                if len(held) >= self._initial:
+                    break
+        except StopIteration:
+            if not held:
+                raise
+        return self._take(self._rng.randint(0, len(held) - 1))
+
+
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    _check_whole(name, value)
+    _check_whole("shuffle", name, value)
     return int(value)
 
 
-def _check_whole(name: str, value: Any) -> None:
+def _check_whole(stage: str, name: str, value: Any) -> None:
     if not isinstance(value, Integral):
-        raise TypeError(f"shuffle: {name} must be a whole number, got {value!r}")
+        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")

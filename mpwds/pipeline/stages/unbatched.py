@@ -1,33 +1,39 @@
-"""Take batches apart into samples."""
+"""Split elements into their parts: ``unbatched`` and ``unlisted``."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, check_raises, one_sample
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Filter, Handled
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stages.parts import Parts, Take
-from mpwds.pipeline.stream import Address, Stream, reached_end
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
+
+Take = Callable[[int], Any]
+"""Returns a part by its index; ``reached_end`` after the last."""
 
 
+@explained
 def unbatched(handler: Handler = reraise_exception) -> Unbatched:
-    """Stage that takes batches apart into their rows.
+    """Stage that splits batches into their rows.
 
     A tuple or list of columns gives tuples, a dict of columns gives dicts, an array or tensor gives its rows.
-    Rows of arrays are views: they keep the batch's memory. For a list of rows, which ``batched`` makes of
+    Rows of arrays are views, which keep the batch in memory. For a list of rows, which ``batched`` makes of
     bare strings or with ``collation_fn=None``, use ``unlisted``.
 
     Args:
-        handler: What to do about an element that is not a batch, or whose columns differ in length; raises by
-            default.
+        handler: Called when an element is not a batch, or its columns differ in length; the default raises
+            the exception.
 
     Raises:
         ValueError: While iterating, the columns of a batch differ in length.
-        TypeError: ``handler`` cannot be called; or, while iterating, an element is not a batch.
+        TypeError: ``handler`` is not callable; or, while iterating, an element is not a batch.
 
     Source:
         ``webdataset.filters.unbatched``.
@@ -37,6 +43,125 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
         [(1, 'a'), (2, 'b'), (3, 'c')]
     """
     return Unbatched(handler)
+
+
+@explained
+def unlisted(handler: Handler = reraise_exception) -> Unlisted:
+    """Stage that yields the items of lists, such as ``listed`` makes.
+
+    Args:
+        handler: Called when an element is not a list or tuple; the default raises the exception.
+
+    Raises:
+        TypeError: ``handler`` is not callable; or, while iterating, an element is not a list or tuple.
+
+    Source:
+        ``webdataset.filters.unlisted``.
+
+    Example:
+        >>> list(unlisted()([["a", "b"], ["c"]]))
+        ['a', 'b', 'c']
+    """
+    return Unlisted(handler)
+
+
+class Parts(Handled):
+    """Base of streams that yield the parts of each element. A part's address is (element's address, index).
+
+    If an element cannot be taken apart, the handler gets the exception. If a later part cannot be made, the
+    parts before it have been yielded by then.
+
+    Args:
+        source: Stream that gives the elements.
+        stage: The stage; ``str(stage)`` names it in errors.
+        name: The word for a part in errors: ``row``.
+        handler: Called with exceptions.
+    """
+
+    random_access: ClassVar[bool] = True
+    """Whether parts can be taken in any order; otherwise only in ascending order."""
+
+    def __init__(self, source: Stream[Any], stage: object, name: str, handler: Handler) -> None:
+        super().__init__(source, stage, handler)
+        self._name = name
+        self._address: Address = ()
+        self._element: Any = None
+        self._take: Take | None = None
+        self._index = 0
+        self._fetched: tuple[Address, int, Take] | None = None
+
+    @abstractmethod
+    def _open(self, address: Address, element: Any) -> Take:
+        """Returns the function that takes parts of an element."""
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            if self._take is None:
+                self._address, self._element = self._next()
+                self._index = 0
+            address, index = self._address, self._index
+            try:
+                if self._take is None:
+                    self._take = self._open(address, self._element)
+                part = self._take(index)
+            except Exception as error:
+                element = self._element
+                self._close()
+                self._handle(error, address, element)
+                continue
+            if part is not reached_end:
+                self._index = index + 1
+                return (address, index), part
+            self._close()
+
+    def fetch(self, address: Any) -> Any:
+        whole, index = address
+        whole = as_address(whole)
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None and fetched[0] == whole and (self.random_access or fetched[1] < index):
+            take = fetched[2]
+        else:
+            take = self._opened(whole, self._source.fetch(whole))
+        try:
+            part = take(index)
+        except Exception as error:
+            self._explain(error, whole, None)
+            raise
+        if part is reached_end:
+            raise LookupError(f"in {self._stage}: there is no {self.describe(address)}")
+        self._fetched = (whole, index, take)
+        return part
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        whole, index = address
+        return self._source.describe(whole, element).row_of(f"{self._name} {index}")
+
+    def state_dict(self) -> dict[str, Any]:
+        under_way = self._take is not None
+        return {
+            **super().state_dict(),
+            "held": [self._address] if under_way else [],
+            "index": self._index if under_way else 0,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._close()
+        if state["held"]:
+            self._address = as_address(state["held"][0])
+            self._element = self._source.fetch(self._address)
+            self._take = self._opened(self._address, self._element)
+            self._index = state["index"]
+
+    def _close(self) -> None:
+        self._take, self._element = None, None
+
+    def _opened(self, address: Address, element: Any) -> Take:
+        try:
+            return self._open(address, element)
+        except Exception as error:
+            self._explain(error, address, element)
+            raise
 
 
 @dataclass(frozen=True)
@@ -51,7 +176,7 @@ class Unbatched(Filter):
         check_handler("unbatched", self.handler)
 
     def __str__(self) -> str:
-        return f"unbatched({arguments(**options(handler=(self.handler, reraise_exception)))})"
+        return f"unbatched({arguments(**changed(self, 'handler'))})"
 
     def count_of(self, incoming: Count) -> Count:
         check_raises(self, self.handler)
@@ -83,8 +208,8 @@ def _length(batch: Any) -> int:
         for column in columns:
             if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__getitem__"):
                 raise TypeError(
-                    f"unbatched: a column is a list or an array, got a {type(column).__name__}; "
-                    "lists of samples are taken apart by unlisted()"
+                    f"unbatched: a column must be a list or an array, got a {type(column).__name__}; "
+                    "use unlisted() for lists of samples"
                 )
         lengths = {len(column) for column in columns}
         if len(lengths) > 1:
@@ -97,3 +222,28 @@ def _length(batch: Any) -> int:
         "unbatched needs batches (tuples, lists or dicts of columns, or arrays), "
         f"got a {type(batch).__name__}"
     )
+
+
+@dataclass(frozen=True)
+class Unlisted(Filter):
+    """The stage that ``unlisted`` makes."""
+
+    handler: Handler = reraise_exception
+
+    samples_in = staticmethod(one_sample)
+
+    def __post_init__(self) -> None:
+        check_handler("unlisted", self.handler)
+
+    def __str__(self) -> str:
+        return f"unlisted({arguments(**changed(self, 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Items(source, self, "item", self.handler)
+
+
+class _Items(Parts):
+    def _open(self, address: Address, element: Any) -> Take:
+        if not isinstance(element, (list, tuple)):
+            raise TypeError(f"unlisted needs lists of samples, got a {type(element).__name__}")
+        return lambda index: element[index] if index < len(element) else reached_end

@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_of_each
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handled import Applied
+from mpwds.pipeline.filter import Applied, OneOfEach
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.fields import check_sample
 from mpwds.pipeline.stream import Stream
@@ -23,44 +21,21 @@ from mpwds.pipeline.stream import Stream
 StreamDecoder = Callable[[Any], Any] | Literal[False]
 """Function of a file object that holds the field's bytes; ``False`` leaves the field as it is."""
 
-_NAMES_KEPT = 1000  # field names are data: there may be a new one in each sample
+_CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
 
 def decode_bin(stream: Any) -> Any:
-    """All bytes of a file object.
-
-    Example:
-        >>> decode_bin(io.BytesIO(b"abc"))
-        b'abc'
-    """
+    """All bytes of a file object."""
     return stream.read()
 
 
 def decode_text(stream: Any) -> str:
-    """The text in UTF-8 that a file object holds.
-
-    Example:
-        >>> decode_text(io.BytesIO(b"abc"))
-        'abc'
-    """
+    """The text in UTF-8 that a file object holds."""
     return str(stream.read(), "utf-8")
 
 
 def decode_pickle(stream: Any, allow_pickle: bool = False) -> Any:
-    """The object whose pickle a file object holds.
-
-    Args:
-        stream: The file object.
-        allow_pickle: Whether to do it at all: whoever wrote the pickle can have any code run.
-
-    Raises:
-        DecodeError: It is not allowed.
-
-    Example:
-        >>> import pickle
-        >>> decode_pickle(io.BytesIO(pickle.dumps([1, 2])), allow_pickle=True)
-        [1, 2]
-    """
+    """The object whose pickle a file object holds; ``DecodeError`` unless ``allow_pickle``."""
     from mpwds.pipeline.decoding.loads import unpickle_loads
 
     return unpickle_loads(stream.read(), allow_pickle)
@@ -71,7 +46,7 @@ default_decoders: list[tuple[str, StreamDecoder]] = [
     ("*.txt", decode_text),
     ("*.pyd", decode_pickle),
 ]
-"""What ``xdecode`` knows of itself."""
+"""The decoders that ``xdecode`` has by default."""
 
 
 def xdecode(
@@ -84,23 +59,23 @@ def xdecode(
 ) -> XDecode:
     """Stage that decodes each field of a dict sample by the last pattern that matches its name.
 
-    Patterns are those of the shell (``*``, ``?``, ``[a-z]``); they match the part of a field's name behind
-    its last slash, in lower case, with or without a dot before it. Fields whose names begin with ``__`` stay
-    as they are.
+    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match the part of a field's name after its
+    last slash, in lower case, with or without a dot before it. Fields whose names begin with ``__`` stay
+    unchanged.
 
     Args:
-        decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False`` in
-            place of the function leaves the field as it is. The function gets the value of a field that does
-            not hold bytes.
-        must_decode: Whether a field that no pattern matches is an error; else it stays as it is.
+        decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False``
+            instead of the function leaves the field unchanged. If a field does not hold bytes, the function
+            gets the value itself.
+        must_decode: Whether a field that no pattern matches is an error; otherwise it stays unchanged.
         defaults: The pairs that come before them.
         allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.
-        handler: What to do about a sample that cannot be decoded; raises by default.
+        handler: Called when a sample cannot be decoded; the default raises the exception.
         more: Function for each extension: ``json=json.load``.
 
     Raises:
         DecodeError: While iterating, a field cannot be decoded; its cause is the function's exception.
-        TypeError: An argument is not a pair, or a function cannot be called; or, while iterating, a sample is
+        TypeError: An argument is not a pair, or a function is not callable; or, while iterating, a sample is
             not a dict.
 
     Source:
@@ -116,7 +91,7 @@ def xdecode(
 
 
 @dataclass(frozen=True)
-class XDecode(Filter):
+class XDecode(OneOfEach):
     """The stage that ``xdecode`` makes."""
 
     decoders: tuple[tuple[str, StreamDecoder], ...]
@@ -131,15 +106,8 @@ class XDecode(Filter):
         check_handler("xdecode", self.handler)
 
     def __str__(self) -> str:
-        more = options(
-            must_decode=(self.must_decode, True),
-            allow_pickle=(self.allow_pickle, False),
-            handler=(self.handler, reraise_exception),
-        )
+        more = changed(self, "must_decode", "allow_pickle", "handler")
         return f"xdecode({arguments(*self.decoders, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return one_of_each(self, incoming, self.handler)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return Applied(source, self, _Decoding(self), seeded(context), self.handler)
@@ -150,7 +118,7 @@ class _Decoding:
         self._decoders = (*stage.defaults, *stage.decoders)[::-1]
         self._must_decode = stage.must_decode
         self._allow_pickle = stage.allow_pickle
-        self._decoder = functools.lru_cache(_NAMES_KEPT)(self._find_decoder)
+        self._decoder = functools.lru_cache(_CACHED_NAMES)(self._find_decoder)
 
     def __call__(self, sample: Any) -> dict[str, Any]:
         check_sample("xdecode", sample)
@@ -158,7 +126,7 @@ class _Decoding:
         for field, data in sample.items():
             try:
                 decoded[field] = self._decoded(field, data)
-            except ImportError:  # concerns every sample alike, so it must not be skipped as a bad one
+            except ImportError:  # every sample would fail, so a handler must not skip it
                 raise
             except Exception as error:
                 raise _decode_error(field, sample, error) from error
@@ -167,7 +135,7 @@ class _Decoding:
     def _decoded(self, field: str, data: Any) -> Any:
         decoder = self._decoder(field)
         if decoder is None and self._must_decode:
-            raise DecodeError("no pattern matches its name; must_decode=False leaves such fields as they are")
+            raise DecodeError("no pattern matches its name; must_decode=False leaves such fields unchanged")
         if decoder is None or decoder is False:
             return data
         return decoder(io.BytesIO(data) if isinstance(data, (bytes, memoryview)) else data)

@@ -93,7 +93,7 @@ def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
     def numbers():
         return iter([next(iter([]))])
 
-    with pytest.raises(RuntimeError, match="no way to end a dataset") as caught:
+    with pytest.raises(RuntimeError, match="cannot end a dataset") as caught:
         list(Iterated(numbers).stream())
     assert caught.value.__notes__ == ["in numbers, after 0 elements"]
 

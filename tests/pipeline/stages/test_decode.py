@@ -60,8 +60,8 @@ def test_pickles_need_permission():
 
 
 def test_a_stage_says_whether_it_takes_memoryviews():
-    assert decode("rgb8", only="jpg").takes_views
-    assert not decode(lambda key, data: None).takes_views
+    assert decode("rgb8", only="jpg")._decoder().takes_views
+    assert not decode(lambda key, data: None)._decoder().takes_views
 
 
 def test_functions_for_extensions_may_draw_random_numbers(continues):

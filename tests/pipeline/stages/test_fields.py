@@ -1,11 +1,13 @@
 import pytest
 import webdataset.filters
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.fields import alternatives, getfirst, parse_field_spec
+from mpwds.pipeline.stages.fields import Rename, ToTuple, alternatives, getfirst, parse_field_spec, rename
+from mpwds.pipeline.stream import collect
 
 names = st.sampled_from(["png", "jpg", "cls", "__key__"])
+
 samples = st.dictionaries(names, st.none() | st.integers(), max_size=4)
 
 
@@ -34,3 +36,97 @@ def test_a_missing_field_is_an_error_that_lists_those_that_are_there():
 def test_what_names_no_field_is_refused(spec, error):
     with pytest.raises(error):
         alternatives(spec)
+
+
+SAMPLE = {"__key__": "a", "jpg": b"..", "cls": 7, "json": None}
+
+
+def pick(*specs, **options):
+    return collect(ToTuple(specs, **options), [SAMPLE])[0]
+
+
+def test_picks_fields_in_the_order_asked_for():
+    assert pick("cls", "__key__") == (7, "a")
+
+
+def test_a_single_field_makes_a_tuple_of_one():
+    assert pick("cls") == (7,)
+
+
+def test_spaces_separate_fields_and_semicolons_alternatives():
+    assert pick("png;jpg cls") == (b"..", 7)
+
+
+def test_a_field_that_is_none_is_an_error_unless_that_is_allowed():
+    with pytest.raises(ValueError, match="to_tuple: field 'json' is None"):
+        pick("json")
+    assert pick("json", none_is_error=False) == (None,)
+
+
+def test_to_tuple_lists_the_fields_when_one_is_missing():
+    with pytest.raises(ValueError, match="no field 'png' or 'webp'; the sample has __key__, jpg, cls, json"):
+        pick("png;webp", "cls")
+
+
+def test_a_missing_field_becomes_none_on_request():
+    assert pick("png", "cls", missing_is_error=False) == (None, 7)
+
+
+def test_to_tuple_needs_dicts():
+    with pytest.raises(TypeError, match="to_tuple needs dict samples, got a tuple"):
+        collect(ToTuple(("png",)), [(1, 2)])
+
+
+@pytest.mark.parametrize(("specs", "error"), [((), ValueError), ((" ",), ValueError), ((3,), TypeError)])
+def test_no_fields_are_refused(specs, error):
+    with pytest.raises(error, match="to_tuple: "):
+        ToTuple(specs)
+
+
+RENAMED = {"__key__": "a", "jpg": b"..", "cls": 7}
+
+old_names = st.sampled_from(["png", "jpg", "cls", "txt", "__key__"])
+
+renamings = st.dictionaries(old_names, st.lists(old_names, min_size=1, max_size=2), max_size=3)
+
+many_samples = st.lists(st.dictionaries(old_names, st.integers(), max_size=5), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(elements=many_samples, fields=renamings, keep=st.booleans(), as_text=st.booleans())
+def test_renames_as_webdataset_does(elements, fields, keep, as_text):
+    fields = {new: ";".join(old) if as_text else old for new, old in fields.items()}
+    theirs = webdataset.filters.rename(handler=lambda error: True, keep=keep, **fields)
+    ours = rename(handler=lambda error: True, keep=keep, **fields)
+    assert list(ours(elements)) == list(theirs(elements))
+
+
+def test_the_first_of_several_alternatives_is_taken_and_the_others_go():
+    assert collect(rename(image="jpg;png"), [{"png": 1, "jpg": 2, "x": 3}]) == [{"x": 3, "image": 2}]
+
+
+def test_two_fields_can_change_their_names():
+    assert collect(rename(a="b", b="a"), [{"a": 1, "b": 2}]) == [{"a": 2, "b": 1}]
+
+
+def test_rename_leaves_the_sample_unchanged():
+    sample = dict(RENAMED)
+    collect(rename(image="jpg"), [sample])
+    assert sample == RENAMED
+
+
+def test_rename_lists_the_fields_when_one_is_missing():
+    with pytest.raises(ValueError, match="no field .png.; the sample has __key__, jpg, cls") as caught:
+        collect(rename(image="png"), [RENAMED])
+    assert caught.value.__notes__ == ["in rename(image='png'), on sample \"a\""]
+
+
+@pytest.mark.parametrize(("old", "error"), [("png jpg", ValueError), ("", ValueError), (3, TypeError)])
+def test_rename_refuses_what_names_no_field(old, error):
+    with pytest.raises(error):
+        rename(image=old)
+
+
+def test_rename_needs_dicts():
+    with pytest.raises(TypeError, match="rename needs dict samples, got a tuple"):
+        collect(Rename({"a": "b"}), [(1, 2)])

@@ -140,7 +140,7 @@ def test_an_error_in_a_later_stage_names_the_part():
 
 @pytest.mark.parametrize("made", ["abc", b"abc", {"a": 1}, 3])
 def test_one_element_in_place_of_several_is_an_error(made):
-    with pytest.raises(TypeError, match="flatmap: the function must give an iterable of elements"):
+    with pytest.raises(TypeError, match="flatmap: the function must return an iterable of elements"):
         collect(flatmap(lambda element: made), [1])
 
 

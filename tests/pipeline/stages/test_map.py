@@ -1,17 +1,18 @@
 import random
 
 import pytest
+import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.map import Map
+from mpwds.pipeline.stages.map import Map, MapDict, MapTuple, associate
 from mpwds.pipeline.stream import Source, collect
 
 
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(0, 30), stop=st.integers(0, 31), keep=st.integers(0, 3))
-def test_continues_from_its_state_exactly_random_numbers_included(continues, n, stop, keep):
+def test_map_continues_from_its_state_exactly_random_numbers_included(continues, n, stop, keep):
     stage = Map(lambda element: element + random.random() if element % 3 < keep else None)
     continues(lambda: stage.stream(Source(range(n))), stop)
 
@@ -40,6 +41,91 @@ def test_every_element_and_every_epoch_has_its_own_random_numbers():
     assert len({*numbers[0], *numbers[1]}) == 20
 
 
-def test_what_is_no_function_is_refused():
+def test_map_refuses_what_is_no_function():
     with pytest.raises(TypeError, match="map: expected a function, got 3"):
         Map(3)
+
+
+def test_replaces_the_fields_that_have_a_function():
+    assert collect(MapDict({"cls": int}), [{"cls": "7", "txt": "8"}]) == [{"cls": 7, "txt": "8"}]
+
+
+def test_map_dict_leaves_the_sources_sample_unchanged():
+    sample = {"cls": "7"}
+    collect(MapDict({"cls": int}), [sample])
+    assert sample == {"cls": "7"}
+
+
+def test_a_missing_field_is_an_error_that_lists_those_that_are_there():
+    with pytest.raises(KeyError, match="no field 'png'; the sample has jpg, cls"):
+        collect(MapDict({"png": len}), [{"jpg": b"", "cls": 7}])
+
+
+def test_map_dict_needs_dicts():
+    with pytest.raises(TypeError, match="map_dict needs dict samples, got a tuple"):
+        collect(MapDict({"png": len}), [(1, 2)])
+
+
+@pytest.mark.parametrize(("functions", "error"), [({}, ValueError), ({"cls": 3}, TypeError)])
+def test_no_functions_are_refused(functions, error):
+    with pytest.raises(error, match="map_dict: "):
+        MapDict(functions)
+
+
+def test_applies_each_function_to_its_field_and_none_to_none():
+    assert collect(MapTuple((str.upper, None, int)), [("a", "b", "7")]) == [("A", "b", 7)]
+
+
+def test_fields_without_a_function_stay():
+    assert collect(MapTuple((int,)), [("7", "8")]) == [(7, "8")]
+
+
+def test_more_functions_than_fields_are_an_error():
+    with pytest.raises(ValueError, match="3 functions for a sample of 2 fields"):
+        collect(MapTuple((int, int, int)), [("7", "8")])
+
+
+def test_map_tuple_needs_tuples():
+    with pytest.raises(TypeError, match=r"map_tuple needs tuple samples, got a dict; put to_tuple"):
+        collect(MapTuple((int,)), [{"cls": 7}])
+
+
+def test_map_tuple_refuses_what_is_no_function():
+    with pytest.raises(TypeError, match="map_tuple: expected functions or None, got 'png'"):
+        MapTuple(("png",))
+
+
+keys = st.sampled_from("abcd")
+
+extra = st.dictionaries(keys, st.dictionaries(st.sampled_from(["x", "y"]), st.integers()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(found=keys.map(list) | st.lists(keys, max_size=5), extra=extra)
+def test_associate_adds_what_webdataset_adds(found, extra):
+    def samples():
+        return [{"__key__": key, "x": "old"} for key in found]
+
+    for associator in (extra, lambda key: extra.get(key, {})):
+        theirs = list(webdataset.filters.associate(associator)(samples()))
+        assert collect(associate(associator), samples()) == theirs
+
+
+def test_associate_leaves_the_sources_sample_unchanged():
+    sample = {"__key__": "a"}
+    collect(associate({"a": {"x": 1}}), [sample])
+    assert sample == {"__key__": "a"}
+
+
+def test_a_function_may_have_nothing_to_add():
+    assert collect(associate(lambda key: None), [{"__key__": "a"}]) == [{"__key__": "a"}]
+
+
+def test_a_sample_without_a_key_is_an_error():
+    with pytest.raises(ValueError, match="no field '__key__'; the sample has cls"):
+        collect(associate({}), [{"cls": 7}])
+
+
+def test_associate_refuses_what_is_neither_dict_nor_function():
+    with pytest.raises(TypeError, match="associate: expected a dict or a function of the key, got 3"):
+        associate(3)

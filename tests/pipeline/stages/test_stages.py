@@ -13,27 +13,17 @@ from mpwds.pipeline.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
-from mpwds.pipeline.stages.associate import associate
 from mpwds.pipeline.stages.batched import batched, listed
 from mpwds.pipeline.stages.bucketed import bucketed
 from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.detshuffle import detshuffle
-from mpwds.pipeline.stages.extract_keys import extract_keys
+from mpwds.pipeline.stages.fields import rename, to_tuple
 from mpwds.pipeline.stages.flatmap import flatmap
-from mpwds.pipeline.stages.info import info
-from mpwds.pipeline.stages.log_keys import log_keys
-from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.map_dict import map_dict
-from mpwds.pipeline.stages.map_tuple import map_tuple
-from mpwds.pipeline.stages.rename import rename
-from mpwds.pipeline.stages.rename_keys import rename_keys
-from mpwds.pipeline.stages.rsample import rsample
-from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stages.slice import slice
-from mpwds.pipeline.stages.to_tuple import to_tuple
-from mpwds.pipeline.stages.unbatched import unbatched
-from mpwds.pipeline.stages.unlisted import unlisted
+from mpwds.pipeline.stages.info import info, log_keys
+from mpwds.pipeline.stages.keys import extract_keys, rename_keys
+from mpwds.pipeline.stages.map import associate, map, map_dict, map_tuple
+from mpwds.pipeline.stages.select import rsample, select, slice
+from mpwds.pipeline.stages.shuffle import detshuffle, shuffle
+from mpwds.pipeline.stages.unbatched import unbatched, unlisted
 from mpwds.pipeline.stages.xdecode import xdecode
 from mpwds.pipeline.stream import Source
 

@@ -4,9 +4,9 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.batched import Batched, listed
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stages.unbatched import Unbatched
+from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, unlisted
 from mpwds.pipeline.stream import Source, collect
 
 
@@ -53,7 +53,7 @@ def test_the_batch_that_rows_are_fetched_from_is_made_once():
 
 @pytest.mark.parametrize("rows", [["ab", "cd"], [b"ab", b"cd"], [{"x": 1}, {"x": 2}], [{1}, {2}]])
 def test_a_list_of_rows_is_no_list_of_columns(rows):
-    with pytest.raises(TypeError, match="a column is a list or an array, got a ") as caught:
+    with pytest.raises(TypeError, match="a column must be a list or an array, got a ") as caught:
         collect(Unbatched(), [rows])
     assert caught.value.__notes__ == ["in unbatched(), on element 0"]
 
@@ -78,3 +78,42 @@ def test_what_is_no_batch_is_an_error(element):
 def test_takes_batches_apart_as_webdataset_does(sizes, kind):
     batches = [kind([list(range(size)), [str(row) for row in range(size)]]) for size in sizes]
     assert collect(Unbatched(), batches) == list(webdataset.filters.unbatched()(batches))
+
+
+lists = st.lists(st.lists(st.integers(), max_size=4), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lists=lists)
+def test_takes_lists_apart_as_webdataset_does(lists):
+    assert collect(unlisted(), lists) == list(webdataset.filters.unlisted()(lists))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lists=lists, stop=st.integers(0, 21))
+def test_continues_in_the_middle_of_a_list_exactly(continues, lists, stop):
+    continues(lambda: unlisted().stream(Source(lists)), stop)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 20), size=st.integers(1, 6))
+def test_undoes_listed(n, size):
+    stream = unlisted().stream(listed(size).stream(Source(range(n))))
+    assert [element for _, element in stream] == list(range(n))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 20), size=st.integers(1, 6))
+def test_listed_gives_the_lists_that_webdataset_does(n, size):
+    assert collect(listed(size), range(n)) == list(
+        webdataset.filters.batched(size, collation_fn=None)(range(n))
+    )
+
+
+def test_listed_drops_a_shorter_last_list_on_request():
+    assert collect(listed(2, partial=False), "abc") == [["a", "b"]]
+
+
+def test_what_is_no_list_is_an_error():
+    with pytest.raises(TypeError, match="unlisted needs lists of samples, got a dict"):
+        collect(Unlisted(), [{"a": [1]}])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.mixing.mix import RandomMix, RoundRobin
+from mpwds.pipeline.mix import RandomMix, RoundRobin
 from mpwds.pipeline.webdataset import WebDataset
 
 RULES = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never", 13]

@@ -1,0 +1,364 @@
+"""Several datasets as one: elements of each in turn, at random, or in exact proportions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import Repetitions
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.parts import as_source
+from mpwds.pipeline.randomness import Draws, worker_draws
+from mpwds.pipeline.stream import Address, Description, PipelineSource, Stream
+
+StopRule: TypeAlias = Literal[
+    "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"
+]
+
+_RULES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
+
+
+class RandomMix(DataPipeline):
+    """A dataset that mixes elements of several datasets, at random by weight or in exact proportions.
+
+    Each dataset keeps its own order. The draws depend on seed, epoch, rank and worker alone. Addresses and
+    state pass through, so a mix resumes exactly if its datasets do. A mix is a pipeline:
+    ``RandomMix([a, b]).shuffle(1000)``.
+
+    When to stop:
+
+    - ``"first_exhausted"`` (the default): when a dataset has no element left for its next turn.
+    - ``"all_exhausted_without_replacement"`` (``longest=True``): an exhausted dataset drops out, and the
+      weights of the others apply from then on. Each element is yielded once.
+    - ``"all_exhausted"``: an exhausted dataset starts again, as another epoch of it, until every dataset has
+      been exhausted once. The weights hold to the end, and small datasets repeat.
+    - ``"never"``: exhausted datasets start again, without end. For ``with_epoch(n)``.
+    - a number: after this many elements in each worker. Datasets start again as needed.
+
+    Args:
+        datasets: Pipelines, or anything else that can be the source of a pipeline. All workers read each
+            dataset, divided among them as it would be by itself.
+        probs: Weight of each dataset, in proportion: ``[3, 1]`` is the same as ``[0.75, 0.25]``. Equal by
+            default. A dataset of weight 0 gives nothing.
+        longest: Whether to stop by ``"all_exhausted_without_replacement"``, if ``stop`` is not given.
+        stop: When to stop, as above.
+        exact: Whether elements come in the fixed order that is closest to the weights, instead of at random:
+            of the first n elements, a dataset of share p gives more than n*p - 1 and fewer than n*p + 1.
+        seed: Determines the draws, with epoch, rank and worker; the pipeline's seed by default.
+
+    Raises:
+        ValueError: There are no datasets; the number of weights differs from theirs; weights are negative,
+            infinite or all 0; or ``stop`` is unknown or below 1.
+        TypeError: One of ``datasets`` cannot be the source of a pipeline.
+
+    Source:
+        ``webdataset.RandomMix``; names of the rules as in ``datasets.interleave_datasets``. Exact
+        proportions: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980), by
+        earliest deadline.
+
+    Example:
+        >>> mix = RandomMix(["aaaa", "bb"], probs=[2, 1], stop=6, exact=True)
+        >>> "".join(mix)
+        'abaaba'
+    """
+
+    def __init__(
+        self,
+        datasets: Iterable[Any],
+        probs: Iterable[float] | None = None,
+        longest: bool = False,
+        stop: StopRule | int | None = None,
+        exact: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self.datasets = list(datasets)
+        self.probs = None if probs is None else [float(weight) for weight in probs]
+        self.longest = longest
+        default: StopRule = "all_exhausted_without_replacement" if longest else "first_exhausted"
+        self.stop = default if stop is None else stop
+        weights = [1.0] * len(self.datasets) if self.probs is None else self.probs
+        given = options(
+            probs=(self.probs, None),
+            stop=(self.stop, "first_exhausted"),
+            exact=(exact, False),
+            seed=(seed, None),
+        )
+        call = f"RandomMix({', '.join(filter(None, [_named(self.datasets), arguments(**given)]))})"
+        sources = tuple(map(as_source, self.datasets))
+        super().__init__(Mix(sources, tuple(weights), self.stop, "exact" if exact else "random", call, seed))
+        self._call = call
+
+
+class RoundRobin(DataPipeline):
+    """A dataset that yields an element of each of several in turn.
+
+    Args:
+        datasets: Pipelines, or anything else that can be the source of a pipeline.
+        longest: Whether exhausted datasets drop out and the others continue; otherwise the epoch ends when a
+            dataset has no element left for its turn.
+
+    Raises:
+        ValueError: There are no datasets.
+        TypeError: One of ``datasets`` cannot be the source of a pipeline.
+
+    Source:
+        ``webdataset.RoundRobin``.
+
+    Example:
+        >>> "".join(RoundRobin(["abc", "12"])), "".join(RoundRobin(["abc", "12"], longest=True))
+        ('a1b2c', 'a1b2c')
+    """
+
+    def __init__(self, datasets: Iterable[Any], longest: bool = False) -> None:
+        self.datasets = list(datasets)
+        self.longest = longest
+        stop: StopRule = "all_exhausted_without_replacement" if longest else "first_exhausted"
+        call = f"RoundRobin({_named(self.datasets)}{', longest=True' if longest else ''})"
+        sources = tuple(map(as_source, self.datasets))
+        super().__init__(Mix(sources, (1.0,) * len(sources), stop, "turns", call))
+        self._call = call
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The source of :class:`RandomMix` and :class:`RoundRobin`; ``call`` is how it prints."""
+
+    parts: tuple[PipelineSource, ...]
+    weights: Sequence[float]
+    stop: StopRule | int
+    order: Literal["random", "exact", "turns"]
+    call: str
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a mix needs at least one dataset")
+        if len(self.weights) != len(self.parts):
+            raise ValueError(
+                f"{len(self.parts)} datasets are mixed, but {len(self.weights)} weights are given"
+            )
+        if not all(0 <= weight < float("inf") for weight in self.weights) or not any(self.weights):
+            raise ValueError(
+                f"weights of a mix must be finite, not negative and not all 0, got {list(self.weights)}"
+            )
+        if isinstance(self.stop, int):
+            if self.stop < 1:
+                raise ValueError(f"a mix must stop after at least 1 element, got stop={self.stop}")
+        elif self.stop not in _RULES:
+            rules = ", ".join(map(repr, _RULES))
+            raise ValueError(f"stop must be a number of elements or one of {rules}, got {self.stop!r}")
+
+    def __str__(self) -> str:
+        return self.call
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return _Mixed(self, context)
+
+
+class _Mixed:
+    """Elements of several sources. An address is (source, repetition of it, address in it)."""
+
+    def __init__(self, mix: Mix, context: Context) -> None:
+        self._runs = [
+            Repetitions(part.stream, context.within(number)) for number, part in enumerate(mix.parts)
+        ]
+        self._rule = mix.stop
+        self._left = mix.stop if isinstance(mix.stop, int) else None
+        self._in_play = [weight > 0 for weight in mix.weights]
+        self._empty = [True] * len(mix.parts)  # the current run has given nothing
+        self._exhausted = [False] * len(mix.parts)
+        self._order: _Order
+        if mix.order == "turns":
+            self._order = _Turns()
+        elif mix.order == "exact":
+            self._order = _Exact(mix.weights)
+        else:
+            draws = (
+                worker_draws("mix", context) if mix.seed is None else worker_draws("mix", context, mix.seed)
+            )
+            self._order = _AtRandom(mix.weights, draws)
+
+    def __iter__(self) -> _Mixed:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        while self._left != 0 and any(self._in_play):
+            part = self._order.next(self._in_play)
+            runs = self._runs[part]
+            while self._in_play[part]:
+                try:
+                    address, element = next(runs.stream)
+                except StopIteration:
+                    self._run_ended(part)
+                    continue
+                self._empty[part] = False
+                self._order.taken(part)
+                if self._left is not None:
+                    self._left -= 1
+                return (part, runs.number, address), element
+        raise StopIteration
+
+    def _run_ended(self, part: int) -> None:
+        """Restarts the source or drops it; or ends the mix by dropping all."""
+        if self._rule == "first_exhausted":
+            self._in_play = [False] * len(self._in_play)
+            return
+        self._exhausted[part] = True
+        if self._empty[part] or self._rule == "all_exhausted_without_replacement":
+            self._in_play[part] = False
+            self._order.dropped()
+        else:
+            self._runs[part].begin(self._runs[part].number + 1)
+            self._empty[part] = True
+        if self._rule == "all_exhausted":
+            waiting = [plays and not done for plays, done in zip(self._in_play, self._exhausted, strict=True)]
+            if not any(waiting):
+                self._in_play = waiting
+
+    def fetch(self, address: Any) -> Any:
+        part, repetition, address = address
+        return self._runs[part].at(repetition).fetch(address)
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        part, repetition, address = address
+        place: Description = self._runs[part].at(repetition).describe(address, element)
+        return place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "parts": [runs.state_dict() for runs in self._runs],
+            "in_play": list(self._in_play),
+            "empty": list(self._empty),
+            "exhausted": list(self._exhausted),
+            "order": self._order.state_dict(),
+            "left": self._left,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for runs, part in zip(self._runs, state["parts"], strict=True):
+            runs.load_state_dict(part)
+        self._in_play = list(state["in_play"])
+        self._empty = list(state["empty"])
+        self._exhausted = list(state["exhausted"])
+        self._order.load_state_dict(state["order"])
+        self._left = state["left"]
+
+
+class _Order(ABC):
+    """Chooses which source gives the next element."""
+
+    @abstractmethod
+    def next(self, in_play: list[bool]) -> int:
+        """The number of a source in play; there is at least one."""
+
+    def taken(self, part: int) -> None:  # noqa: B027  # not every order needs it
+        """Source ``part`` gave an element."""
+
+    def dropped(self) -> None:  # noqa: B027
+        """A source has dropped out of play."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class _AtRandom(_Order):
+    def __init__(self, weights: Any, draws: Draws) -> None:
+        self._weights = weights
+        self._draws = draws
+        self._drawn = 0
+
+    def next(self, in_play: list[bool]) -> int:
+        weights = [weight if plays else 0.0 for weight, plays in zip(self._weights, in_play, strict=True)]
+        rest = self._draws.fraction(self._drawn) * sum(weights)
+        self._drawn += 1
+        last = 0
+        for part, weight in enumerate(weights):
+            if weight:
+                if rest < weight:
+                    return part
+                rest -= weight
+                last = part
+        return last  # rounding may leave a rest at the very end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drawn = state["drawn"]
+
+
+class _Turns(_Order):
+    def __init__(self) -> None:
+        self._last = -1
+
+    def next(self, in_play: list[bool]) -> int:
+        count = len(in_play)
+        return next(
+            part % count for part in range(self._last + 1, self._last + 1 + count) if in_play[part % count]
+        )
+
+    def taken(self, part: int) -> None:
+        self._last = part
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last = state["last"]
+
+
+class _Exact(_Order):
+    """An order in which the first n elements hold each source's share of n, to less than one element.
+
+    An element may come as soon as its source's share reaches into it, and must have come once the share
+    covers it. Of the elements that may come, the one with the earliest deadline comes next. When a source
+    drops out, the order begins anew with the others.
+    """
+
+    def __init__(self, weights: Any) -> None:
+        shares = [Fraction(weight) for weight in weights]
+        scale = max(share.denominator for share in shares)  # a multiple of all, which are powers of two
+        self._weights = [int(share * scale) for share in shares]
+        self._counts = [0] * len(shares)
+
+    def next(self, in_play: list[bool]) -> int:
+        playing = [part for part, plays in enumerate(in_play) if plays]
+        weights, counts = self._weights, self._counts
+        total = sum(weights[part] for part in playing)
+        number = sum(counts[part] for part in playing) + 1
+
+        def urgency(part: int) -> tuple[int, int]:
+            """The deadline, as the number of an element; ties go to the most overdue source."""
+            deadline = -(-(counts[part] + 1) * total // weights[part])
+            return deadline, counts[part] * total - number * weights[part]
+
+        due = [part for part in playing if counts[part] * total < number * weights[part]]
+        return min(due, key=urgency)
+
+    def taken(self, part: int) -> None:
+        self._counts[part] += 1
+
+    def dropped(self) -> None:
+        self._counts = [0] * len(self._counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": list(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._counts = list(state["counts"])
+
+
+def _named(datasets: Sequence[Any]) -> str:
+    names = [
+        str(dataset).partition("\n")[0] if hasattr(dataset, "stream") else type(dataset).__name__
+        for dataset in datasets
+    ]
+    return f"[{', '.join(names)}]"

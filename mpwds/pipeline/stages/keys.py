@@ -1,0 +1,202 @@
+"""Pick and rename fields of dict samples by shell patterns: ``extract_keys`` and ``rename_keys``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mpwds.mistakes import explained
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.filter import Applied, OneOfEach
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.stages.fields import alternatives, check_sample
+from mpwds.pipeline.stream import Stream
+
+_CACHED_NAMES = 1000  # a limit, because each sample may have new field names
+
+
+@explained
+def extract_keys(
+    *patterns: str | Iterable[str],
+    duplicate_is_error: bool = True,
+    ignore_missing: bool = False,
+    handler: Handler = reraise_exception,
+) -> ExtractKeys:
+    """Stage that turns dict samples into tuples of the fields that match patterns.
+
+    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match a field's name with or without a dot
+    before it: ``"*.png"`` matches the fields ``png`` and ``left.png``.
+
+    Args:
+        patterns: One for each field of the tuple; ``"*.png;*.jpg"``, or a list, matches either.
+        duplicate_is_error: Whether it is an error if several fields match a pattern; otherwise the stage
+            takes the first.
+        ignore_missing: Whether to omit a field from the tuple if nothing matches; otherwise that is an error.
+        handler: Called when a sample causes an error; the default raises it.
+
+    Raises:
+        ValueError: While iterating, no field or several fields of a sample match a pattern.
+        TypeError: A pattern is not a string; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.extract_keys``.
+
+    Example:
+        >>> list(extract_keys("*.png;*.jpg", "cls")([{"left.jpg": b"..", "cls": 7}]))
+        [(b'..', 7)]
+    """
+    return ExtractKeys(patterns, duplicate_is_error, ignore_missing, handler)
+
+
+def rename_keys(
+    *renamings: Sequence[str],
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    handler: Handler = reraise_exception,
+    **more: str,
+) -> RenameKeys:
+    """Stage that renames the fields of dict samples that match patterns.
+
+    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match the part of a field's name after its
+    last slash, in lower case. If several patterns match, the last one counts.
+
+    Args:
+        renamings: Pairs of a new name and a pattern: ``("image", "*.jpg")``.
+        keep_unselected: Whether to keep fields that match no pattern, including ``__key__``.
+        must_match: Whether it is an error if no field of a sample matches a pattern.
+        duplicate_is_error: Whether it is an error if two fields get the same name; otherwise the stage keeps
+            the first.
+        handler: Called when a sample causes an error; the default raises it.
+        more: Pattern for each new name.
+
+    Raises:
+        ValueError: While iterating, no field of a sample matches a pattern, or two fields get the same name.
+        TypeError: A renaming is not a pair of strings; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.rename_keys``.
+
+    Example:
+        >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.PNG": b"..", "cls": 7}]))
+        [{'image': b'..', 'cls': 7}]
+    """
+    pairs = (*map(_pair, renamings), *more.items())
+    return RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, handler)
+
+
+@dataclass(frozen=True)
+class ExtractKeys(OneOfEach):
+    """The stage that ``extract_keys`` makes."""
+
+    patterns: tuple[str | Iterable[str], ...]
+    duplicate_is_error: bool = True
+    ignore_missing: bool = False
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        check_handler("extract_keys", self.handler)
+        self._extraction()
+
+    def __str__(self) -> str:
+        more = changed(self, "duplicate_is_error", "ignore_missing", "handler")
+        return f"extract_keys({arguments(*self.patterns, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._extraction(), handler=self.handler)
+
+    def _extraction(self) -> Callable[[Any], tuple[Any, ...]]:
+        alternative_patterns = [alternatives(pattern) for pattern in self.patterns]
+        matches = functools.lru_cache(_CACHED_NAMES)(_matches)
+
+        def extract(sample: Any) -> tuple[Any, ...]:
+            check_sample("extract_keys", sample)
+            extracted = []
+            for patterns in alternative_patterns:
+                found = [field for field in sample if matches(field, patterns)]
+                if len(found) > 1 and self.duplicate_is_error:
+                    raise ValueError(f"extract_keys: {_either(patterns)} matches {' and '.join(found)}")
+                if found:
+                    extracted.append(sample[found[0]])
+                elif not self.ignore_missing:
+                    raise ValueError(
+                        f"extract_keys: no field matches {_either(patterns)}; "
+                        f"the sample has {', '.join(sample)}"
+                    )
+            return tuple(extracted)
+
+        return extract
+
+
+def _matches(field: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase("." + field, pattern) or fnmatchcase(field, pattern) for pattern in patterns)
+
+
+def _either(patterns: Iterable[str]) -> str:
+    return " or ".join(map(repr, patterns))
+
+
+@dataclass(frozen=True)
+class RenameKeys(OneOfEach):
+    """The stage that ``rename_keys`` makes."""
+
+    renamings: tuple[tuple[str, str], ...]
+    keep_unselected: bool = False
+    must_match: bool = True
+    duplicate_is_error: bool = True
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        for renaming in self.renamings:
+            _pair(renaming)
+        check_handler("rename_keys", self.handler)
+
+    def __str__(self) -> str:
+        more = changed(self, "keep_unselected", "must_match", "duplicate_is_error", "handler")
+        return f"rename_keys({arguments(*self.renamings, **more)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self._apply, handler=self.handler)
+
+    def _apply(self, sample: Any) -> dict[str, Any]:
+        check_sample("rename_keys", sample)
+        unmatched = dict.fromkeys(pattern for _, pattern in self.renamings)
+        renamed: dict[str, Any] = {}
+        for field, value in sample.items():
+            match = self._match(field)
+            if match is None:
+                if self.keep_unselected:
+                    renamed[field] = value
+                continue
+            name, pattern = match
+            unmatched.pop(pattern, None)
+            if name not in renamed:
+                renamed[name] = value
+            elif self.duplicate_is_error:
+                raise ValueError(
+                    f"rename_keys: two fields get the name {name!r}; the sample has {', '.join(sample)}"
+                )
+        if unmatched and self.must_match:
+            raise ValueError(
+                f"rename_keys: no field matches {_either(unmatched)}; the sample has {', '.join(sample)}"
+            )
+        return renamed
+
+    def _match(self, field: str) -> tuple[str, str] | None:
+        base = field.rpartition("/")[2].lower()
+        for renaming in reversed(self.renamings):
+            if fnmatchcase(base, renaming[1]):
+                return renaming
+        return None
+
+
+def _pair(renaming: Sequence[str]) -> tuple[str, str]:
+    if isinstance(renaming, (tuple, list)) and len(renaming) == 2:
+        name, pattern = renaming
+        if isinstance(name, str) and isinstance(pattern, str):
+            return name, pattern
+    raise TypeError(f"rename_keys: expected a pair of a new name and a pattern, got {renaming!r}")
