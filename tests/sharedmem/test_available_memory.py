@@ -1,4 +1,4 @@
-"""Control groups: the tightest limit around this process counts, in either version of them."""
+"""Available memory: the tightest limit of the control groups counts, in either version of them."""
 
 from pathlib import Path
 
