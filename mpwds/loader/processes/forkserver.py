@@ -58,6 +58,7 @@ _STATUS = struct.Struct("<i")
 _READ_NBYTES = 64 << 10
 _OWN_STREAMS = (1, 2)
 _MOST_DESCRIPTORS = 1 + len(WorkerEnds._fields) + len(_OWN_STREAMS) + 1
+_GONE = "the process that forks the workers is gone: see its message above"
 _IMPORT = "import"
 _FORK = "fork"
 
@@ -191,7 +192,7 @@ class ForkServer:
                 except BlockingIOError:
                     continue
                 except ConnectionError:
-                    raise _gone() from None
+                    raise ServerGone(_GONE) from None
                 data, rights = data[sent:], []
             self._unanswered += 1
 
@@ -215,7 +216,7 @@ class ForkServer:
                     data = b""
                 self._received += data
             if not data:
-                raise _gone()
+                raise ServerGone(_GONE)
 
 
 class _ForkedWorker(WorkerProcess):
@@ -310,10 +311,6 @@ def _end(owner: int, ends: contextlib.ExitStack, process: WorkerProcess) -> None
     ends.close()
     if os.getpid() == owner:
         processes.end_all([process], _END_GRACE_S)
-
-
-def _gone() -> ServerGone:
-    return ServerGone("the process that forks the workers is gone: see its message above")
 
 
 def _is_stopped(pid: int) -> bool:

@@ -111,14 +111,6 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
     Of arrays above 1 MB, a sample of the bytes counts.
-
-    Example:
-        >>> factor = 2
-        >>> dataset = lambda: (factor * number for number in range(3))
-        >>> before = fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
-        >>> factor = 3
-        >>> before == fingerprint(WorkerSetup(dataset, workers=1, blocks=4))
-        False
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -163,13 +155,6 @@ def store(pickled: Pickled) -> int:
 
     Raises:
         SharedMemoryError: There is no memory for it.
-
-    Example:
-        >>> import os
-        >>> descriptor = store(pickled(WorkerSetup(dataset=lambda: iter("ab"), workers=1, blocks=4)))
-        >>> list(read(descriptor).dataset())
-        ['a', 'b']
-        >>> os.close(descriptor)
     """
     parts = pickled.parts
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
