@@ -14,7 +14,7 @@ from mpwds.errors import WorkerDied, WorkerTimeout
 from mpwds.loader.engine import handover, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed, Message
 from mpwds.loader.engine.receiving import BatchReceiver
-from mpwds.loader.processes import forks
+from mpwds.loader.processes import lifeline as lifelines
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.resume.progress import START, Position
@@ -71,13 +71,13 @@ class RemoteWorker:
             self._command: dict[str, Any] | None = None
             self._tasks: deque[dict[str, Any]] = deque()
             self._listens = True
-            forks.guard(self._channel.fileno())
+            lifelines.guard(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
             workers_ends.callback(os.close, workers_lifeline)
-            forks.guard(lifeline)
+            lifelines.guard(lifeline)
             ours.callback(os.close, lifeline)
-            ours.callback(forks.unguard, lifeline)
+            ours.callback(lifelines.unguard, lifeline)
             self._status = status.StatusPage()
             ours.callback(self._status.close)
             self.process = launcher.launch(
@@ -242,7 +242,7 @@ class RemoteWorker:
         """Closes the channel, which tells the worker to end; its process is still to be reaped."""
         if self._connected:
             self._connected = False
-            forks.unguard(self._channel.fileno())
+            lifelines.unguard(self._channel.fileno())
             self._channel.close()
 
     def release(self) -> None:

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpwds.loader.dataloader.fetching import FetchingSetup
-from mpwds.loader.dataloader.task_worker import TaskWorker
+from mpwds.loader.dataloader.task_worker import FetchingSetup, TaskWorker
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
 from mpwds.loader.processes import lifeline
