@@ -77,7 +77,7 @@ class WebDataset(DataPipeline):
         prefetch_shards: With a cache, shards fetched ahead while one is read.
         length: What ``len()`` returns; the number of samples in an epoch is what it is.
         max_decompressed_bytes: The most data that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
-            may have: 1 GiB by default.
+            may have: 512 MiB by default.
 
     Raises:
         ValueError: There are no shards, or a ``.json`` index is given.

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpwds.errors import DecodeError
 
-MAX_DECOMPRESSED_BYTES = 1 << 30
+MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most that a field may decompress to, by default: no ordinary field, and much less than a worker has."""
 
 
