@@ -41,7 +41,8 @@ def decode(
         handler: What to do about a sample that cannot be decoded; raises by default.
         allow_pickle: Whether to unpickle ``pyd pickle pkl pth`` fields and arrays of Python objects. The
             author of the shards can then run any code here. Without it they are an error.
-        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to: 512 MiB by default.
+        max_decompressed_bytes: The most that a ``.gz`` or ``.npz`` field may decompress to: by default 512
+            MiB.
 
     Raises:
         ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
