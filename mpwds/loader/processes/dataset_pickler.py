@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import sys
@@ -12,14 +13,19 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from mpwds.pipeline.torch_dataset import TorchIterable
 
-def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) -> tuple[bytes, set[str]]:
+
+def pickled_apart(
+    item: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
+) -> tuple[bytes, set[str]]:
     """Pickles any object, with cloudpickle and out-of-band buffers.
 
     Args:
         item: What to pickle.
         buffer: Called with each large array's buffer, which does not become part of the pickle. Dense CPU
             tensors count as arrays: left to themselves they would be copied, twice.
+        ignore_epochs: Whether to leave out how often this process has iterated datasets.
 
     Returns:
         Bytes for ``pickle.loads(.., buffers=..)``, and the modules that they import: those of classes and
@@ -38,7 +44,7 @@ def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) ->
     if script is not None:
         cloudpickle.register_pickle_by_value(script)
     stream = io.BytesIO()
-    pickler = DatasetPickler(stream, buffer)
+    pickler = DatasetPickler(stream, buffer, ignore_epochs)
     pickler.dump(item)
     return stream.getvalue(), pickler.modules
 
@@ -46,9 +52,12 @@ def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) ->
 class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """What :func:`pickled_apart` pickles with."""
 
-    def __init__(self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object]) -> None:
+    def __init__(
+        self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
+    ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()
+        self._ignore_epochs = ignore_epochs
 
     def reducer_override(self, item: Any) -> Any:
         kind = type(item)
@@ -59,6 +68,10 @@ class DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         elif isinstance(item, ModuleType):
             if sys.modules.get(item.__name__) is item:
                 self.modules.add(item.__name__)
+        elif self._ignore_epochs and isinstance(item, TorchIterable) and "_epoch" in vars(item):
+            same = copy.copy(item)
+            del same.__dict__["_epoch"]
+            return same.__reduce_ex__(5)
         else:
             reduced = reduced_tensor(item)
             if reduced is not None:

@@ -118,7 +118,7 @@ def pickled(setup: WorkerSetup) -> Pickled:
 def fingerprint(setup: WorkerSetup) -> bytes | None:
     """What tells one setup from another: its pickle, and the code of the modules that unpickling imports.
 
-    Of arrays above 1 MB, a sample of the bytes counts.
+    Of arrays above 1 MB, a sample of the bytes counts. That this process has iterated the dataset does not.
 
     Returns:
         A digest; ``None`` if the setup cannot be pickled.
@@ -133,7 +133,7 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        data, modules = pickled_apart(setup, buffers.append)
+        data, modules = pickled_apart(setup, buffers.append, ignore_epochs=True)
     except Exception:
         return None
     digest = hashlib.blake2b(data)

@@ -206,7 +206,7 @@ class ShardStream(Handled):
                 f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
                 f"of {context.world_size}: its shards are empty, or there are fewer shards than workers. "
                 "Take fewer workers or more shards, or allow it by WebDataset(..., empty_check=False)"
-            )
+            ) from None  # not while handling the source's StopIteration
 
     def fetch(self, address: Any) -> Any:
         shard, offset = address
