@@ -38,7 +38,7 @@ def shorten(error: BaseException, keep_first: bool = True) -> None:
             kept.insert(0, first)
         for frame, following in zip(kept, [*kept[1:], None], strict=True):
             frame.tb_next = following
-        each.__traceback__ = kept[0]
+        each.with_traceback(kept[0])  # an assignment fails for frozen dataclasses
 
 
 def _with_those_behind(error: BaseException) -> Iterator[BaseException]:

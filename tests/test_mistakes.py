@@ -28,6 +28,8 @@ WRONG_ARGUMENTS = {
     "of a function": (lambda: mpwds.batched(8, drop_last=True), "partial=False"),
     "of a loader": (lambda: MultiLoader(numbers()).batched(8, drop_last=True), "partial=False"),
     "behind a loader": (lambda: MultiLoader(numbers()).rebatched(8, bufsize=9), "no argument 'bufsize'"),
+    "of DataLoader": (lambda: mpwds.DataLoader([1], num_worker=2), "did you mean 'num_workers'"),
+    "of WebLoader": (lambda: mpwds.WebLoader([1], bach_size=2), "did you mean 'batch_size'"),
     "misspelt": (lambda: MultiLoader(numbers(), worker=2), "no argument 'worker': did you mean 'workers'"),
 }
 
@@ -142,7 +144,7 @@ def test_a_missing_shard_names_its_pattern_and_the_shards_that_are_there(shards,
     (shards / "x-0.tar").unlink()
     pattern = f"{shards}/x-{{4..7}}.tar"
     noted = notes_of(pattern, workers=workers)
-    assert f"it is one of the 4 shards of '{pattern}': of these {shards} holds x-4.tar, x-5.tar" in noted
+    assert f"it is one of the 4 shards of '{pattern}'; {shards} holds x-4.tar, x-5.tar of them" in noted
 
 
 def test_many_shards_that_are_there_are_named_by_the_first_and_the_last(shards):
@@ -150,14 +152,23 @@ def test_many_shards_that_are_there_are_named_by_the_first_and_the_last(shards):
 
 
 def test_a_pattern_of_which_nothing_is_there_names_what_is(shards):
-    assert "holds x-0.tar, x-1.tar, ... x-5.tar (6 files), and none of them" in notes_of(
+    assert "holds no such file, but x-0.tar, x-1.tar, ... x-5.tar (6 files)" in notes_of(
         f"{shards}/y-{{0..3}}.tar"
     )
     assert f"there is no folder {shards}/none" in notes_of(f"{shards}/none/y-{{0..3}}.tar")
 
 
 def test_a_missing_shard_of_a_list_names_those_of_the_list_that_are_there(shards):
-    assert notes_of([f"{shards}/x-1.tar", f"{shards}/x-9.tar"]).endswith(f"of these {shards} holds x-1.tar")
+    assert notes_of([f"{shards}/x-1.tar", f"{shards}/x-9.tar"]).endswith(f"; {shards} holds x-1.tar of them")
+
+
+def test_a_missing_shard_that_was_drawn_names_its_pattern(shards):
+    pattern = f"{shards}/x-{{7..8}}.tar"
+    with pytest.raises(FileNotFoundError) as caught:
+        next(iter(WebDataset(pattern, resampled=True)))
+    assert (
+        f"it is one of the 2 shards of '{pattern}'; {shards} holds no such file" in caught.value.__notes__[0]
+    )
 
 
 def test_a_handler_that_leaves_missing_shards_out_costs_no_look_into_the_folder(shards):

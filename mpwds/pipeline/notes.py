@@ -65,7 +65,7 @@ def add_incident(error: Exception, stage: str, place: Description) -> None:
     names = (getattr(error, "field", None), getattr(error, "member", None))  # of any type, if a user's class
     member = next((name for name in names if isinstance(name, str) and name), None)
     incident = Incident(stage, str(place), place.url, place.key, place.offset, member)
-    error.incident = incident  # type: ignore[attr-defined]  # an attribute that handlers look for
+    object.__setattr__(error, "incident", incident)  # a frozen dataclass lets nobody else
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -73,7 +73,7 @@ def add_note(error: BaseException, note: str) -> None:
     notes = getattr(error, "__notes__", None)
     if notes is None:
         notes = []
-        error.__notes__ = notes  # type: ignore[attr-defined]  # typeshed knows it from 3.11 on
+        object.__setattr__(error, "__notes__", notes)
     notes.append(note)
 
 

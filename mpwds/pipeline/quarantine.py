@@ -195,11 +195,17 @@ def _check_budget(budget: float | None) -> None:
 
 def _append_line(descriptor: int, line: bytes) -> None:
     size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk or a kill truncated the last line
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a kill cut the last line short
         line = b"\n" + line
     left = line + b"\n"
-    while left:
-        left = left[os.write(descriptor, left) :]
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        written = len(line) + 1 - len(left)
+        if os.fstat(descriptor).st_size == size + written:  # nobody else has appended: take it back
+            os.ftruncate(descriptor, size)
+        raise
 
 
 def _record(error: Exception) -> dict[str, Any]:
@@ -209,7 +215,7 @@ def _record(error: Exception) -> dict[str, Any]:
     return {
         **{name: _as_json(getattr(incident, name, None)) for name in names},
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _text(error),
         "traceback": "".join(traceback.format_exception(error)),
         "time": time.time(),
         "rank": context.rank,
@@ -219,8 +225,15 @@ def _record(error: Exception) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> str | int | None:
-    """A value that JSON can express; a user's own exception or sample may have others."""
-    return value if value is None or isinstance(value, (str, int)) else str(value)
+    """A value that JSON has; a user's own exception or sample may have any other."""
+    return value if value is None or isinstance(value, (str, int)) else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # a user's exception may fail to print, as when it was made half
+        return f"<{type(value).__name__} that cannot be printed>"
 
 
 def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:

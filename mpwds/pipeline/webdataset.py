@@ -79,7 +79,7 @@ class WebDataset(DataPipeline):
         prefetch_shards: With a cache, the number of shards to fetch ahead.
         length: The value that ``len()`` returns; it does not change the number of samples in an epoch.
         max_decompressed_bytes: The most bytes that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
-            may have: 1 GiB by default.
+            may have: 512 MiB by default.
 
     Raises:
         ValueError: There are no shards, or ``urls`` is a ``.json`` index.

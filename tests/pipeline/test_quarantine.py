@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -91,9 +92,36 @@ handler(ValueError("there is room again"))
 def test_a_record_that_did_not_fit_is_an_error_and_spoils_no_other(path):
     done = subprocess.run([sys.executable, "-c", SHORT_WRITE, path], capture_output=True, text=True)
     assert done.stdout.startswith("full: ["), done.stderr
-    cut, whole = path.read_bytes().splitlines()
-    assert len(cut) == 1000
-    assert json.loads(whole)["message"] == "there is room again"
+    assert [each["message"] for each in records(path)] == ["there is room again"]
+
+
+def test_a_record_follows_one_that_a_kill_cut_short_on_a_line_of_its_own(path):
+    path.write_text('{"url": nu')
+    quarantine(path)(ValueError("bad"))
+    cut, whole = path.read_text().splitlines()
+    assert cut == '{"url": nu'
+    assert json.loads(whole)["message"] == "bad"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        return self.reason
+
+
+@pytest.mark.parametrize("error", [FrozenError(3), UnprintableError()])
+def test_an_exception_that_cannot_be_changed_or_printed_is_written_down(path, error):
+    def refuse(sample):
+        raise error
+
+    assert list(DataPipeline([1]).map(refuse, handler=quarantine(path))) == []
+    assert records(path)[0]["type"] == type(error).__name__
+    with pytest.raises(type(error)):
+        list(DataPipeline([1]).map(refuse))
 
 
 def test_a_budget_of_samples_is_spent_by_one_more(path):

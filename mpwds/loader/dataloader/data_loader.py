@@ -26,6 +26,7 @@ from mpwds.loader.dataloader.start_methods import Forks, start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.stats.collector import Since
 from mpwds.loader.stats.stats import LoaderStats
+from mpwds.mistakes import explained
 from mpwds.warn import warn
 
 T_co = TypeVar("T_co", covariant=True)
@@ -94,6 +95,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [2, 3] [4, 9]
     """
 
+    @explained
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[T_co],

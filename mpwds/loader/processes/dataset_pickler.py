@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import io
@@ -14,17 +15,22 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from mpwds.pipeline.parts import TorchIterable
+
 _DEEPEST = 50
 _MOST_TRIALS = 20_000
 
 
-def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) -> tuple[bytes, set[str]]:
+def pickled_apart(
+    item: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
+) -> tuple[bytes, set[str]]:
     """Pickles any object, with cloudpickle and out-of-band buffers.
 
     Args:
         item: The object.
         buffer: Called with the buffer of each large array, which is left out of the pickle. Dense CPU tensors
             count as arrays: torch's own pickling would copy them twice.
+        ignore_epochs: Whether to leave out how often this process has iterated datasets.
 
     Returns:
         Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports: those of
@@ -38,15 +44,18 @@ def pickled_apart(item: Any, buffer: Callable[[pickle.PickleBuffer], object]) ->
     if script is not None:
         cloudpickle.register_pickle_by_value(script)
     stream = io.BytesIO()
-    pickler = _DatasetPickler(stream, buffer)
+    pickler = _DatasetPickler(stream, buffer, ignore_epochs)
     pickler.dump(item)
     return stream.getvalue(), pickler.modules
 
 
 class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object]) -> None:
+    def __init__(
+        self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
+    ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()
+        self._ignore_epochs = ignore_epochs
 
     def reducer_override(self, item: Any) -> Any:
         kind = type(item)
@@ -57,6 +66,10 @@ class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         elif isinstance(item, ModuleType):
             if sys.modules.get(item.__name__) is item:
                 self.modules.add(item.__name__)
+        elif self._ignore_epochs and isinstance(item, TorchIterable) and "_epoch" in vars(item):
+            same = copy.copy(item)
+            del same.__dict__["_epoch"]
+            return same.__reduce_ex__(5)
         else:
             reduced = reduced_tensor(item)
             if reduced is not None:

@@ -110,11 +110,11 @@ def pickled(setup: WorkerSetup) -> Pickled:
 def fingerprint(setup: WorkerSetup) -> bytes | None:
     """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
-    Of arrays above 1 MB, a sample of the bytes counts.
+    Of arrays above 1 MB, a sample of the bytes counts. That this process has iterated the dataset does not.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        data, modules = pickled_apart(setup, buffers.append)
+        data, modules = pickled_apart(setup, buffers.append, ignore_epochs=True)
     except Exception:
         return None
     digest = hashlib.blake2b(data)

@@ -63,7 +63,8 @@ class Decoder:
 
     Raises:
         ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
-        TypeError: A handler is not a function, a string or a pair.
+        TypeError: A handler is neither a function nor a string nor a pair, or ``max_decompressed_bytes`` is
+            not an integer.
 
     Source:
         ``webdataset.autodecode.Decoder``.
@@ -84,6 +85,10 @@ class Decoder:
         allow_pickle: bool = False,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
+        if not isinstance(max_decompressed_bytes, int):
+            raise TypeError(
+                f"decode: max_decompressed_bytes must be a whole number, got {max_decompressed_bytes!r}"
+            )
         if max_decompressed_bytes < 1:
             raise ValueError(
                 f"decode: max_decompressed_bytes must be at least 1, got {max_decompressed_bytes}"
@@ -197,7 +202,7 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 def gzfilter(key: str, data: bytes) -> Continue | None:
     """Handler that decompresses fields whose names end in ``.gz``, for the handlers after it to decode.
 
-    A field may decompress to 1 GiB; ``decode(max_decompressed_bytes=...)`` sets another limit.
+    A field may decompress to 512 MiB; ``decode(max_decompressed_bytes=...)`` sets another limit.
 
     Example:
         >>> import gzip

@@ -18,7 +18,7 @@ from numpy.lib import format as npy_format
 from mpwds.errors import DecodeError
 from mpwds.storage.streams.secure import refuse_in_secure_mode
 
-MAX_DECOMPRESSED_BYTES = 1 << 30
+MAX_DECOMPRESSED_BYTES = 512 << 20
 """Default limit on what a field may decompress to: a megabyte of gzip or zip can hold a gigabyte and more."""
 
 pytorch_weights_only = os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") == "1"

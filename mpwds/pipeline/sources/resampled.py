@@ -64,6 +64,7 @@ class ResampledShards(IterableSource):
         if not isinstance(urls, (str, os.PathLike)):
             urls = list(islice(urls, max_urls))
         self.urls: list[str] = [] if urls == [] and not empty_check else expand_urls(urls)
+        self._given = urls if isinstance(urls, str) and "${" not in urls else self.urls
         self.nshards = nshards
         self.seed = seed
         self.worker_seed = worker_seed
@@ -104,6 +105,7 @@ ResampledShardList = ResampledShards
 class _Drawn:
     def __init__(self, shards: ResampledShards, context: Context, draws: Draws) -> None:
         self._urls = shards.urls
+        self._listed = listed(shards._given)
         self._nshards = shards.nshards
         self._place = context.rank, context.worker
         self._draws = draws
@@ -127,7 +129,7 @@ class _Drawn:
 
     def describe(self, address: Any, element: object = None) -> Description:
         url = self._urls[address[0]]
-        return Description(f"shard {url}", url)
+        return Description(f"shard {url}", url, listed=(self._listed, self._urls))
 
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self._drawn}

@@ -203,7 +203,7 @@ class ShardStream(Handled):
                 f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
                 f"of {context.world_size}: its shards are empty, or there are fewer shards than workers. "
                 "Take fewer workers or more shards, or allow it by WebDataset(..., empty_check=False)"
-            )
+            ) from None  # not while handling the source's StopIteration
 
     def fetch(self, address: Any) -> Any:
         shard, offset = address
@@ -248,7 +248,8 @@ class ShardStream(Handled):
             )
         elif place.listed is not None and not os.path.exists(path):
             listed, urls = place.listed
-            add_note(error, f"it is one of the {len(urls)} shards of {listed}: {_present(path, urls)}")
+            shards = "the only shard" if len(urls) == 1 else f"one of the {len(urls)} shards"
+            add_note(error, f"it is {shards} of {listed}; {_present(path, urls)}")
 
     def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
@@ -295,10 +296,10 @@ def _present(missing: str, urls: Sequence[str]) -> str:
     names = [os.path.basename(path) for path in paths if path and os.path.dirname(path) == folder]
     there = [name for name in names if name in present]
     if there:
-        return f"of these {folder or 'this folder'} holds {_few(there)}"
+        return f"{folder or 'this folder'} holds {_few(there)} of them"
     archives = sorted(name for name in present if name.endswith(".tar"))
-    held = _few(archives) if archives else "no .tar file"
-    return f"{folder or 'this folder'} holds {held}, and none of them"
+    others = f"no such file, but {_few(archives)}" if archives else "no .tar file"
+    return f"{folder or 'this folder'} holds {others}"
 
 
 def _few(names: Sequence[str]) -> str:

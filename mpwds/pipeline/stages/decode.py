@@ -41,7 +41,7 @@ def decode(
         handler: Called when a sample cannot be decoded; the default raises the exception.
         allow_pickle: Whether to unpickle ``pyd pickle pkl pth`` fields and arrays of Python objects. The
             author of the shards can then run any code here. Without it such fields are an error.
-        max_decompressed_bytes: The most bytes that a ``.gz`` or ``.npz`` field may decompress to: 1 GiB by
+        max_decompressed_bytes: The most bytes that a ``.gz`` or ``.npz`` field may decompress to: 512 MiB by
             default.
 
     Raises:

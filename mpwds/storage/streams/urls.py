@@ -12,6 +12,8 @@ from braceexpand import braceexpand
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""
 
+_MAX_CHARACTERS = 1_000_000_000  # of all names: padding and long patterns multiply, too
+
 _TOKEN = re.compile(
     r"\\."
     r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
@@ -93,6 +95,12 @@ def expand_braces(*patterns: str) -> list[str]:
         raise ValueError(
             f"the braces in {largest!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed. If you "
             "really have that many shards, pass a list of names"
+        )
+    characters = sum(_count(pattern) * len(pattern) for pattern in patterns)
+    if characters > _MAX_CHARACTERS:
+        raise ValueError(
+            f"the braces in a pattern of {max(map(len, patterns))} characters stand for {names} names of up "
+            f"to that length: {characters} characters in all, and {_MAX_CHARACTERS} are allowed"
         )
     return [name for pattern in patterns for name in _expand(pattern)]
 

@@ -41,7 +41,7 @@ from mpwds.storage.tar.header import (
 )
 from mpwds.storage.tar.input import FileInput, Input, StreamInput, input_of
 
-MAX_DECOMPRESSED_BYTES = 1 << 30
+MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""
 
 OpenAt = Callable[[str, int], BinaryIO]

@@ -10,12 +10,13 @@ import secrets
 import sys
 import warnings
 import weakref
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.warn import warn
 
 _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
@@ -86,7 +87,8 @@ class OwnedStream:
 
         That takes a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of
         its own that is told of an error: smart_open's, obstore's and Google's streams then abort the upload.
-        A plain file is closed. Another stream is left alone, with a warning.
+        A plain file is closed. Any other stream is left alone: not even garbage collection calls its
+        ``close``. Both come with a warning.
         """
         discard = getattr(self.stream, "discard", None)
         if discard is not None:
@@ -97,16 +99,27 @@ class OwnedStream:
         raw = getattr(self.stream, "raw", self.stream)
         if type(raw) in (io.FileIO, io.BytesIO):
             self.stream.close()
+            if type(raw) is io.FileIO:
+                warn(f"{self._name} is not complete, and the file that the opener opened stays: remove it")
         elif leave not in (None, io.IOBase.__exit__):
             error = StreamError(f"{self._name}: writing was given up", self._name)
             self.stream.__exit__(type(error), error, None)
         else:
-            warnings.warn(
+            warn(
                 f"{self._name} is not complete, and its stream ({type(self.stream).__name__}) has no method "
-                "`discard` to take it back: look for a partial archive there, and remove it",
-                RuntimeWarning,
-                stacklevel=2,
+                "`discard` to take it back: look for a partial archive there, and remove it"
             )
+            _let_go(self.stream)
+
+
+def _let_go(stream: Any) -> None:
+    """Closes the part of a stream that is of ``io``: its finalizer would call the stream's own ``close``."""
+    with contextlib.suppress(Exception):
+        if type(stream) in (io.BufferedWriter, io.BufferedRandom):
+            stream = stream.detach()
+        closing = next((base for base in type(stream).__mro__ if base.__module__ in ("io", "_io")), None)
+        if closing is not None:
+            closing.close(stream)  # type: ignore[attr-defined]  # all of io's classes have it
 
 
 class PendingFile:

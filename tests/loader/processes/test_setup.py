@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from mpwds import DataPipeline, SimpleShardList, shuffle
 from mpwds.loader.processes import setup
 from mpwds.loader.processes.setup import WorkerSetup
 
@@ -58,6 +59,16 @@ def test_the_fingerprint_stays_while_the_dataset_does(length):
     assert before == fingerprint([array, array[::2]])
     array += 1
     assert (before == fingerprint([array, array[::2]])) == (length == 0)
+
+
+def test_a_look_at_the_dataset_in_the_trainer_leaves_its_fingerprint():
+    part = DataPipeline(SimpleShardList(["a.tar", "b.tar"]))
+    dataset = DataPipeline(part).shuffle(2)
+    before = fingerprint(dataset)
+    assert [len(list(each)) for each in (dataset, part, part.pipeline[0])] == [2, 2, 2]
+    assert fingerprint(dataset) == before
+    dataset.append(shuffle(3))
+    assert fingerprint(dataset) != before
 
 
 def test_a_setup_that_cannot_be_pickled_has_no_fingerprint():

@@ -416,9 +416,42 @@ def test_a_stream_that_cannot_be_taken_back_is_left_alone_with_a_warning():
     assert stream.ends == []
 
 
+class RawUpload(io.RawIOBase):
+    def __init__(self, ends):
+        self.ends = ends
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        return len(data)
+
+    def close(self):
+        if not self.closed:
+            self.ends.append("close")
+        super().close()
+
+
+@pytest.mark.parametrize(
+    "make", [RawUpload, lambda ends: io.BufferedWriter(RawUpload(ends))], ids=["raw", "buffered"]
+)
+def test_garbage_collection_does_not_complete_a_stream_that_was_given_up(make):
+    ends = []
+    with pytest.warns(RuntimeWarning, match="is not complete"):
+        sink = ShardWriter("x-%d.tar", verbose=0, opener=lambda name: make(ends))
+        sink.write({"__key__": "a", "txt": "text"})
+        sink.discard()
+        del sink
+        gc.collect()
+    assert ends == []
+
+
 def test_a_plain_file_of_an_opener_is_closed_when_its_shard_is_given_up(tmp_path):
     file = open(tmp_path / "x.tar", "wb")  # noqa: SIM115 - the writer closes it
-    with pytest.raises(KeyboardInterrupt):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(RuntimeWarning, match=r"x-0\.tar is not complete.*: remove it"),
+    ):
         write_all(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: file), interrupted())
     assert file.closed
 
