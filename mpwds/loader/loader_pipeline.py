@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.output.one_thread import OneThread
@@ -17,15 +17,16 @@ from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelineP
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
 from mpwds.loader.stats.collector import Since
-from mpwds.loader.stats.stages_clock import clocked
-from mpwds.loader.stats.stats import LoaderStats
-from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.stats.trainer_times import TrainerTimes, clocked
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.parts import culprit, in_any_order
 from mpwds.pipeline.stream import Stage, Stream
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 
 @explained

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpwds.loader import options as checks
 from mpwds.loader.engine.epoch import EpochIterator
@@ -25,8 +25,6 @@ from mpwds.loader.ranks.even import MOST_AHEAD, evened, is_to_be_even
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
-from mpwds.loader.stats.progress_bar import ShownTimes, require_tqdm
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import as_dataset
@@ -41,6 +39,9 @@ from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.tracebacks import shorten
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 _MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
 
@@ -186,6 +187,8 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._delivery = Delivery(output, device, self.pin_memory, prefetch, self._cuda)
         self.progress = checks.boolean("MultiLoader", "progress", progress)
         if self.progress:
+            from mpwds.loader.stats.progress_bar import require_tqdm
+
             require_tqdm()
         self._epoch = 0
         self._position = LoaderPosition()
@@ -414,7 +417,11 @@ class MultiLoader(LoaderStages, TorchIterable):
         return epoch
 
     def _times(self) -> TrainerTimes:
-        return ShownTimes(self) if self.progress else TrainerTimes()
+        if not self.progress:
+            return TrainerTimes()
+        from mpwds.loader.stats.progress_bar import ShownTimes
+
+        return ShownTimes(self)
 
     def _setup_maker(self) -> Callable[[], WorkerSetup]:
         dataset, workers, seed = self.dataset, self.workers, self.seed

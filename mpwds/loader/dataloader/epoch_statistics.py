@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.loader.stats.trainer_times import TrainerTimes
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 
 class Counting(Protocol):

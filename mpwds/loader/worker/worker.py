@@ -21,9 +21,9 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.stats.verdict import WRITING_BATCHES
 from mpwds.loader.worker import allocation, torch_worker
 from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker.counters import WRITING_BATCHES
 from mpwds.loader.worker.elements import process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, EpochStopped

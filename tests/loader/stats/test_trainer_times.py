@@ -5,8 +5,7 @@ import time
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.stats.stages_clock import clocked
-from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.stats.trainer_times import TrainerTimes, clocked
 
 
 class Weights(TrainerTimes):
