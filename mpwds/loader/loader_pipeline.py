@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.output.one_thread import OneThread
-from mpwds.loader.ranks.agreement import Even
-from mpwds.loader.ranks.even import even_length, evened, is_to_be_even
+from mpwds.loader.ranks.even import Even, even_length, is_to_be_even
 from mpwds.loader.rebatch.rebatched import Rebatched
 from mpwds.loader.rebatch.regrouped import regrouped
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
@@ -114,9 +113,15 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._position = PipelinePosition()
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self.loader._next_epoch()
-        elements = evened(self.loader, epoch, self._begin, self._count, self._position.handed_over(epoch))
-        return CountOnYield(elements, self._position.run) if is_to_be_even(self.loader) else elements
+        loader = self.loader
+        epoch = loader._next_epoch()
+        if loader.even is None or not is_to_be_even(loader):
+            return self._begin(epoch)
+        from mpwds.loader.ranks.even_iterator import evened
+
+        delivered = self._position.handed_over(epoch)
+        elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
+        return CountOnYield(elements, self._position.run)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         elements = clocked(self._position.iterate(self, self.loader, epoch), self.loader._clock)

@@ -20,8 +20,7 @@ from mpwds.loader.output.delivery import Delivery, FinalOutput
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.ranks.agreement import EVEN, Even
-from mpwds.loader.ranks.even import MOST_AHEAD, evened, is_to_be_even
+from mpwds.loader.ranks.even import EVEN, MOST_AHEAD, Even, is_to_be_even
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
@@ -213,7 +212,13 @@ class MultiLoader(LoaderStages, TorchIterable):
         """Begins the next epoch, and ends the one before if it is unfinished."""
         epoch = self._next_epoch()
         try:
-            batches = evened(self, epoch, self._begin, self._count, self._position.handed_over(epoch))
+            if self.even is None or not is_to_be_even(self):
+                batches = self._begin(epoch)
+            else:
+                from mpwds.loader.ranks.even_iterator import evened
+
+                delivered = self._position.handed_over(epoch)
+                batches = evened(self, self.even, epoch, self._begin, self._count, delivered)
         except Exception as error:
             shorten(error)
             raise
