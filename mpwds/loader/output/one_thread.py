@@ -1,4 +1,4 @@
-"""Iterations whose ``next()`` is for one thread at a time."""
+"""Iterators that refuse a second thread."""
 
 from __future__ import annotations
 
@@ -9,27 +9,10 @@ from typing import Any
 from mpwds.tracebacks import shorten
 
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
-"""The message for the second thread."""
 
 
 class OneThread(Iterator[Any]):
-    """The elements of a generator, for one thread at a time.
-
-    Args:
-        elements: The generator.
-
-    Raises:
-        RuntimeError: In ``next()``, another thread is in the middle of it.
-
-    Example:
-        >>> def itself():
-        ...     yield next(elements)
-        >>> elements = OneThread(itself())
-        >>> next(elements)
-        Traceback (most recent call last):
-        ...
-        RuntimeError: another thread is in the middle of next() of this iteration: take turns
-    """
+    """The elements of a generator. While a thread is in ``next()``, that of another raises RuntimeError."""
 
     def __init__(self, elements: Generator[Any, None, None]) -> None:
         self._elements = elements
