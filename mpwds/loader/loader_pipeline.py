@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from mpwds.loader.lengths import count_behind, count_delivered
 from mpwds.loader.output.one_thread import OneThread
 from mpwds.loader.ranks.even import Even, even_length, is_to_be_even
-from mpwds.loader.rebatch.rebatched import Rebatched
-from mpwds.loader.rebatch.regrouped import regrouped
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
@@ -78,6 +76,8 @@ class Rebatching(Composable):
             >>> len(batches[0][1])
             5
         """
+        from mpwds.loader.rebatch.rebatched import Rebatched
+
         return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
 
 
@@ -133,6 +133,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
+        from mpwds.loader.rebatch.rebatched import Rebatched
+
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._watch)
@@ -141,6 +143,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        from mpwds.loader.rebatch.regrouped import regrouped
+
         return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
