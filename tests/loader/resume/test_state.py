@@ -185,7 +185,7 @@ def test_set_epoch_keeps_the_state_if_it_names_the_epoch_that_is_continued(make,
         loader.set_epoch(2)
         assert plain(loader) == epochs[2][5:]
     else:
-        with pytest.warns(UserWarning, match=r"set_epoch\(3\) begins another epoch than number 2"):
+        with pytest.warns(UserWarning, match=r"set_epoch\(3\) drops the rest of epoch 2"):
             loader.set_epoch(3)
         assert plain(loader) == epochs[3]
 
