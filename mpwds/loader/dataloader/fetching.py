@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.processes.setup import WorkerSetup
@@ -33,6 +33,8 @@ class FetchingSetup(WorkerSetup):
         worker_init_fn: Called with the worker's index before anything is fetched.
         collate_functions: What the trainer has added to torch's table of collate functions.
     """
+
+    serves: ClassVar[str] = "mpwds.loader.dataloader.task_worker:TaskWorker"
 
     base_seed: int = 0
     iterable: bool = False

@@ -15,10 +15,10 @@ from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.dataloader.fetching import Exhausted, FetchingSetup
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
-from mpwds.loader.worker import torch_worker
-from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker import startup
+from mpwds.loader.worker.elements import sample_counter
 from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.sending import BatchSender, EpochStopped
+from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.loader.worker.status import StatusPage
 from mpwds.pipeline.context import Context
 
@@ -56,6 +56,10 @@ class TaskWorker:
         self._status = status
         self._meter = meter
         self._failure: Exception | None = None
+        sender.arrays_as_they_are = True
+        meter.writes_each = True
+        if setup.batches:
+            meter.samples_in = sample_counter(None)
 
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
@@ -70,7 +74,7 @@ class TaskWorker:
     def _begin(self) -> None:
         setup = self._setup
         seed_worker(setup.base_seed, self._index)
-        torch_worker.announce(self._index, setup.workers, setup.base_seed + self._index, setup.dataset)
+        startup.announce_to_torch(self._index, setup.workers, setup.base_seed + self._index, setup.dataset)
         torch_collate.take_functions(setup.collate_functions)
         try:
             if setup.worker_init_fn is not None:

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mpwds import nest
+from mpwds.errors import MpwdsError, SharedMemoryError
 
 _LENGTHS = struct.Struct("<II")
 _READ_NBYTES = 256 << 10
+_DESCRIPTOR = struct.Struct("i")
 
 
 class ChannelClosed(Exception):
@@ -161,3 +163,30 @@ class Channel:
             raise ChannelClosed
         self._end += nbytes
         return True
+
+
+def give_descriptor(connection: socket.socket, descriptor: int) -> None:
+    """Worker: sends a file descriptor. If the trainer is gone, that shows at the next message."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(connection, [b"."], [descriptor], socket.MSG_NOSIGNAL)
+
+
+def take_descriptor(connection: socket.socket) -> int:
+    """Trainer: receives the descriptor that a message has announced; the caller closes it.
+
+    Raises:
+        SharedMemoryError: This process has no descriptor left to receive it with.
+        MpwdsError: Nothing came.
+    """
+    # Not socket.recv_fds: it forgets the flags.
+    flags, size = socket.MSG_CMSG_CLOEXEC, socket.CMSG_LEN(_DESCRIPTOR.size)
+    data, ancillary, _, _ = connection.recvmsg(1, size, flags)
+    for _, _, content in ancillary:
+        if len(content) == _DESCRIPTOR.size:
+            return int(_DESCRIPTOR.unpack(content)[0])
+    if not data:
+        raise MpwdsError("a worker announced a memory segment and did not hand it over")
+    raise SharedMemoryError(
+        "this process has no file descriptor left for a worker's shared memory: raise the limit (ulimit -n), "
+        "or use fewer workers"
+    )

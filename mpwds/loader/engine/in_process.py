@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import threading
+import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -11,11 +11,12 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine.arrays import view
-from mpwds.loader.engine.epoch import made_fewer
+from mpwds.loader.engine.epoch import OneThread, made_fewer
 from mpwds.loader.engine.receiving import Output
-from mpwds.loader.output.one_thread import TAKE_TURNS
 from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker_iterator import WorkerIterator
@@ -24,6 +25,34 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.tracebacks import shorten
+
+
+class InProcess:
+    """Does the work of a loader without workers, and counts it.
+
+    Args:
+        dataset: What :func:`~mpwds.loader.worker.elements.as_dataset` returned.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._counters = Counters()
+        self._meter = Meter(self._counters, dataset, counts_cpu=False)
+
+    def readings(self) -> list[WorkerReading]:
+        return [WorkerReading(0, os.getpid(), self._counters.read())]
+
+    def iterate(
+        self,
+        owner: object,
+        context: Context,
+        output: Output,
+        progress: EpochProgress,
+        times: TrainerTimes,
+        pinning: Pinning | None,
+    ) -> LocalIterator:
+        """Begins an epoch."""
+        return LocalIterator(self._dataset, context, output, owner, progress, self._meter, times, pinning)
 
 
 class LocalIterator(Iterator[Any]):
@@ -68,22 +97,19 @@ class LocalIterator(Iterator[Any]):
         self._iterator = WorkerIterator(dataset, context, position, iterate)
         self._batches = _delivered(self._iterator, position.first, output, pinning, meter)
         self._ended_because = ""
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self.place = (0, -1)
         progress.running = True
 
     def __next__(self) -> Any:
         if self._ended_because:
             raise RuntimeError(self._ended_because)
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
         try:
-            return self._next()
+            with self._one_thread:
+                return self._next()
         except Exception as error:
             shorten(error)
             raise
-        finally:
-            self._entrance.release()
 
     def _next(self) -> Any:
         progress = self.progress

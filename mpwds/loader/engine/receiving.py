@@ -9,7 +9,6 @@ from mpwds import nest
 from mpwds.errors import MpwdsError
 from mpwds.loader.engine.arrays import view, view_as_sent
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.out_of_band import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
@@ -68,7 +67,11 @@ class BatchReceiver:
             places = zip(fields["offsets"], kinds, strict=True)
             arrays = [view_as_sent(buffer, offset, kind) for offset, kind in places]
             batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
-            return put_together(batch) if fields["apart"] else batch
+            if not fields["apart"]:
+                return batch
+            from mpwds.loader.engine.out_of_band import put_together
+
+            return put_together(batch)
         output = self._output
         arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)

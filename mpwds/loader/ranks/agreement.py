@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 from mpwds.errors import EvenEpochError
+from mpwds.loader.options import Even
 from mpwds.loader.ranks.ranks import Ranks
 
-Even = Literal["drop", "pad", "wrap"]
-EVEN: tuple[Even, ...] = ("drop", "pad", "wrap")
+EVEN: tuple[Even, ...] = get_args(Even)
 
 _NOBODY = -1
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.lengths import CountOf
-from mpwds.loader.ranks.agreement import Agreement, Even
+from mpwds.loader.options import Even
+from mpwds.loader.ranks.agreement import Agreement
 from mpwds.loader.ranks.own_part import OwnPart
 from mpwds.loader.ranks.ranks import TorchRanks, world_size
 from mpwds.pipeline.context import Context

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.ranks.agreement import Even
+from mpwds.loader.options import Even
 
 
 class OwnPart:

@@ -7,15 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
 from mpwds.loader.stats.trainer_times import TrainerReading, TrainerTimes
-from mpwds.loader.stats.verdict import THE_DATASET, WRITING_BATCHES
-from mpwds.loader.worker.counters import Reading, StageReading
-from mpwds.loader.worker.meter import name_of
+from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES, Reading, StageReading
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Stream
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
 
 Since = Literal["epoch", "start"]
 
@@ -91,6 +91,8 @@ class Ledger:
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
         if hasattr(stream, "on_skipped"):
+            from mpwds.loader.worker.meter import name_of
+
             stream.on_skipped = functools.partial(self._count_skipped, name_of(part))
         return stream
 
@@ -108,6 +110,8 @@ class Ledger:
         Raises:
             ValueError: ``since`` is neither ``"epoch"`` nor ``"start"``.
         """
+        from mpwds.loader.stats.stats import LoaderStats
+
         if since not in ("epoch", "start"):
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
         whole = since == "start"
@@ -144,6 +148,8 @@ class Ledger:
 
 
 def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
+    from mpwds.loader.stats.stats import WorkerStats
+
     reading = now.reading if before is None else now.reading - before.reading
     return WorkerStats(
         worker=now.index,
@@ -163,6 +169,8 @@ def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
 
 def _stages(reading: Reading) -> tuple[StageStats, ...]:
     """The stages, with the time in which the worker worked divided as the estimated times are."""
+    from mpwds.loader.stats.stats import StageStats
+
     # In a pipeline, what is in none of its stages goes before them, in the machinery.
     rest = "between stages" if reading.stages else THE_DATASET
     stages = {

@@ -6,12 +6,9 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds.loader.stats.trainer_times import TrainerTimes
-
-if TYPE_CHECKING:
-    from mpwds.loader.multi_loader import MultiLoader
 
 _REDRAW_TERMINAL_S = 0.25
 _REDRAW_FILE_S = 10.0
@@ -43,7 +40,7 @@ class ShownTimes(TrainerTimes):
         loader: The loader; it is not kept.
     """
 
-    def __init__(self, loader: MultiLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         super().__init__()
         self._loader = weakref.ref(loader)
         self._process = os.getpid()
@@ -81,7 +78,7 @@ class ShownTimes(TrainerTimes):
             bar.set_postfix_str(_essence(loader), refresh=False)
 
 
-def _open_bar(loader: MultiLoader | None) -> Any:
+def _open_bar(loader: Any) -> Any:
     # Without the thread that tqdm has for slow bars, and without its lock for processes, which may start one.
     own = {"monitor_interval": 0, "_lock": threading.RLock()}
     bar = type("Bar", (require_tqdm().tqdm,), own)
@@ -99,7 +96,7 @@ def _open_bar(loader: MultiLoader | None) -> Any:
     )
 
 
-def _essence(loader: MultiLoader) -> str:
+def _essence(loader: Any) -> str:
     stats = loader.stats()
     if stats.batches < 2:
         return ""

@@ -6,9 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.loader.stats.stats_table import table_of
-from mpwds.loader.stats.verdict import verdict_on
-
 
 @dataclass(frozen=True)
 class StageStats:
@@ -179,6 +176,8 @@ class LoaderStats:
     @property
     def verdict(self) -> str:
         """One line: what bounds the training, and what to do about it."""
+        from mpwds.loader.stats.verdict import verdict_on
+
         return verdict_on(self)
 
     @property
@@ -205,6 +204,8 @@ class LoaderStats:
         }
 
     def __str__(self) -> str:
+        from mpwds.loader.stats.stats_table import table_of
+
         return table_of(self)
 
     def _stage(self, name: str, working_s: float) -> StageStats:

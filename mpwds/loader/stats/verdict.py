@@ -6,11 +6,10 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES
+
 if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
-
-THE_DATASET = "the dataset"
-WRITING_BATCHES = "writing batches"
 
 _LEAST_BATCHES = 5
 _LEAST_S = 0.2

@@ -50,6 +50,10 @@ _NUMBERS = 3
 
 NBYTES_OF_ALL = (_FIRST_KIND + _MOST_KINDS * _ENTRY_CELLS) * 8
 
+THE_DATASET = "the dataset"
+WRITING_BATCHES = "writing batches"
+"""Names of these two, where a dataset has no stages."""
+
 _FURTHER = "further ones"
 """Name of the last entry, which stands for all that found no room."""
 

@@ -21,13 +21,13 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.worker import counters
 from mpwds.loader.worker.counters import OTHER, WRITING, Counters
 from mpwds.loader.worker.elements import sample_counter
-from mpwds.loader.worker.processor_times import ProcessorTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Description, Stream
 
 _BUDGET = 0.01
 _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
+_SCHEDULER = "/proc/thread-self/schedstat"
 
 
 class Meter:
@@ -279,3 +279,33 @@ def name_of(part: Any) -> str:
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         return str(kind.__name__)
     return str(part).partition("\n")[0]
+
+
+class ProcessorTimes:
+    """Adds up processor time from each :meth:`resume` to the last :meth:`read` before the next."""
+
+    def __init__(self) -> None:
+        self._cpu_ns = self._queued_ns = 0
+        self.resume()
+
+    def resume(self) -> None:
+        """Begins a period: what was between this and the last read is not counted."""
+        self._cpu_before_ns = time.process_time_ns()
+        self._queued_before_ns = _queued_ns()
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds of all threads on a processor, and of the calling thread in the queue for one."""
+        cpu_ns, queued_ns = time.process_time_ns(), _queued_ns()
+        self._cpu_ns += cpu_ns - self._cpu_before_ns
+        self._queued_ns += queued_ns - self._queued_before_ns
+        self._cpu_before_ns, self._queued_before_ns = cpu_ns, queued_ns
+        return self._cpu_ns, self._queued_ns
+
+
+def _queued_ns() -> int:
+    """How long the calling thread has been able to run but did not; 0 where the kernel does not tell."""
+    try:
+        with open(_SCHEDULER, "rb", buffering=0) as file:
+            return int(file.read(100).split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -106,16 +106,3 @@ class WorkerIterator:
                 f"the dataset ended after {given} elements, {first} were delivered before: it gives other "
                 "elements each time it runs, or has changed, so the epoch cannot be continued"
             )
-
-
-def replays_because(dataset: Any) -> str:
-    """Why a dataset has no state, so that an epoch is continued by running it from its start; or nothing.
-
-    Example:
-        >>> replays_because(DataPipeline([1, 2])), replays_because(lambda: iter("ab"))
-        ('', 'a function has no state')
-    """
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        unaddressed = culprit(dataset)
-        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
-    return f"a {type(dataset).__name__} has no state"
