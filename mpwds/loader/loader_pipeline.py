@@ -130,7 +130,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return self.loader._hand_out(StagesIterator(elements, self.loader._clock), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
+        """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
         self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
@@ -195,26 +195,11 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._position.load(self, self.loader, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
-        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`.
-
-        Args:
-            wait: Return when all of them are ready; otherwise at once.
-            timeout: Seconds to wait for them; ``None`` waits for ever.
-
-        Raises:
-            Exception: Whatever hinders them.
-        """
+        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
         self.loader.warm_up(wait=wait, timeout=timeout)
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """The loader's ``stats``. ``stages_s`` is the time of the stages that run here.
-
-        Args:
-            since: Of the loader's last epoch that began (``"epoch"``), or of all (``"start"``).
-
-        Raises:
-            ValueError: ``since`` is neither.
-        """
+        """The loader's statistics: see :meth:`mpwds.MultiLoader.stats`. The stages took ``stages_s``."""
         return self.loader.stats(since)
 
     def __repr__(self) -> str:
@@ -282,54 +267,16 @@ class LoaderStages(Rebatching, Fluent):
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of this many elements, from as many epochs of the workers as that takes.
 
-        Args:
-            nsamples: Elements in an epoch; below 0, an epoch has no end.
-            nbatches: The same; the larger of the two counts.
-
-        Raises:
-            ValueError: It is 0.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> with MultiLoader([1, 2, 3], workers=1).with_epoch(5) as loader:
-            ...     list(map(int, loader))
-            [1, 2, 3, 1, 2]
+        See :meth:`mpwds.DataPipeline.with_epoch`.
         """
         return LoaderPipeline(self).with_epoch(nsamples, nbatches)
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
-        """Makes an epoch of ``nepochs`` epochs of the workers.
-
-        Args:
-            nepochs: Number of these; without end below 1.
-            nbatches: Elements after which it ends all the same; no limit below 0.
-
-        Raises:
-            ValueError: ``nbatches`` is 0.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> with MultiLoader([1, 2], workers=1).repeat(2) as loader:
-            ...     list(map(int, loader))
-            [1, 2, 1, 2]
-        """
+        """Makes an epoch of ``nepochs`` epochs of the workers. See :meth:`mpwds.DataPipeline.repeat`."""
         return LoaderPipeline(self).repeat(nepochs, nbatches)
 
     def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
-        """Makes ``len()`` return ``n``, for programs that want to know a loader's length.
-
-        Args:
-            n: The length.
-            silent: Whether to leave out the warning that it sets nothing else.
-
-        Raises:
-            ValueError: ``n`` is negative.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> len(MultiLoader(lambda: iter("abc")).with_length(1000, silent=True))
-            1000
-        """
+        """Makes ``len()`` return ``n``. See :meth:`mpwds.DataPipeline.with_length`."""
         return LoaderPipeline(self).with_length(n, silent)
 
     def __len__(self) -> int:

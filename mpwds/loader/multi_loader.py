@@ -244,7 +244,11 @@ class MultiLoader(LoaderStages, TorchIterable):
         iterator: LocalIterator | EpochIterator
         if self._in_process is not None:
             context = replace(Context.current(epoch), seed=self.seed)
-            iterator = self._in_process.iterate(self, context, self._received, progress, times, self._pinning)
+            from mpwds.loader.engine.in_process import LocalIterator
+
+            iterator = LocalIterator(
+                self, self._in_process, context, self._received, progress, times, self._pinning
+            )
         else:
             in_order = self.in_order and not in_any_order(self.dataset)
             iterator = EpochIterator(self, self._group, progress, self._options, in_order, times)

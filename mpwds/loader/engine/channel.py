@@ -2,7 +2,8 @@
 
 A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The
 kernel bounds what is in flight by bytes (the socket's buffer), and reading finds the end of the stream only
-behind the last message, so a sender's death loses nothing that it sent.
+behind the last message, so a sender's death loses nothing that it sent. File descriptors travel over a
+second socket pair.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ChannelClosed(Exception):
 
 
 class Message(NamedTuple):
-    """One message: its envelope's fields and the payload, which is valid until the next receive."""
+    """The fields of an envelope, and a payload that is valid until the next receive."""
 
     fields: dict[str, Any]
     payload: memoryview
@@ -58,10 +59,10 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, fields: dict[str, Any], payload: bytes | bytearray = b"") -> None:
-        """Sends a message, waiting while the socket's buffer is full.
+        """Sends a message, and waits while the socket's buffer is full.
 
         Raises:
-            ChannelClosed: The other end is gone.
+            ChannelClosed: The other end is gone, as in all methods.
         """
         envelope = nest.pack(fields)
         head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
@@ -79,13 +80,10 @@ class Channel:
         return bool(self._rest)
 
     def try_send(self, fields: dict[str, Any]) -> bool:
-        """Sends a message, or as much of it as fits; never waits. Not to be mixed with :meth:`send`.
+        """Sends a message, or as much of it as fits; never waits. Do not mix it with :meth:`send`.
 
         Returns:
-            False if none of it fits now. True if it was accepted: :meth:`flush` sends what did not fit.
-
-        Raises:
-            ChannelClosed: The other end is gone.
+            False if none of it fits now. True if it was accepted: :meth:`flush` sends the rest.
         """
         self.flush()
         if self.unsent:
@@ -98,11 +96,7 @@ class Channel:
         return sent > 0
 
     def flush(self) -> None:
-        """Sends what an earlier :meth:`try_send` left, as far as it goes.
-
-        Raises:
-            ChannelClosed: The other end is gone.
-        """
+        """Sends the rest of a message that :meth:`try_send` accepted, as far as it fits."""
         if self._rest:
             self._rest = self._rest[self._send_now(self._rest) :]
 
@@ -125,7 +119,7 @@ class Channel:
                 return None
 
     def close(self) -> None:
-        """Closes this end; what was sent can still be received at the other."""
+        """Closes this end. The other end can still receive what was sent."""
         self._socket.close()
 
     def _send_now(self, data: memoryview) -> int:

@@ -111,7 +111,7 @@ class EpochIterator(Iterator[Any]):
 
     @property
     def closed(self) -> bool:
-        """Whether ``next()`` is an error by now: the loader was closed, or iterated anew."""
+        """Whether ``next()`` is an error: the loader was closed, or iterated anew."""
         return bool(self._ended_because)
 
     def _advance(self, wait: bool) -> Any:
@@ -262,7 +262,7 @@ class EpochIterator(Iterator[Any]):
 
 
 def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
-    """The error for a dataset that ends before the place where it is to be continued."""
+    """The error for a dataset that ends before the position where it has to continue."""
     return MpwdsError(
         f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
         "or gives other elements each time it runs, so the epoch cannot be continued"

@@ -30,11 +30,8 @@ class EpochStopped(Exception):
 class Commands:
     """Reads the trainer's commands.
 
-    Of ``start`` and ``stop`` only the newest counts. Tasks are taken in order; those of other epochs are
-    dropped. A closed channel ends the worker.
-
-    Args:
-        channel: The worker's end of the channel.
+    Of ``start`` and ``stop`` only the newest counts. Tasks come in order; those of other epochs are dropped.
+    All methods raise ``ChannelClosed`` when the worker must end.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -46,35 +43,22 @@ class Commands:
         self._arrival.register(channel, select.POLLIN)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when there is a command to read."""
         return self._channel.fileno()
 
     def wait_for_start(self) -> dict[str, Any]:
-        """Waits for the next ``start`` and returns its fields.
-
-        Raises:
-            ChannelClosed: The worker must end.
-        """
+        """Waits for the next ``start`` and returns its fields."""
         while (start := self.next_start()) is None:
             self._arrival.poll()
         return start
 
     def next_start(self) -> dict[str, Any] | None:
-        """The fields of the next ``start``; ``None`` if none has arrived. Never waits.
-
-        Raises:
-            ChannelClosed: The worker must end.
-        """
+        """The fields of the next ``start``, or ``None`` if none has arrived; never waits."""
         self._read_all()
         start, self._start = self._start, None
         return start
 
     def wait_for_task(self, generation: int) -> bytes | None:
-        """Waits for the next task of the running epoch; ``None`` if that is stopped. Tasks are pickled.
-
-        Raises:
-            ChannelClosed: The worker must end.
-        """
+        """Waits for the next task of the running epoch, pickled; ``None`` if the epoch is stopped."""
         while not self.stopped(generation):
             while self._tasks:
                 task = self._tasks.popleft()
@@ -86,11 +70,7 @@ class Commands:
         return None
 
     def stopped(self, generation: int) -> bool:
-        """Whether the running epoch was stopped. Never waits.
-
-        Raises:
-            ChannelClosed: The worker must end.
-        """
+        """Whether the running epoch was stopped; never waits."""
         self._read_all()
         return self._start is not None or self._stopped >= generation
 
@@ -109,15 +89,7 @@ class Commands:
 class BatchSender:
     """Sends batches to the trainer.
 
-    It copies each array once, into its place in the block; rows that are not stacked yet too.
-
-    Args:
-        channel: Carries messages to the trainer.
-        handover_socket: Carries descriptors to the trainer.
-        commands: The trainer's commands.
-        bell: Rung by the trainer when it releases a block.
-        blocks: Number of blocks of the arena.
-        meter: Counts batches, and the time spent waiting for blocks.
+    It copies each array, or the rows of one that is not stacked yet, once: into its place in the block.
 
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
@@ -153,11 +125,11 @@ class BatchSender:
         more: dict[str, Any] | None = None,
         samples: int | None = None,
     ) -> None:
-        """Sends one batch; waits while all blocks are in use.
+        """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
 
         Args:
             batch: The batch.
-            generation: Generation of its epoch.
+            generation: Generation of the epoch.
             sequence: Its number in the epoch.
             more: Further fields of the message.
             samples: Number of samples in it; by default the meter counts them.
