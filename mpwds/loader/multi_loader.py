@@ -243,9 +243,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._ledger.begin(epoch, times)
         iterator: LocalIterator | EpochIterator
         if self._in_process is not None:
-            context = replace(Context.current(epoch), seed=self.seed)
             from mpwds.loader.engine.in_process import LocalIterator
 
+            context = replace(Context.current(epoch), seed=self.seed)
             iterator = LocalIterator(
                 self, self._in_process, context, self._received, progress, times, self._pinning
             )
@@ -270,15 +270,15 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._group.pids
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """What was delivered, how long the trainer waited, what the workers did and what bounds the training.
+        """Statistics: batches delivered, the trainer's waiting, the workers' work, and the bottleneck.
 
-        It may be asked for at any time, also while the loader is iterated and after :meth:`close`.
+        They are available at any time, also while the loader is iterated and after :meth:`close`.
 
         Args:
-            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+            since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
 
         Raises:
-            ValueError: ``since`` is neither.
+            ValueError: ``since`` has another value.
 
         Example:
             >>> with MultiLoader([1, 2, 3], workers=2) as loader:
@@ -290,21 +290,21 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._ledger.stats(since)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` epoch number ``epoch``; by itself it counts up from 0."""
+        """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
         epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
         self._position.set_epoch(epoch)
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: behind the last element that was delivered.
+        """The position behind the last element that was delivered.
 
-        To be called at any time between two ``next()``, also after the loop was left or an error was raised.
-        Behind the last element of an epoch, when the loop has ended, it is the start of the next epoch.
+        Call it at any time between two ``next()``, also after ``break`` or an error. When the loop has
+        ended, the position is the start of the next epoch.
 
         Returns:
-            A dict that can be pickled and goes through JSON and msgpack: for each worker the state that its
-            pipeline had about a second ago (3 kB for a ``shuffle``, and some 10 bytes for each element that
-            the pipeline holds), and what was delivered.
+            A dict that can be saved by pickle, JSON or msgpack. It holds, for each worker, the number of
+            elements delivered, and the state of its pipeline about a second ago (3 kB for a ``shuffle``, and
+            some 10 bytes for each element that the pipeline holds).
 
         Example:
             >>> loader = MultiLoader([10, 20, 30], workers=0, output="numpy")
@@ -319,28 +319,28 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._position.state_dict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter()`` go on where ``state_dict`` was saved, by this loader or one like it.
+        """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this loader or one like it.
 
-        What the workers did since their last state, about a second of work, they do again and drop. Where a
-        dataset has no state (it is no pipeline of this package, or has a stage that is a plain function of an
-        iterator), or the state is that of another rank, which trainers save for all, they run the epoch again
-        from its start; one warning says so.
+        The workers repeat and drop their work since the last state, about a second. They run the epoch again
+        from its start, with a warning, in two cases: the dataset has no state (it is not a pipeline of this
+        package, or has a stage that is a plain function of an iterator), or the state is that of another
+        rank (some trainers save one state for all).
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
 
         Raises:
-            ValueError: The state is of another version, or of a loader that has other workers, another number
-                of ranks, other seeds, or another dataset; or of another rank, with ``in_order=False``.
+            ValueError: The state is of another version, or of a loader with another number of workers or
+                ranks, another seed or another dataset; or of another rank, with ``in_order=False``.
         """
         self._current.end("a state was loaded")
         self._epoch = self._position.load(self, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
-        """Starts the workers now, before the first epoch, unless they run already.
+        """Starts the workers now, unless they run already.
 
         Args:
-            wait: Return when all of them have the dataset and what it imports; otherwise at once.
+            wait: Return when all of them have imported and unpickled the dataset; otherwise at once.
             timeout: Seconds to wait for them; ``None`` waits for ever.
 
         Raises:
@@ -367,7 +367,7 @@ class MultiLoader(LoaderStages, TorchIterable):
                 raise
 
     def close(self) -> None:
-        """Ends the workers, in about half a second at the most. Iterating again starts new ones."""
+        """Ends the workers, within about half a second. Iterating again starts new ones."""
         self._close("the loader was closed")
 
     def _close(self, because: str) -> None:
@@ -381,7 +381,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, made by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
+        """A copy, by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
         return functools.partial(type(self), **vars(self._options)), (self.dataset,)
 
     def __repr__(self) -> str:

@@ -85,10 +85,10 @@ class WorkerGroup:
 
         Args:
             epoch: Its number.
-            positions: Where each worker begins in it; at its start by default.
+            positions: Where each worker begins in it; by default at its start.
 
         Returns:
-            The workers, and the generation of the messages that belong to this epoch.
+            The workers, and the generation of the epoch's messages.
 
         Raises:
             RuntimeError: This process is a fork of the one that the loader belongs to.
@@ -134,12 +134,7 @@ class WorkerGroup:
             self._start()
 
     def wait_until_ready(self, timeout: float | None) -> None:
-        """Waits until all workers, which :meth:`start` started, have their dataset.
-
-        Raises:
-            Exception: What unpickling the dataset in a worker raised.
-            WorkerDied, WorkerTimeout: One never will.
-        """
+        """Waits until all workers have their dataset: see ``worker_handle.wait_until_ready``."""
         worker_handle.wait_until_ready(self._workers, timeout)
 
     def close(self) -> None:
@@ -226,7 +221,7 @@ _LIMITS = {
 
 
 def _explained(error: OSError, workers: int) -> OSError | None:
-    """The error with what to do about it, if it tells of a limit of the system."""
+    """The error with advice, if it is about a limit of the system."""
     if error.errno not in _LIMITS:
         return None
     text = f"{error.strerror}: {workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"

@@ -31,18 +31,16 @@ _HINTS = {
     "SIGKILL": "out of memory, most likely (see the kernel's log): use fewer workers or smaller batches",
     "SIGSEGV": "native code that the dataset calls crashed: PYTHONFAULTHANDLER=1 shows where",
     "SIGBUS": "memory or a mapped file went away under it",
-    "SIGABRT": "native code that the dataset calls gave up: see its message above",
-    "SIGTERM": "someone asked it to end",
+    "SIGABRT": "native code that the dataset calls aborted: see its message above",
+    "SIGTERM": "another process asked it to end",
 }
 
 
 class LocalWorker:
-    """A running worker process; implements ``WorkerHandle``.
+    """A running worker process; implements ``WorkerHandle``, which documents the methods.
 
-    Args:
-        index: The worker's index.
-        launcher: Starts its process.
-        make_receiver: Makes the receiver of its batches, given the bell that wakes the worker.
+    ``launcher`` starts the process, and ``make_receiver`` makes the receiver of its batches, given the bell
+    that wakes the worker.
     """
 
     def __init__(

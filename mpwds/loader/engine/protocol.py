@@ -72,12 +72,12 @@ first loader that needs it and has a lifeline of its own; its workers end if it 
 each of them has, they talk (``ranks.agreement``), in a gloo group of their own, made at the first talk.
 Every message is an all-reduce of the same number of integers, so that ranks at different positions see that
 from the message itself. The first message of an epoch compares how many batches they have. If one rank does
-not know, another message follows whenever the agreed batches are delivered. A rank whose dataset fails says so
-in its next message, and all raise. A rank that leaves an epoch early says nothing: the others notice it by its
-next message, or by the end of its process.
+not know, another message follows whenever the agreed batches are delivered. A rank whose dataset fails says
+so in its next message, and all raise. A rank that leaves an epoch early says nothing: the others notice it by
+its next message, or by the end of its process.
 
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
-closed, closes its iterator and exits. The trainer kills it if it has not ended after ``GRACE_S``, and reaps it.
+closed, closes its iterator and exits. The trainer kills a worker that still runs after ``GRACE_S``.
 
 *Pinned memory.* A device may still read a block that the trainer no longer holds (``sharedmem.lease``).
 Dropping the last view made a fence; once the device has passed it, the next receive hands the block back.
