@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.engine.epoch import OneThread
+from mpwds.loader.engine.epoch import TAKE_TURNS
 from mpwds.loader.options import Even
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.resume.progress import EpochProgress
@@ -369,22 +370,25 @@ class StagesIterator(Iterator[Any]):
     def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:
         self._elements = elements
         self._clock = clock
-        self._one_thread = OneThread()
+        self._lock = threading.Lock()
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
         self._untimed = 0
         self._weight = 1
         self._since_ns = time.monotonic_ns()
 
     def __next__(self) -> Any:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
         try:
-            with self._one_thread:
-                if self._untimed:
-                    self._untimed -= 1
-                    return next(self._elements)
-                return self._timed()
+            if self._untimed:
+                self._untimed -= 1
+                return next(self._elements)
+            return self._timed()
         except Exception as error:
             shorten(error)
             raise
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Ends the iteration."""

@@ -26,15 +26,18 @@ NOT_YET = object()
 """No batch is here, and there may be more."""
 
 
+TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
+
+
 class OneThread:
-    """A context for one thread at a time: a second one is told, and does not wait."""
+    """A context for one thread at a time: for a second one it is an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("another thread is in the middle of next() of this iteration: take turns")
+            raise RuntimeError(TAKE_TURNS)
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
