@@ -119,11 +119,12 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def __iter__(self) -> Iterator[Any]:
         loader, epoch = self.loader, self.loader._next_epoch()
-        if not loader._is_even():
+        if loader.even is None or not loader._is_even():
             return self._begin(epoch)
-        from mpwds.loader.ranks.even import evened
+        from mpwds.loader.ranks.even_iterator import evened
 
-        elements = evened(loader, epoch, self._begin, self._count, self._position.handed_over(epoch))
+        delivered = self._position.handed_over(epoch)
+        elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
         return CountOnYield(elements, self._position.run)
 
     def _begin(self, epoch: int) -> Iterator[Any]:

@@ -214,11 +214,13 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         epoch = self._next_epoch()
+        batches: Iterator[Any]
         try:
-            if self._is_even():
-                from mpwds.loader.ranks.even import evened
+            if self.even is not None and self._is_even():
+                from mpwds.loader.ranks.even_iterator import evened
 
-                batches = evened(self, epoch, self._begin, self._count, self._position.handed_over(epoch))
+                delivered = self._position.handed_over(epoch)
+                batches = evened(self, self.even, epoch, self._begin, self._count, delivered)
             else:
                 batches = self._begin(epoch)
         except Exception as error:

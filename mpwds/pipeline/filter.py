@@ -31,6 +31,8 @@ class Filter(ABC):
     - ``addressable``: ``False`` if its stream cannot fetch an element again by its address. Loaders then
       resume an epoch by running it again from its start.
     - ``reads_shards``: ``True`` if it reads storage.
+    - ``row_step``: a :class:`~mpwds.pipeline.counts.RowStep`, or ``None``. Loaders run three stages that
+      unbatch, shuffle and batch as one, for whole batches at a time.
 
     What its stream holds is in the stream's state: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 

@@ -30,14 +30,14 @@ def require_tqdm() -> Any:
 
 
 class ShownTimes(TrainerTimes):
-    """The clock of an epoch's iterator, which shows on stderr (in a notebook, in the cell) what it is told.
+    """The clock of an epoch's iterator, shown as a line on stderr or in a notebook's cell.
 
     The line has the batches delivered, their number where ``len(loader)`` is known, samples per second, the
     share of the time that the training process waits, and the stage that takes most of the workers' time. It
-    ends with the epoch, however that ends. Where stderr is no terminal it is written every 10 seconds.
+    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds.
 
     Args:
-        loader: The loader; it is not kept.
+        loader: The loader, which is not kept alive.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -57,7 +57,9 @@ class ShownTimes(TrainerTimes):
     def delivered(self, samples: int, nbytes: int) -> None:
         super().delivered(samples, nbytes)
         if self._since_ns >= self._next_ns:
-            self._show()
+            self._update(self._bar)
+            self._bar.refresh()
+            self._next_ns = self._since_ns + self._redraw_ns
 
     def end(self) -> None:
         super().end()
@@ -66,16 +68,11 @@ class ShownTimes(TrainerTimes):
             self._update(bar)
             bar.close()
 
-    def _show(self) -> None:
-        self._update(self._bar)
-        self._bar.refresh()
-        self._next_ns = self._since_ns + self._redraw_ns
-
     def _update(self, bar: Any) -> None:
         bar.n = self._batches
         loader = self._loader()
         if loader is not None:
-            bar.set_postfix_str(_essence(loader), refresh=False)
+            bar.set_postfix_str(_summary(loader.stats()), refresh=False)
 
 
 def _open_bar(loader: Any) -> Any:
@@ -96,8 +93,7 @@ def _open_bar(loader: Any) -> Any:
     )
 
 
-def _essence(loader: Any) -> str:
-    stats = loader.stats()
+def _summary(stats: Any) -> str:
     if stats.batches < 2:
         return ""
     parts = [f"{stats.samples_per_s:,.0f} samples/s", f"waits {stats.waiting_share:.0%}"]

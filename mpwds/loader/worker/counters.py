@@ -38,6 +38,9 @@ ACTIVE_NS, WAITING_NS, BATCHES, SAMPLES, NBYTES, CPU_NS, QUEUED_NS, _STAGES, _KI
 OTHER, WRITING = range(2)
 """Stages that always exist."""
 
+THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
+"""What they are called in statistics and errors."""
+
 _ENTRY_NBYTES = 128
 _ENTRY_CELLS = _ENTRY_NBYTES // 8
 _FIRST_STAGE = 16

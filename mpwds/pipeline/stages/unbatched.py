@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, check_raises, one_sample
+from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, check_raises, one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
@@ -58,6 +58,10 @@ class Unbatched(Filter):
         if incoming.rows is None:
             raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
         return Count(incoming.rows)
+
+    @property
+    def row_step(self) -> RowStep | None:
+        return RowStep("unbatch") if self.handler is reraise_exception else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Rows(source, self, "row", self.handler)
