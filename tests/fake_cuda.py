@@ -13,7 +13,7 @@ from mpwds.sharedmem.cuda import CudaAccess, PinningRefused
 
 
 class FakeCuda:
-    """Implements ``mpwds.sharedmem.cuda.Runtime``.
+    """Stands in for ``mpwds.sharedmem.cuda.Runtime``.
 
     Args:
         works: ``"when told"``: in :meth:`run` only. ``"when asked"``: also when a fence is asked whether it
@@ -160,7 +160,7 @@ class _Fence:
 
 
 class FakeCopyStream:
-    """Implements ``mpwds.sharedmem.cuda.CopyStream``.
+    """Stands in for ``mpwds.sharedmem.cuda.CopyStream``.
 
     Attributes:
         device: Where it copies to.

@@ -9,10 +9,10 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.loader import options as checks
+from mpwds.loader.dataloader.web_loader import LoaderSource
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.output.replacing import pinned
 from mpwds.pipeline.context import ALONE, Context
@@ -88,7 +88,7 @@ class MultiDataset(DataPipeline):
             raise ValueError(f"MultiDataset: output_size must be at least 1, got {output_size}")
         ahead = max(1, min(output_size // max(workers, 1), _MOST_AHEAD))
         loader = MultiLoader(dataset, workers, **{"prefetch": ahead, **options})
-        super().__init__(_Delivered(loader), seed=loader.seed)
+        super().__init__(_LoaderOfEpoch(loader, str(loader)), seed=loader.seed)
         self.loader = loader
         self._length = nominal
         self._pin_memory = (
@@ -101,7 +101,7 @@ class MultiDataset(DataPipeline):
     def compose(self, *stages: Any) -> MultiDataset:
         extended = super().compose(*stages)
         extended.loader = copy.copy(self.loader)
-        extended.pipeline[0] = _Delivered(extended.loader)
+        extended.pipeline[0] = _LoaderOfEpoch(extended.loader, str(extended.loader))
         return extended
 
 
@@ -200,19 +200,7 @@ def _cuda_is_available() -> bool:
     return torch is not None and bool(torch.cuda.is_available())
 
 
-@dataclass(frozen=True)
-class _Delivered:
-    """Source of a pipeline: what a loader delivers. Its elements cannot be made again."""
-
-    loader: MultiLoader
-    addressable: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return str(self.loader)
-
-    def close(self) -> None:
-        self.loader.close()
-
+class _LoaderOfEpoch(LoaderSource):
     def stream(self, context: Context = ALONE) -> IteratorStream:
         self.loader.set_epoch(context.epoch)
-        return IteratorStream(iter(self.loader), "that the workers delivered")
+        return super().stream(context)

@@ -4,7 +4,7 @@ A segment starts with one page of counters, two for each block; the blocks follo
 pages. Each counter has one writer:
 
 * ``taken``, the producer: it counts up when it takes a block, then writes into it and sends its number;
-* ``released``, the consumer: it copies the block's ``taken`` when it needs the block no more, then rings
+* ``released``, the consumer: it copies the block's ``taken`` when it no longer needs the block, then rings
   the producer's bell.
 
 A block is free while its counters are equal. Releasing twice, or late, releases nothing that was taken
@@ -57,10 +57,10 @@ class Block(NamedTuple):
 class Arena:
     """Blocks of shared memory for batches.
 
-    The size of a block is that of the first batch. A batch that does not fit brings a new segment of
-    larger blocks; the old one lives on until the consumer has let go of what it holds there. A block
-    takes memory when it is first used, as much as the batch in it needs, and the lowest free one is used
-    first: a consumer that keeps up makes the producer reuse few blocks, which stay in the processor's cache.
+    The first batch sets the size of a block. A batch that does not fit brings a new segment of larger blocks;
+    the old segment lives until the consumer's last view of it is gone. A block takes memory when it is first
+    used, as much as the batch in it needs. The lowest free block is used first: a consumer that keeps up
+    makes the producer reuse few blocks, which stay in the processor's cache.
 
     Args:
         blocks: Number of blocks, at most 256.
@@ -69,13 +69,6 @@ class Arena:
 
     Raises:
         ValueError: ``blocks`` is not between 1 and 256.
-
-    Example:
-        >>> arena = Arena(blocks=2, announce=lambda layout, descriptor: None)
-        >>> block = arena.acquire(100)
-        >>> block.number, block.memory.nbytes
-        (0, 4096)
-        >>> arena.release(block)
     """
 
     def __init__(self, blocks: int, announce: Callable[[Layout, int], None]) -> None:
@@ -97,12 +90,12 @@ class Arena:
         return current.take(nbytes)
 
     def release(self, block: Block) -> None:
-        """Takes back a block that was not sent, of the segment that is used now."""
+        """Takes back a block of the current segment that was not sent."""
         if self._segment is not None:
             self._segment.taken[block.number] -= 1
 
     def close(self) -> None:
-        """Lets go of the segment; the consumer's mapping of it stays as it is."""
+        """Drops the segment; the consumer's mapping of it stays valid."""
         self._segment = None
 
     def _grow(self, nbytes: int) -> _Segment:

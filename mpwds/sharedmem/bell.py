@@ -9,25 +9,18 @@ import os
 class Bell:
     """An eventfd. Ringing takes no lock and never blocks, so a finalizer may do it.
 
-    Whoever may still ring holds the bell, and its descriptor is closed when the last reference goes; or
-    before that, by whoever knows that nobody will ring. So a descriptor number that the system has given
-    away again is never written to.
+    Code that may still ring keeps a reference to the bell, and the last reference closes the descriptor. So
+    nothing is written to a descriptor number that the system has given away again.
 
     Args:
         descriptor: An eventfd to take over; ``None`` makes a new one.
-
-    Example:
-        >>> bell = Bell()
-        >>> bell.ring()
-        >>> bell.clear(), bell.clear()
-        (True, False)
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
             descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._descriptor = descriptor
-        # Bound here, because the last ring and the end may come when modules are gone already.
+        # Bound here, because the last ring and the end may come after modules are gone.
         self._write = os.eventfd_write
         self._close = os.close
 
@@ -35,19 +28,19 @@ class Bell:
         return self._descriptor
 
     def ring(self) -> None:
-        """Wakes whoever waits, now or when it next waits."""
+        """Wakes the process that waits, now or when it next waits."""
         if self._descriptor >= 0:
             self._write(self._descriptor, 1)
 
     def clear(self) -> bool:
-        """Forgets the rings so far; true if there were any."""
+        """Forgets the rings so far; returns whether there were any."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
             return True
         return False
 
     def close(self) -> None:
-        """Closes the descriptor; nobody may be about to ring."""
+        """Closes the descriptor, when nothing will ring any more."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._close(descriptor)

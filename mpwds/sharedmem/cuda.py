@@ -1,122 +1,50 @@
-"""What loaders ask of CUDA, and how torch does it: pinned memory, fences, copies on a stream of their own."""
+"""CUDA as loaders use it, by way of torch: pinned memory, fences, copies on a side stream."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 Tensor = Any
-"""A ``torch.Tensor``: this module is imported where torch is not."""
+"""A ``torch.Tensor``: this module is imported also where torch is not."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
 _NO_DEVICE = 127  # torch counts devices in a signed byte, and no machine has so many
 
 
 class PinningRefused(Exception):
-    """CUDA does not pin some memory; the message says why."""
-
-
-class Fence(Protocol):
-    """A place in the work of the devices: behind all that had been begun when it was made."""
-
-    def done(self) -> bool:
-        """Whether the devices have got there."""
-
-    def wait(self) -> None:
-        """Blocks until they have."""
-
-
-class CopyStream(Protocol):
-    """A stream of a device's work, beside the one that computes, for copies to the device."""
-
-    def selected(self) -> AbstractContextManager[None]:
-        """A block of code whose copies go to this stream, and whose fences stand behind them."""
-
-    def copied(self, tensor: Tensor) -> Tensor:
-        """Inside ``selected()``: begins the copy of a tensor. Nothing may be done with it before it is handed
-        over."""
-
-    def mark(self) -> Any:
-        """A place behind all copies that have been begun, for :meth:`hand_over`."""
-
-    def hand_over(self, tensors: Iterable[Tensor], mark: Any) -> None:
-        """Lets the current stream use copies that lie before ``mark``.
-
-        The stream waits for them, the program does not. Their memory waits for the stream in turn, before it
-        is used again.
-        """
-
-
-class Runtime(Protocol):
-    """CUDA. All of it may be called in any thread, and ``fence`` and ``unregister`` in finalizers."""
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Pins memory of this process.
-
-        Raises:
-            PinningRefused: CUDA does not pin it.
-        """
-
-    def unregister(self, address: int) -> None:
-        """Ends :meth:`register`; no device may be about to read there."""
-
-    def fence(self) -> Fence | None:
-        """A fence in the current streams of this thread, of all devices in use.
-
-        ``None`` while the work of the current stream is captured into a graph: nothing can be told then.
-        """
-
-    def pinned(self, nbytes: int) -> Tensor:
-        """Pinned memory as a tensor of bytes, which is not given out again before all copies of it are done.
-
-        Raises:
-            PinningRefused: There is none.
-        """
-
-    def copy_stream(self, device: str) -> CopyStream:
-        """A stream for copies to ``device``, such as ``"cuda:1"``; ``"cuda"`` is the current device."""
+    """CUDA refused to pin memory; the message says why."""
 
 
 class CudaAccess:
     """The way to CUDA: by torch, which is imported when CUDA is asked for."""
 
     def device_count(self) -> int:
-        """Number of devices; as a rule this initialises nothing, so that the process can still be forked.
-
-        Example:
-            >>> CudaAccess().device_count() >= 0
-            True
-        """
+        """Number of devices; this usually initialises nothing, so that the process can still be forked."""
         import torch
 
         return torch.cuda.device_count()
 
     def runtime(self) -> Runtime | None:
-        """CUDA, initialised; ``None`` if there is no device.
-
-        Example:
-            >>> import torch
-            >>> (CudaAccess().runtime() is None) == (not torch.cuda.is_available())
-            True
-        """
+        """CUDA, initialised; ``None`` if there is no device."""
         import torch
 
-        return TorchCuda() if torch.cuda.is_available() else None
+        return Runtime() if torch.cuda.is_available() else None
 
 
-class TorchCuda:
-    """CUDA, or ROCm, by way of torch (implements :class:`Runtime`)."""
+class Runtime:
+    """CUDA, or ROCm. Any thread may call it, and finalizers may call ``fence`` and ``unregister``."""
 
     def __init__(self) -> None:
         import torch
 
         self._torch: Any = torch
-        # A thread's current device is 0 until it says otherwise. That device may be another process' own.
+        # Other threads start with device 0 as current, which may belong to another process.
         self._device: int = torch.cuda.current_device()
 
     def register(self, address: int, nbytes: int) -> None:
+        """Pins memory of this process, or raises :class:`PinningRefused`."""
         cudart = self._torch.cuda.cudart()
         with self._torch.cuda.device(self._device):
             status = cudart.cudaHostRegister(address, nbytes, _PORTABLE)
@@ -125,19 +53,28 @@ class TorchCuda:
                 raise PinningRefused(f"cudaHostRegister: {cudart.cudaGetErrorString(status)}")
 
     def unregister(self, address: int) -> None:
+        """Ends :meth:`register`; no device may still read there."""
         with self._torch.cuda.device(self._device):
             if int(self._torch.cuda.cudart().cudaHostUnregister(address)):
                 self._forget_error()  # the memory is about to go either way
 
     def fence(self) -> Fence | None:
+        """A fence in this thread's current streams of all devices in use.
+
+        ``None`` while the current stream is captured into a graph, which allows no fence.
+        """
         cuda = self._torch.cuda
         if cuda.is_current_stream_capturing():
             return None
-        in_use = self._torch._C._cuda_hasPrimaryContext  # a device that is asked for its stream is in use
+        in_use = self._torch._C._cuda_hasPrimaryContext  # asking a device for its stream would initialise it
         streams = [cuda.current_stream(index) for index in range(cuda.device_count()) if in_use(index)]
-        return _Events([stream.record_event(cuda.Event(blocking=True)) for stream in streams])
+        return Fence([stream.record_event(cuda.Event(blocking=True)) for stream in streams])
 
     def pinned(self, nbytes: int) -> Tensor:
+        """Pinned memory as a tensor of bytes, or raises :class:`PinningRefused`.
+
+        It is not reused before all copies from it are done.
+        """
         torch = self._torch
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -145,27 +82,45 @@ class TorchCuda:
             raise PinningRefused(str(error)) from error
 
     def copy_stream(self, device: str) -> CopyStream:
-        return TorchCopyStream(device)
+        """A stream for copies to ``device``, such as ``"cuda:1"``; ``"cuda"`` is the current device."""
+        return CopyStream(device)
 
     def _forget_error(self) -> None:
-        """Takes back the error that a call of CUDA's own left behind.
+        """Clears the error that a direct CUDA call left behind.
 
-        CUDA keeps it, and whoever launches the next kernel would find it there and be blamed for it. When a
-        call of torch's own fails, torch takes back what is kept before it raises: so one is made to fail.
+        CUDA keeps the error, and the next kernel launch would report it. When one of torch's own calls fails,
+        torch clears the kept error before it raises, so this makes one fail.
         """
         with contextlib.suppress(RuntimeError):
             self._torch.cuda.set_device(_NO_DEVICE)
 
 
-class TorchCopyStream:
-    """A side stream of a CUDA device (implements :class:`CopyStream`).
-
-    The copies are allocated in the side stream: they then need not wait for what the device computes. In
-    return their memory must be told of the stream that uses it (``record_stream``), or it would be given
-    to a later copy while a computation that was begun still reads it.
+class Fence:
+    """A point in the work of the devices, after everything that had begun when it was made.
 
     Args:
-        device: ``"cuda"`` or ``"cuda:1"``.
+        events: Events made with ``blocking``, so that waiting for them takes no processor time.
+    """
+
+    def __init__(self, events: list[Any]) -> None:
+        self._events = events
+
+    def done(self) -> bool:
+        """Whether the devices have passed it."""
+        return all(event.query() for event in self._events)
+
+    def wait(self) -> None:
+        """Blocks until they have."""
+        for event in self._events:
+            event.synchronize()
+
+
+class CopyStream:
+    """A stream for copies to a device, beside the stream that computes.
+
+    The copies are allocated in the side stream, so that they need not wait for what the device computes. So
+    ``record_stream`` must tell the allocator which stream uses them: otherwise a later copy could get their
+    memory while a computation still reads it.
     """
 
     def __init__(self, device: str) -> None:
@@ -180,22 +135,30 @@ class TorchCopyStream:
 
     @contextlib.contextmanager
     def selected(self) -> Iterator[None]:
+        """Inside, copies go to this stream, and fences cover them."""
         cuda = self._torch.cuda
         self._outer = cuda.current_stream(self._device)
         with cuda.stream(self._stream):
             yield
 
     def copied(self, tensor: Tensor) -> Tensor:
+        """Inside ``selected()``: begins the copy of a tensor, which must not be used before ``hand_over``."""
         if tensor.device.type == "cpu" and self._is_dense(tensor):
             return tensor.to(self._device, non_blocking=True)
-        # A sparse one is several, not seen here; one that is on a device may wait for other work there.
+        # A sparse tensor consists of several; one that is on a device may wait for other work there.
         with self._torch.cuda.stream(self._outer):
             return tensor.to(self._device)
 
     def mark(self) -> Any:
+        """A point after all copies that have begun, for :meth:`hand_over`."""
         return self._stream.record_event()
 
     def hand_over(self, tensors: Iterable[Tensor], mark: Any) -> None:
+        """Lets the current stream use copies made before ``mark``.
+
+        The stream waits for them, the program does not. Their memory is not reused before the stream has
+        finished with them.
+        """
         user = self._torch.cuda.current_stream(self._device)
         user.wait_event(mark)
         for tensor in tensors:
@@ -204,17 +167,3 @@ class TorchCopyStream:
 
     def _is_dense(self, tensor: Tensor) -> bool:
         return tensor.layout is self._torch.strided and not tensor.is_nested
-
-
-class _Events:
-    """A fence of events, which are to be waited for without taking the processor's time (``blocking``)."""
-
-    def __init__(self, events: list[Any]) -> None:
-        self._events = events
-
-    def done(self) -> bool:
-        return all(event.query() for event in self._events)
-
-    def wait(self) -> None:
-        for event in self._events:
-            event.synchronize()

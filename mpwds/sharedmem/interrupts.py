@@ -1,4 +1,4 @@
-"""Ctrl-C that came inside a finalizer, where Python swallows what is raised: kept, and raised later."""
+"""Ctrl-C inside a finalizer, where Python swallows exceptions: kept, and raised later."""
 
 from __future__ import annotations
 
@@ -12,27 +12,14 @@ keep = _kept.append
 
 
 def raise_kept() -> None:
-    """Raises a KeyboardInterrupt that was kept. For places where the program can be interrupted.
-
-    Raises:
-        KeyboardInterrupt: One was kept.
-
-    Example:
-        >>> raise_kept()
-    """
+    """Raises a kept KeyboardInterrupt, if there is one. For places where the program can be interrupted."""
     if _kept:
         raise _kept.pop()
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Keeps a KeyboardInterrupt that comes out of its block. For finalizers.
-
-    Example:
-        >>> with kept():
-        ...     print("finished")
-        finished
-    """
+    """Keeps a KeyboardInterrupt that its block raises. For finalizers."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -1,4 +1,4 @@
-"""The consumer's side of shared memory: blocks leased out, and handed back when no view is left."""
+"""The consumer's side of shared memory: blocks are leased, and handed back when their last view is gone."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mpwds.sharedmem.cuda import Fence, Runtime
 from mpwds.sharedmem.pinning import Pinning
 
 Exporter = Any
-"""A ctypes array: the object that every view of a block holds on to, directly or through other views."""
+"""A ctypes array: the object that every view of a block refers to, directly or through other views."""
 
 
 class LeasedArena:
     """A producer's segment, mapped here to lease its blocks.
 
-    A lease ends when the last view of its block is gone, whichever thread drops it and also inside
-    garbage collection; the block goes back to the producer at that moment. A process forked from this
-    one inherits the views but not the leases: dropping them there changes nothing.
+    A lease ends when the last view of its block is gone, in any thread and also inside garbage collection.
+    The block goes back to the producer at that moment. A fork of this process inherits the views but not the
+    leases: dropping them there changes nothing.
 
-    From pinned memory a device copies by itself, perhaps still when the last view is gone. A fence is made
-    then, and :meth:`reclaim` hands the block back when the device has got there.
+    A device may still copy from pinned memory when the last view is gone. Then a fence is made, and
+    :meth:`reclaim` hands the block back once the device has passed it.
 
     Args:
         layout: The segment's layout, as the producer announced it.
@@ -62,17 +62,14 @@ class LeasedArena:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are blocks that no view holds any more and that are not handed back yet."""
+        """Whether there are blocks that no view holds any more but that are not handed back yet."""
         return any(
             lease is not None and lease.exporter() is None and self._released[block] < lease.taken
             for block, lease in enumerate(self._leases)
         )
 
     def lease(self, block: int) -> Exporter:
-        """Block ``block`` as a writable buffer, leased until nothing refers to it or to a view of it.
-
-        Make views of it with ``numpy.frombuffer`` or ``torch.frombuffer``; ``memoryview`` does too.
-        """
+        """Block ``block`` as a writable buffer, leased until nothing refers to it or to a view of it."""
         # The finalizer belongs on the object that exports the buffer: NumPy collapses chains of
         # views, so an array made from another outlives it, but none outlives the exporter.
         exporter = self._block_type.from_buffer(self._mapping, self._layout.offset(block))
@@ -82,10 +79,10 @@ class LeasedArena:
         return exporter
 
     def reclaim(self) -> None:
-        """Hands back blocks that a device has read by now, and those whose finalizer was cut short.
+        """Hands back blocks that a device has read by now, and those whose finalizer was interrupted.
 
-        An exception that a signal handler raises, KeyboardInterrupt as a rule, may come inside a finalizer,
-        where Python swallows it. Call this before waiting for the producer.
+        A signal handler may raise an exception, usually KeyboardInterrupt, inside a finalizer, where Python
+        swallows it. Call this before waiting for the producer.
         """
         for block, lease in enumerate(self._leases):
             if lease is not None and lease.exporter() is None:
@@ -97,7 +94,7 @@ class LeasedArena:
                 self._leases[block] = None
 
     def settle(self) -> None:
-        """Waits until the devices have read a block that is to be handed back; :meth:`reclaim` does that."""
+        """Waits until the devices have read a block that :meth:`reclaim` can then hand back."""
         for lease, fence in zip(self._leases, self._fences, strict=True):
             if lease is not None and lease.exporter() is None and fence is not None:
                 fence.wait()
@@ -118,14 +115,14 @@ class LeasedArena:
             return True
         fence = self._fences[block]
         if fence is None:
-            # Its finalizer was cut short, or is at work in another thread: ask for its fence the next time.
+            # Its finalizer was interrupted, or runs in another thread now: look at the fence next time.
             self._fences[block] = self._cuda.fence()
             return False
         return fence.done()
 
     def _finalizer(self, block: int, count: int) -> Callable[[object], None]:
-        # What it returns runs in any thread, between any two instructions, at interpreter exit too: no lock,
-        # no socket, nothing looked up in a module that may be gone by then.
+        # A finalizer runs in any thread, between any two instructions, and at interpreter exit: it must not
+        # take a lock, use a socket or look up a name in a module that may be gone.
         return self._returner(block, count) if self._cuda is None else self._fencer(block, count, self._cuda)
 
     def _returner(self, block: int, count: int) -> Callable[[object], None]:
@@ -159,7 +156,7 @@ class LeasedArena:
             except KeyboardInterrupt as interrupt:
                 keep(interrupt)
             except RuntimeError:
-                pass  # a device has failed; the next look at the block says so where it can be heard
+                pass  # a device has failed; the next look at the block raises it outside a finalizer
 
         return put_aside
 

@@ -1,4 +1,4 @@
-"""Memory of this process that others can map too: found by its address, named by a path."""
+"""Shared mappings of this process, found by their address, for other processes to map."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Region(NamedTuple):
     """A part of a file, or of a segment without a name.
 
     Args:
-        path: Where any process of this user can open it.
+        path: A path by which any process of this user can open it.
         offset: Where it starts, in bytes.
         nbytes: Its length.
-        writable: What is written there can be seen by all that have mapped it.
+        writable: Whether writes reach all processes that have mapped it.
     """
 
     path: str
@@ -35,16 +35,7 @@ class Region(NamedTuple):
 class Mappings:
     """The shared mappings that this process has now.
 
-    Segments without a name, or whose name is gone, are opened by way of ``/proc/<pid>/fd``: as long as this
-    object lives.
-
-    Example:
-        >>> import numpy as np
-        >>> from mpwds.sharedmem.share import share
-        >>> array = share(np.arange(1000))
-        >>> region = Mappings().find(array.ctypes.data, array.nbytes)
-        >>> region.offset, region.nbytes, region.writable
-        (0, 8000, True)
+    Other processes open segments without a name through ``/proc/<pid>/fd``, as long as this object lives.
     """
 
     def __init__(self) -> None:
@@ -54,12 +45,7 @@ class Mappings:
         self._close = os.close
 
     def find(self, address: int, nbytes: int) -> Region | None:
-        """The region that lies at an address; ``None`` if that is this process' own memory.
-
-        Args:
-            address: Of its first byte.
-            nbytes: Its length.
-        """
+        """The region at an address; ``None`` if that is this process' private memory."""
         number = bisect.bisect_right(self._starts, address) - 1
         item = self._ranges[number] if number >= 0 else None
         if item is None or address + nbytes > item.end or (path := self._path(item)) is None:
@@ -83,19 +69,18 @@ class Mappings:
 
 
 def map_region(region: Region) -> memoryview:
-    """The memory of a region that another process found.
-
-    Where that process may not write, what is written here stays here.
+    """The memory of a region that another process found; writes stay private if it is not ``writable``.
 
     Raises:
-        SharedMemoryError: It is not there any more, or cannot be opened by this process.
+        SharedMemoryError: It no longer exists, or this process cannot open it.
     """
     start = region.offset - region.offset % mmap.ALLOCATIONGRANULARITY
     length = region.offset + region.nbytes - start
+    flags = mmap.MAP_SHARED if region.writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
     try:
         descriptor = os.open(region.path, os.O_CLOEXEC | (os.O_RDWR if region.writable else os.O_RDONLY))
         try:
-            memory = mmap.mmap(descriptor, length, flags=_flags(region), offset=start)
+            memory = mmap.mmap(descriptor, length, flags=flags, offset=start)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
@@ -109,10 +94,6 @@ def map_region(region: Region) -> memoryview:
 def map_privately(descriptor: int) -> memoryview:
     """A segment's memory, shared until it is written to: the writer then gets its own copy of that page."""
     return memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE))
-
-
-def _flags(region: Region) -> int:
-    return mmap.MAP_SHARED if region.writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
 
 
 class _Range(NamedTuple):
@@ -135,7 +116,7 @@ def _shared_ranges() -> Iterator[_Range]:
 
 
 def _descriptor_of(device: str, inode: int) -> int | None:
-    """A duplicate of the descriptor by which this process has mapped a file; whoever mapped it keeps one."""
+    """A duplicate of the descriptor by which this process has mapped a file."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found = os.fstat(int(name))

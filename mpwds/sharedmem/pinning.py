@@ -1,4 +1,4 @@
-"""Pinned memory: shared memory that CUDA reads by itself, and memory from torch's own allocator."""
+"""Pinned memory: shared memory registered with CUDA, and memory from torch's own allocator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpwds.sharedmem.cuda import Fence, PinningRefused, Runtime
 from mpwds.warn import warn
 
 PATIENCE_S = 0.2
-"""How long the end of a mapping waits for the devices that read it. One that they still read then is kept."""
+"""How long the end of a mapping waits for the devices that read it. If they still read it, it is kept."""
 
 _STEP_S = 0.001
 
@@ -27,24 +27,24 @@ _STEP_S = 0.001
 class PinnedMapping(mmap.mmap):
     """A mapping that is registered with CUDA until nothing refers to it any more.
 
-    It must be unregistered before it is unmapped, and not while a device reads it. ``mmap`` unmaps before
-    it calls weak references back, so the place for that is ``__del__``, which every view of the mapping puts
-    off. What the interpreter does not collect at its exit is unregistered just before. A fork of this
-    process, which has no part in CUDA, does nothing.
+    It must be unregistered before it is unmapped, and not while a device reads it. ``mmap`` unmaps before it
+    calls weak references back, so ``__del__`` unregisters; every view of the mapping delays it. Mappings that
+    the interpreter does not collect are unregistered at exit. A fork of this process, which does not use
+    CUDA, does nothing.
 
     Attributes:
-        cuda: What it is registered with, if it is.
+        cuda: The runtime that it is registered with, or ``None``.
     """
 
     cuda: Runtime | None = None
     _has_last_fence = False
 
     def pin(self, cuda: Runtime, fences: list[Fence | None]) -> None:
-        """Registers the mapping, whose pages must be there.
+        """Registers the mapping, whose pages must have their memory.
 
         Args:
-            cuda: What to register it with.
-            fences: Will hold places in the work of the devices that its end is to wait for.
+            cuda: The runtime.
+            fences: Kept by the caller; the mapping's end waits for those that are in it.
 
         Raises:
             PinningRefused: CUDA does not pin it.
@@ -52,18 +52,14 @@ class PinnedMapping(mmap.mmap):
         self._fences = fences
         self._owner = os.getpid()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
-        # Bound here, because the end may come when modules are gone already.
+        # Bound here, because the end may come after modules are gone.
         self._finalizing = sys.is_finalizing
         cuda.register(self._address, len(self))
         self.cuda = cuda
         _pinned.add(self)
 
     def unpin(self, patience_s: float = 0.0) -> bool:
-        """Unregisters the mapping, unless the devices still read it after ``patience_s`` seconds.
-
-        Returns:
-            Whether it is unregistered now.
-        """
+        """Unregisters it unless devices still read it after ``patience_s``; returns whether it has."""
         cuda = self.cuda
         if cuda is None:
             return True
@@ -79,7 +75,7 @@ class PinnedMapping(mmap.mmap):
         return True
 
     def _unread(self, cuda: Runtime) -> bool:
-        # A last fence: what has just let go of the mapping may have begun a copy just before.
+        # A last fence: the code that dropped the mapping may have begun a copy just before.
         if not self._has_last_fence:
             last = cuda.fence()
             if last is None:
@@ -98,7 +94,7 @@ class PinnedMapping(mmap.mmap):
             _still_read.append(self)
             interrupts.keep(interrupt)
         except RuntimeError:
-            # The device has failed, and says so at the program's next call.
+            # The device has failed; the program's next CUDA call raises the error.
             _still_read.append(self)
 
 
@@ -121,11 +117,11 @@ def _unpin_all() -> None:
 
 
 class Pinning:
-    """Pinned memory for the batches of one loader, as far as it can be had: it warns once if it cannot.
+    """Pinned memory for the batches of one loader; without CUDA, or if CUDA refuses, it warns once.
 
     Args:
-        find_cuda: Called when memory is first wanted; ``None`` if there is no CUDA.
-        without: What is told to happen if the workers' shared memory cannot be pinned.
+        find_cuda: Called when memory is first needed; returns ``None`` if there is no CUDA.
+        without: For the warning: the consequence, if the workers' shared memory cannot be pinned.
     """
 
     def __init__(
@@ -141,7 +137,6 @@ class Pinning:
 
     @property
     def cuda(self) -> Runtime | None:
-        """CUDA, or ``None`` if there is none."""
         if not self._looked:
             self._cuda = self._find_cuda()
             self._looked = True
@@ -152,15 +147,15 @@ class Pinning:
     def map(
         self, descriptor: int, nbytes: int, fences: list[Fence | None]
     ) -> tuple[mmap.mmap, Runtime | None]:
-        """A segment's memory, pinned if it can be.
+        """A segment's memory, pinned if possible; pinning gives all of it its memory now.
 
         Args:
             descriptor: The segment.
-            nbytes: Its size in bytes. To be pinned, all of it gets its memory now.
-            fences: Where the fences of blocks that are let go of will stand.
+            nbytes: Its size in bytes.
+            fences: The caller puts the fences of released blocks here.
 
         Returns:
-            The mapping, and what it is registered with.
+            The mapping, and the runtime that it is registered with, if any.
 
         Raises:
             SharedMemoryError: The segment cannot be mapped.
@@ -177,7 +172,7 @@ class Pinning:
         return mapping, mapping.cuda
 
     def memory(self, nbytes: int) -> Any:
-        """Pinned memory as a tensor of bytes; ``None`` if there is none."""
+        """Pinned memory as a tensor of bytes; ``None`` if it is not available."""
         cuda = self.cuda
         if cuda is None or "memory" in self._refused:
             return None
@@ -188,7 +183,7 @@ class Pinning:
             return None
 
     def copy(self, source: memoryview) -> Any:
-        """A copy of some bytes in pinned memory, as a tensor; ``None`` if there is none."""
+        """A copy of some bytes in pinned memory, as a tensor; ``None`` if it is not available."""
         memory = self.memory(source.nbytes)
         if memory is not None:
             memory.numpy()[:] = source

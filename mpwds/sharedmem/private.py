@@ -21,21 +21,15 @@ _SLACK = 8  # an eighth more than is copied, so that a batch a little larger fin
 class PrivateCopies:
     """Copies buffers into memory of this process, reused when the last view of a copy is gone.
 
-    Writing to fresh memory is several times slower than to memory used before, because the system
-    finds and clears each page at the first touch; so freed copies are kept for the next, and fresh
-    memory is asked for in huge pages, where it fills them.
+    Writing to fresh memory is several times slower than to used memory, because the system finds and clears
+    each page at the first touch. So freed buffers are kept for later copies, and large ones use huge pages.
 
     Args:
         keep: Freed buffers to keep for later copies.
-        pinning: Where pinned memory comes from, which copies then go to; torch keeps it for later ones.
+        pinning: Source of pinned memory for the copies; torch keeps freed pinned memory itself.
 
     Attributes:
         made: Copies made so far.
-
-    Example:
-        >>> copies = PrivateCopies()
-        >>> bytes(memoryview(copies.copy(memoryview(b"batch"))).cast("B")[:5])
-        b'batch'
     """
 
     def __init__(self, keep: int = 4, pinning: Pinning | None = None) -> None:
@@ -60,21 +54,17 @@ class PrivateCopies:
         return exporter
 
     def blank(self, nbytes: int) -> Exporter:
-        """A writable buffer of ``nbytes`` bytes, whatever they are.
+        """A writable buffer of ``nbytes`` bytes of any content.
 
         Raises:
             SharedMemoryError: There is no memory left.
-
-        Example:
-            >>> len(PrivateCopies().blank(100))
-            100
         """
         memory = self._memory(nbytes)
         exporter = (ctypes.c_char * nbytes).from_buffer(memory)
         free, ends, number, keep = self._free, self._ends, next(self._number), interrupts.keep
 
         def keep_for_later(_: object) -> None:
-            # Runs in any thread, inside garbage collection too: single operations that need no lock.
+            # Runs in any thread, also inside garbage collection: single operations that need no lock.
             try:
                 ends.pop(number, None)
                 free.append(memory)
@@ -98,7 +88,7 @@ class PrivateCopies:
                 f"no memory for a private copy of {nbytes / 1e6:,.1f} MB ({error.strerror}): "
                 "keep fewer batches, or copy what you keep"
             ) from error
-        if is_large:  # a huge page takes all of its memory, however little of it is used
+        if is_large:  # a huge page takes all of its memory, even if little of it is used
             used = round(nbytes / HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
             with contextlib.suppress(OSError, AttributeError):
                 memory.madvise(mmap.MADV_HUGEPAGE, 0, used)

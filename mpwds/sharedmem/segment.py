@@ -1,17 +1,19 @@
-"""Nameless shared memory: a file descriptor that other processes can be handed and map."""
+"""Nameless shared memory: a file descriptor that other processes can be sent and map."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mpwds.errors import SharedMemoryError
-from mpwds.sharedmem import control_group
 
 PAGE_NBYTES = 4096
+
+_SMALL_NBYTES = 64 << 10
 
 Mapping = TypeVar("Mapping", bound=mmap.mmap)
 
@@ -19,24 +21,15 @@ Mapping = TypeVar("Mapping", bound=mmap.mmap)
 def create(nbytes: int) -> int:
     """A new segment of ``nbytes`` bytes, which takes no memory until :func:`commit`.
 
-    It is a ``memfd``; where the system has none, POSIX shared memory whose name is removed at once.
-    Either way it has no name, so nothing is left behind when the last process that holds it ends, and
-    the size of ``/dev/shm`` does not matter to a ``memfd``.
-
-    Args:
-        nbytes: Size in bytes, above 0.
+    It is a ``memfd`` or, where the system has none, POSIX shared memory whose name is removed at once.
+    Without a name, nothing is left behind when the last process that holds it ends. The size of ``/dev/shm``
+    does not limit a ``memfd``.
 
     Returns:
         A file descriptor, closed on exec; the caller closes it.
 
     Raises:
         SharedMemoryError: The system refuses to make it.
-
-    Example:
-        >>> descriptor = create(8192)
-        >>> os.fstat(descriptor).st_size
-        8192
-        >>> os.close(descriptor)
     """
     try:
         descriptor = _open_nameless()
@@ -53,19 +46,14 @@ def create(nbytes: int) -> int:
 def commit(descriptor: int, offset: int, nbytes: int) -> None:
     """Gives a range of a segment its memory now, so that writing there cannot fail later.
 
-    Without this a machine that runs out of memory answers a write with SIGBUS, which no one can
-    handle. The memory that the machine or the container has left is looked at first, because asking
-    for more than that calls the kernel's out-of-memory killer instead of failing.
+    Without this, a write on a machine that is out of memory ends in SIGBUS, which no code can handle. Above
+    64 kB, the memory that the machine or the container has left is checked first: the kernel answers a
+    request for more than that with its out-of-memory killer, not with an error.
 
     Raises:
         SharedMemoryError: There is not that much memory left.
-
-    Example:
-        >>> descriptor = create(8192)
-        >>> commit(descriptor, 0, 4096)
-        >>> os.close(descriptor)
     """
-    available = available_nbytes()
+    available = available_nbytes() if nbytes > _SMALL_NBYTES else None
     if available is not None and nbytes > available:
         raise SharedMemoryError(
             f"no memory for {_size(nbytes)} of shared memory, only {_size(available)} are left: "
@@ -81,7 +69,7 @@ def map(descriptor: int, nbytes: int) -> mmap.mmap:
     """A segment's memory, shared with every process that maps it; unmapped when nothing refers to it.
 
     Raises:
-        SharedMemoryError: There is no room for it in this process' address space, or no mapping left.
+        SharedMemoryError: The address space has no room for it, or there are too many mappings.
     """
     return map_as(mmap.mmap, descriptor, nbytes)
 
@@ -95,13 +83,13 @@ def map_as(kind: type[Mapping], descriptor: int, nbytes: int) -> Mapping:
 
 
 def available_nbytes() -> int | None:
-    """Bytes of memory that can still be had without swapping, or ``None`` where nothing tells.
+    """Bytes of memory available without swapping; ``None`` if the system does not say.
 
-    The lower of what the machine has left (``MemAvailable``) and what this process' control groups
-    (a container, say) may still take; their page cache counts as free.
+    The lower of what the machine has left (``MemAvailable``) and what this process' control groups (such as a
+    container's) may still take. Page cache counts as free.
     """
-    limits = [limit for limit in (_machine_has_left(), control_group.memory_left()) if limit is not None]
-    return min(limits, default=None)
+    limits = (_machine_has_left(), groups_have_left())
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _open_nameless() -> int:
@@ -128,6 +116,59 @@ def _machine_has_left() -> int | None:
     except (OSError, ValueError):
         pass
     return None
+
+
+class _GroupFiles(NamedTuple):
+    """Where a control group shows its limit, the memory it has taken, and its page cache."""
+
+    limit: str
+    taken: str
+    cache: tuple[str, ...]
+
+
+_VERSION_1 = _GroupFiles(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+_VERSION_2 = _GroupFiles("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def groups_have_left() -> int | None:
+    """Bytes that this process' control group and its parents may still take; ``None`` without a limit."""
+    answers = (_group_has_left(folder, files) for folder, files in _groups())
+    return min((left for left in answers if left is not None), default=None)
+
+
+def _groups() -> Iterator[tuple[Path, _GroupFiles]]:
+    """This process' group and its parents, as far as they can be seen from here."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            mount, files = Path("/sys/fs/cgroup"), _VERSION_2
+        elif "memory" in controllers.split(","):
+            mount, files = Path("/sys/fs/cgroup/memory"), _VERSION_1
+        else:
+            continue
+        # In a container, the mount may be the container's own group, and the path one that exists outside.
+        folder = mount / group.lstrip("/")
+        for parent in (folder, *folder.parents):
+            yield parent, files
+            if parent == mount:
+                break
+
+
+def _group_has_left(group: Path, files: _GroupFiles) -> int | None:
+    try:
+        limit = int((group / files.limit).read_text())
+        taken = int((group / files.taken).read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cache = sum(int(counts[name]) for name in files.cache)
+    except (OSError, ValueError, KeyError):  # the group does not exist here, or has no limit
+        return None
+    return max(0, limit - taken + cache)
 
 
 def _refused(nbytes: int, error: OSError) -> SharedMemoryError:

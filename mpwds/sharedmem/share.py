@@ -1,4 +1,4 @@
-"""share: data that the workers of all loaders use where it lies, without a copy of their own."""
+"""share: data in shared memory, which all workers use without a copy of their own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from mpwds.sharedmem import segment
 def share(data: Any) -> Any:
     """Copies an array, tensor or list into memory that this process shares with its workers.
 
-    A large array in a dataset costs its size twice: here, and once for all workers together. An array
-    from here costs it once: keep this one and drop the original. So does one that is mapped already
-    (``numpy.load(..., mmap_mode="r")``, ``Tensor.share_memory_()``, ``multiprocessing`` shared memory), for
-    which there is no need of this function.
+    A large array in a dataset takes its size twice: once here, and once for all workers together. A shared
+    array takes it once: keep it and drop the original. Arrays in mapped memory need no ``share``
+    (``numpy.load(..., mmap_mode="r")``, ``Tensor.share_memory_()``, ``multiprocessing`` shared memory).
 
-    What is written to shared arrays, by whomever, all see.
+    Writes to a shared array reach all processes.
 
     Args:
-        data: A NumPy array, a dense tensor on the CPU, or a list or tuple of anything that can be pickled. A
-            list of millions of small objects costs each worker several times what they hold (a forked one by
-            and by, as it looks at them); what this makes of it, the size of the pickled objects, once.
+        data: A NumPy array, a dense CPU tensor, or a list or tuple of objects that can be pickled. A list of
+            millions of small objects takes each worker several times their size (a forked worker gradually,
+            as it reads them). A shared list takes the size of the pickled objects, once.
 
     Returns:
-        An array or tensor of the same shape, dtype and content. For a list, a read-only
-        :class:`SharedList`, which makes an object anew each time it is asked for one.
+        An array or tensor of the same shape, dtype and content. For a list or tuple, a read-only
+        :class:`SharedList`, which unpickles an object each time it is read.
 
     Raises:
-        TypeError: It is none of these, or an array of objects.
+        TypeError: ``data`` has another type, or is an array of objects.
         SharedMemoryError: There is no memory for it.
 
     Example:
@@ -58,12 +57,10 @@ def share(data: Any) -> Any:
 
 
 class SharedList(Sequence[Any]):
-    """A list whose elements lie pickled in shared memory. See :func:`share`.
-
-    Slices are lists.
+    """A list whose elements are pickled in shared memory: see :func:`share`. Slices are plain lists.
 
     Args:
-        items: Its elements.
+        items: The elements.
 
     Raises:
         SharedMemoryError: There is no memory for it.
@@ -125,7 +122,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: Any) -> Any:
     descriptor = segment.create(nbytes)
     try:
         segment.commit(descriptor, 0, nbytes)
-        memory = segment.map(descriptor, nbytes)  # has a descriptor of its own, by which workers open it
+        memory = segment.map(descriptor, nbytes)  # keeps a descriptor, by which workers open it
     finally:
         os.close(descriptor)
     return np.ndarray(shape, dtype, memory, order=order)

@@ -15,7 +15,7 @@ import torch.utils.data
 import mpwds
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem import pinning
-from mpwds.sharedmem.cuda import PinningRefused, TorchCuda
+from mpwds.sharedmem.cuda import PinningRefused, Runtime
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -175,7 +175,7 @@ def test_batches_arrive_on_the_device_that_is_named():
 
 
 def test_memory_that_is_refused_leaves_no_error_for_the_next_kernel():
-    cuda = TorchCuda()
+    cuda = Runtime()
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
     address = memory.data_ptr() // 4096 * 4096 + 4096
     cuda.register(address, 4096)
@@ -190,7 +190,7 @@ def test_memory_that_is_refused_leaves_no_error_for_the_next_kernel():
 
 
 def test_fences_tell_when_the_work_before_them_is_done():
-    cuda = TorchCuda()
+    cuda = Runtime()
     torch.cuda.synchronize()
     assert cuda.fence().done()
     torch.cuda._sleep(LONG)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpwds.sharedmem.cuda import CudaAccess, PinningRefused, TorchCopyStream, TorchCuda
+from mpwds.sharedmem.cuda import CopyStream, CudaAccess, PinningRefused, Runtime
 
 
 class Stream:
@@ -118,7 +118,7 @@ def torch(monkeypatch):
 
 
 def test_memory_is_registered_for_all_devices_on_the_one_that_was_current_at_first(torch):
-    cuda = TorchCuda()
+    cuda = Runtime()
     torch.current = 0  # as in another thread
     cuda.register(4096, 8192)
     cuda.unregister(4096)
@@ -127,7 +127,7 @@ def test_memory_is_registered_for_all_devices_on_the_one_that_was_current_at_fir
 
 def test_an_error_is_told_and_taken_back_by_a_call_that_torch_checks(torch):
     torch.status = 2
-    cuda = TorchCuda()
+    cuda = Runtime()
     with pytest.raises(PinningRefused, match="cudaHostRegister: error 2"):
         cuda.register(4096, 8192)
     assert torch.calls[-1] == ("set_device", 127)
@@ -136,7 +136,7 @@ def test_an_error_is_told_and_taken_back_by_a_call_that_torch_checks(torch):
 
 
 def test_a_fence_stands_in_the_current_streams_of_the_devices_in_use(torch):
-    fence = TorchCuda().fence()
+    fence = Runtime().fence()
     assert torch.calls == [("record", "current of 0"), ("record", "current of 2")]
     assert not fence.done()
     fence.wait()
@@ -145,19 +145,19 @@ def test_a_fence_stands_in_the_current_streams_of_the_devices_in_use(torch):
 
 def test_there_is_no_fence_while_a_graph_is_captured(torch):
     torch.capturing = True
-    assert (TorchCuda().fence(), torch.calls) == (None, [])
+    assert (Runtime().fence(), torch.calls) == (None, [])
 
 
 def test_pinned_memory_is_torchs_and_on_the_cpu_whatever_the_default_device(torch):
-    assert TorchCuda().pinned(100) == "pinned memory"
+    assert Runtime().pinned(100) == "pinned memory"
     assert torch.calls == [("empty", 100, "uint8", "cpu", True)]
     torch.status = 2
     with pytest.raises(PinningRefused, match="out of memory"):
-        TorchCuda().pinned(100)
+        Runtime().pinned(100)
 
 
 def test_dense_tensors_are_copied_on_the_side_stream_and_others_where_they_may_be_used(torch):
-    stream = TorchCopyStream("cuda")
+    stream = CopyStream("cuda")
     with stream.selected():
         dense = stream.copied(Tensor(torch))
         sparse = stream.copied(Tensor(torch, layout="sparse_coo"))
@@ -174,7 +174,7 @@ def test_dense_tensors_are_copied_on_the_side_stream_and_others_where_they_may_b
 
 
 def test_the_device_that_is_named_is_used(torch):
-    stream = TorchCopyStream("cuda:1")
+    stream = CopyStream("cuda:1")
     with stream.selected():
         stream.copied(Tensor(torch))
     assert torch.calls == [("to", torch.calls[0][1], "side of 1", True)]
@@ -182,6 +182,6 @@ def test_the_device_that_is_named_is_used(torch):
 
 def test_there_is_cuda_if_torch_says_so(torch):
     access = CudaAccess()
-    assert (access.device_count(), isinstance(access.runtime(), TorchCuda)) == (3, True)
+    assert (access.device_count(), isinstance(access.runtime(), Runtime)) == (3, True)
     torch.cuda.is_available = lambda: False
     assert access.runtime() is None

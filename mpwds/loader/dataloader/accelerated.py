@@ -1,4 +1,4 @@
-"""Make Hugging Face's Accelerate build its DataLoaders of this package's class."""
+"""use_in_accelerate: makes Hugging Face's Accelerate build DataLoaders of this package's class."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 from mpwds.loader.dataloader.data_loader import DataLoader
-from mpwds.loader.dataloader.dividing import check_not_divided_again
+from mpwds.loader.dataloader.datasets import check_not_divided_again
 
 
 def use_in_accelerate() -> None:
     """Makes Accelerate, and the Trainer of transformers, which builds on it, use ``mpwds.DataLoader``.
 
-    ``Accelerator.prepare`` does not iterate the DataLoader that it is given: it builds another of its parts,
-    which gives each rank its share, and that is one of torch's whatever the first one was. So does Trainer.
-    From this call on, in this process, what they build is ours, whether what they were given is torch's or
-    ours. (Where ``use_stateful_dataloader`` asks for torchdata's, it stays that.)
+    ``Accelerator.prepare`` does not iterate the DataLoader that it is given. It builds a torch DataLoader
+    from its parts, which gives each rank its share; Trainer does the same. After this call, both build
+    ``mpwds.DataLoader`` in this process. With ``use_stateful_dataloader`` they still build torchdata's class.
 
     Raises:
         ImportError: Accelerate is not installed.
-        RuntimeError: It is older than 0.34, whose classes cannot be told to.
+        RuntimeError: Accelerate is older than 0.34, whose DataLoader class cannot be replaced.
 
     While a loader is prepared:
-        ``ValueError``: There are several ranks, and the dataset is a pipeline of this package, which gives
-        each rank its share itself.
+        ``ValueError``: There are several ranks, and the dataset is a pipeline of this package, which divides
+        itself among them.
 
     Example:
         >>> from accelerate import Accelerator  # doctest: +SKIP

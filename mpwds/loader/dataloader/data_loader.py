@@ -1,8 +1,7 @@
 """DataLoader: torch's DataLoader, with this package's workers.
 
-This is the one module that imports torch when it is imported: its class derives from torch's, so that
-whatever asks whether something is a DataLoader gets the answer it expects. ``mpwds`` imports it when the
-name is used.
+This module imports torch when it is imported, because its class derives from torch's: programs that check for
+a torch DataLoader accept it. ``mpwds`` imports it when the name is used.
 """
 
 from __future__ import annotations
@@ -15,12 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch.utils.data
 
 from mpwds.loader import options as checks
-from mpwds.loader.dataloader.dividing import check_not_divided_again, has_workers, refuse_workers_of_workers
-from mpwds.loader.dataloader.epoch_statistics import Accounts
-from mpwds.loader.dataloader.iterator import DataLoaderIterator
-from mpwds.loader.dataloader.single_process import LocalCounts, SingleProcessIterator
+from mpwds.loader.dataloader.datasets import (
+    check_not_divided_again,
+    has_workers,
+    is_iterable,
+    refuse_workers_of_workers,
+)
+from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
+from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import Forks, start_early
-from mpwds.loader.dataloader.state import EpochRecord, is_iterable, own_state
+from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.stats.collector import Since
 from mpwds.warn import warn
 
@@ -37,28 +40,28 @@ if TYPE_CHECKING:
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """Takes the place of ``torch.utils.data.DataLoader``: change the import, and nothing else.
+    """Drop-in replacement for ``torch.utils.data.DataLoader``: change the import, and nothing else.
 
-    Arguments, attributes, order of the samples, random numbers, seeds of the workers, errors and warnings
-    are torch's (it is a subclass of it). What differs is what happens between the workers and here:
-    batches are collated straight into shared memory that is used again and again, and arrive as views of it;
-    workers need no ``if __name__ == "__main__"`` guard, may run lambdas, end when this process does, and are
-    no copies of this process, unless ``multiprocessing_context="fork"`` asks for that or what they need
-    cannot be pickled. ``docs/coming-from-dataloader.md`` goes through every option.
+    It is a subclass of torch's class, with the same arguments, attributes, order of samples, random numbers,
+    worker seeds, errors and warnings. What differs is how batches get here: workers collate them into shared
+    memory that is used again and again, and they arrive as views of it. Workers need no
+    ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are not copies
+    of this process, unless ``multiprocessing_context="fork"`` asks for that or what they need cannot be
+    pickled. ``docs/coming-from-dataloader.md`` goes through every option.
 
-    Tensors arrive as tensors, NumPy arrays (from a ``collate_fn`` of one's own) as such, writable, and
-    private to whoever holds them.
+    Tensors arrive as tensors, and NumPy arrays (from your own ``collate_fn``) as arrays. Both are writable,
+    and nobody else writes to them.
 
     Args:
-        dataset: A map-style dataset or list, or an ``IterableDataset``. A pipeline of this package is one,
-            and counts its epochs by itself here. So is a ``MultiLoader``, with what is behind it: its own
-            workers do the work, so that ``num_workers`` stays 0.
+        dataset: A map-style dataset or list, or an ``IterableDataset``. Pipelines of this package are
+            iterable datasets, and count their epochs here by themselves. So is a ``MultiLoader``, with or
+            without stages behind it; its own workers do the work, so leave ``num_workers`` at 0.
         batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: Draw the samples in random order.
         sampler: Gives the indices of the samples in order, in place of ``shuffle``.
         batch_sampler: Gives lists of indices, in place of ``batch_size``, ``shuffle``, ``sampler`` and
             ``drop_last``.
-        num_workers: Worker processes; 0 does the work here, by torch's own code.
+        num_workers: Worker processes; 0 does the work in this process, with torch's own code.
         collate_fn: Makes a batch of a list of samples; torch's ``default_collate`` by default.
         pin_memory: Deliver tensors in pinned memory.
         drop_last: Leave out an incomplete last batch.
@@ -72,14 +75,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: Deliver batches in the order of their indices; otherwise as they come.
 
     Raises:
-        ValueError, TypeError: As torch's DataLoader, for arguments that do not fit together.
+        ValueError, TypeError: As torch's DataLoader, for arguments that cannot be combined.
         ValueError: ``num_workers`` for a dataset that is a loader with workers of its own.
 
     While iterating:
-        The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type, attributes and,
-        as its cause, the worker's traceback; iteration may go on, as in torch.
-        ``RuntimeError``: nothing came for ``timeout`` seconds (it says where the worker stands), or a
-        worker died (:class:`~mpwds.errors.WorkerDied`).
+        The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type and attributes,
+        and the worker's traceback as its cause. Iteration may continue, as in torch.
+        ``RuntimeError``: No batch came for ``timeout`` seconds (the message says what the worker was doing),
+        or a worker died (:class:`~mpwds.errors.WorkerDied`).
         ``TypeError``: The workers need something that cannot be pickled, and cannot be forks of this process.
 
     Source:
@@ -144,77 +147,81 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
         )
         self.in_order = in_order  # an argument of torch's since 2.6
-        self.record: EpochRecord = EpochRecord.of_next(self, finished=True)
         self._loaded: EpochRecord | None = None
-        self.accounts = Accounts()
+        self._begin_afresh()
+        if num_workers and not isinstance(dataset, _DATAPIPES):
+            start_early(dataset, self.multiprocessing_context)
+
+    def _begin_afresh(self) -> None:
+        self._record = self._next_record()
+        self._record.finished = True
+        self._statistics = EpochStatistics()
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
-        if not isinstance(dataset, _DATAPIPES):
-            start_early(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
-        """Begins an epoch: with workers of its own, or, where they persist, with those of the one before."""
+        """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
-        if self.keeps_iterator:
+        if self._keeps_iterator():
             kept: Any = self._iterator
             with self._beginning():
-                kept.reset(self)
+                kept.reset(self, self._record)
             return cast("Iterator[Any]", kept)
         iterator: Any = self._get_iterator()
         if self.persistent_workers and self.num_workers:
-            self._iterator = iterator  # frameworks drop what they find there
+            self._iterator = iterator  # under torch's name: frameworks set it to None
         return cast("Iterator[Any]", iterator)
 
     def _get_iterator(self) -> Any:
-        """Begins an epoch with workers of its own. Subclasses of torch's class override this, and call it."""
+        """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""
         if isinstance(self.dataset, _DATAPIPES):
             return super()._get_iterator()
         refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
             if self.num_workers == 0:
-                local = LocalCounts()
-                times = self.accounts.begin(local, in_order=self.in_order, in_process=True)
-                return SingleProcessIterator(self, self.record, local, times)
+                return SingleProcessIterator(self, self._record, self._statistics)
             self.check_worker_number_rationality()
-            iterator = DataLoaderIterator(self)
+            iterator = DataLoaderIterator(self, self._record, self._statistics, self._forks)
             self._iterators.add(iterator)
             return iterator
 
-    @property
-    def keeps_iterator(self) -> bool:
+    def _keeps_iterator(self) -> bool:
         """Whether the next epoch has the workers of the last one."""
         persists = self.persistent_workers and self.num_workers > 0
         return persists and isinstance(self._iterator, DataLoaderIterator)
 
+    def _next_record(self) -> EpochRecord:
+        """The start of the epoch that would begin now."""
+        return EpochRecord.of_next(self, seedless=self._keeps_iterator())
+
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
-        """Records the epoch that begins; inside, it begins as the one that was loaded, if one was."""
+        """Records the epoch that begins. Inside, it begins like the one that was loaded, if there is one."""
         loaded, self._loaded = self._loaded, None
-        self.record = EpochRecord.of_next(self) if loaded is None else loaded
+        self._record = self._next_record() if loaded is None else loaded
         if loaded is None:
             return contextlib.nullcontext()
         if loaded.runs_again and is_iterable(self.dataset):
             warn(
-                f"an iterable dataset ({type(self.dataset).__name__}) is continued by running it again from "
-                f"its start, without the {loaded.runs_again} batches that were delivered: MultiLoader "
-                "continues pipelines of mpwds where they were",
+                f"the iterable dataset ({type(self.dataset).__name__}) runs again from its start, and the "
+                f"{loaded.runs_again} batches delivered before are dropped: MultiLoader resumes pipelines of "
+                "mpwds where they were",
                 UserWarning,
             )
         return loaded.beginning(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: behind the last batch that was delivered, or, at its end, before the next.
+        """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.
 
         It holds the number of batches, and the state that the generator (``generator``, or torch's own) had
-        when the epoch began: 7 kB. If the dataset is a ``MultiLoader``, or what is behind one, it holds
-        the state of that as well.
+        when the epoch began: 7 kB. If the dataset is a ``MultiLoader``, with or without stages behind it, the
+        loader's own state is included.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
 
         Source:
-            ``torchdata.stateful_dataloader.StatefulDataLoader``, whose methods of these names are called
-            likewise.
+            ``torchdata.stateful_dataloader.StatefulDataLoader``, which has the same methods.
 
         Example:
             >>> loader = DataLoader(range(6), batch_size=2, shuffle=True)
@@ -226,27 +233,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             True
         """
         if isinstance(self.dataset, _DATAPIPES):
-            raise TypeError("the state of a DataLoader of DataPipes is not known: make a Dataset of them")
-        record = self.record if self._loaded is None else self._loaded
-        state = (EpochRecord.of_next(self) if record.finished else record).as_state(self)
-        return {**state, **own_state(self.dataset)}
+            raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
+        dataset: Any = self.dataset
+        record = self._record if self._loaded is None else self._loaded
+        state = (self._next_record() if record.finished else record).as_state(self)
+        return {**state, "dataset": dataset.state_dict()} if has_workers(dataset) else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next epoch go on where ``state_dict`` was saved, by this loader or one like it.
+        """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
 
-        Of a map-style dataset the samples that were delivered are not fetched again; the rest come in the
-        same order, also from another number of workers. Random numbers that the dataset draws in the workers
-        are others, as after any restart. An iterable dataset is run again from its start, with the same
-        seeds, and what was delivered is dropped; one warning says so. A dataset that is a ``MultiLoader``, or
-        what is behind one, goes on by its own ``load_state_dict``. The generator that gives the order goes
-        on from where the epoch began; torch's own is left as it is. A sampler that counts epochs is told
-        which one it was.
+        Map-style dataset: delivered samples are not fetched again, and the rest come in the same order, also
+        with another number of workers. Random numbers that the dataset draws in the workers differ, as after
+        any restart. Iterable dataset: it runs again from its start, with the same seeds, and delivered
+        batches are dropped; one warning says so. A ``MultiLoader``, with or without stages behind it, resumes
+        by its own ``load_state_dict``.
+
+        The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
+        A sampler that has ``set_epoch`` is told the epoch.
 
         Args:
             state_dict: What ``state_dict()`` returned; it can be pickled and goes through JSON.
 
         Raises:
-            ValueError: It is the state of another loader: the message says what differs.
+            ValueError: It is the state of another loader; the message says what differs.
         """
         record = EpochRecord.from_state(self, state_dict)
         self.close()
@@ -256,15 +265,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def stats(self, since: Since = "epoch") -> LoaderStats:
         """What was delivered, how long this process waited for it, and what bounds the training.
 
-        As ``MultiLoader.stats()``, at any time. Epochs are numbered as they begin. What of the workers' time
-        is the dataset's holds a ``collate_fn`` of one's own too; torch's default is part of writing batches,
-        if there are workers. If the dataset is a loader, these are its stats.
+        As ``MultiLoader.stats()``, at any time. Epochs are numbered as they begin. The dataset's share of the
+        workers' time includes your own ``collate_fn``; with workers, torch's default ``collate_fn`` counts as
+        writing batches. If the dataset is a loader, these are its stats.
 
         Args:
-            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+            since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
 
         Raises:
-            ValueError: ``since`` is neither.
+            ValueError: ``since`` has another value.
 
         Example:
             >>> loader = DataLoader(range(5), batch_size=2)
@@ -273,11 +282,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             (3, 5)
         """
         dataset: Any = self.dataset
-        stats: LoaderStats = dataset.stats(since) if has_workers(dataset) else self.accounts.stats(since)
+        stats: LoaderStats = dataset.stats(since) if has_workers(dataset) else self._statistics.stats(since)
         return stats
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the dataset and the samplers, those that have a ``set_epoch``, which epoch comes next.
+        """Calls ``set_epoch`` of the dataset and the samplers, where they have it, before the next epoch.
 
         Trainers look for this method, and some call it before each epoch.
 
@@ -291,7 +300,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 part.set_epoch(epoch)
 
     def close(self) -> None:
-        """Ends all workers of this loader now. Iterating again starts new ones."""
+        """Ends all workers of this loader now. The next epoch starts new ones."""
         self._iterator = None
         for iterator in list(self._iterators):
             iterator.close()
@@ -304,17 +313,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """What ``Accelerator.prepare`` asks before it divides a loader among ranks."""
+        """``Accelerator.prepare`` reads this before it divides a loader among ranks."""
         check_not_divided_again(self.dataset)
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: the same options, no workers."""
-        none = dict.fromkeys(("_iterator", "_iterators", "_loaded", "record", "accounts"))
-        return {**self.__dict__, **none, "_forks": Forks()}
+        """A copy, made by ``copy`` or ``pickle``, has the same options and no workers."""
+        none = dict.fromkeys(("_iterator", "_iterators", "_loaded", "_record", "_statistics", "_forks"))
+        return {**self.__dict__, **none}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.__dict__["_iterators"] = weakref.WeakSet()
-        self.accounts = Accounts()
-        self.record = EpochRecord.of_next(self, finished=True)
+        self._begin_afresh()

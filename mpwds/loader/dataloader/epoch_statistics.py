@@ -1,18 +1,21 @@
-"""What a DataLoader's epochs come to, though each may have workers of its own."""
+"""DataLoader statistics, summed over the epochs' workers or over the work in this process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import os
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.pipeline.counts import attribute, rows_in
 
 if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats
 
 
 class Counting(Protocol):
-    """What does the work of an epoch, or of several, and counts it: a group of workers, or this process."""
+    """What does the work of one epoch or several, and counts it: a group of workers, or this process."""
 
     def readings(self) -> list[WorkerReading]:
         """What each worker has counted since this was made."""
@@ -21,11 +24,10 @@ class Counting(Protocol):
         """Batches that were copied out of shared memory."""
 
 
-class Accounts:
-    """Adds up what is counted in the epochs of one loader.
+class EpochStatistics:
+    """Adds up what is counted in the epochs of one loader, numbered from 0 as they begin.
 
-    Epochs are numbered as they begin, from 0. What an epoch still counts when the next has begun with other
-    workers is left out.
+    What an epoch still counts after the next one has begun with other workers is left out.
     """
 
     def __init__(self) -> None:
@@ -34,17 +36,14 @@ class Accounts:
         self._epochs = 0
 
     def begin(self, counting: Counting, *, in_order: bool, in_process: bool) -> TrainerTimes:
-        """Begins an epoch; to be called before workers do.
+        """Begins an epoch, before its workers do, and returns the clock for its iterator.
 
         Args:
-            counting: Who does the work.
+            counting: What does the work.
             in_order: Whether workers take turns.
             in_process: Whether there are no worker processes.
-
-        Returns:
-            The clock for the epoch's iterator.
         """
-        self._sums.go_on_with(counting)
+        self._sums.count_by(counting)
         self._ledger.in_order, self._ledger.in_process = in_order, in_process
         times = TrainerTimes()
         self._ledger.begin(self._epochs, times)
@@ -52,19 +51,14 @@ class Accounts:
         return times
 
     def stats(self, since: Since) -> LoaderStats:
-        """What was counted since the last epoch began, or since the loader was made.
-
-        Raises:
-            ValueError: ``since`` is neither ``"epoch"`` nor ``"start"``.
-        """
         return self._ledger.stats(since)
 
 
 class _Sums:
-    """What those who counted one after the other come to.
+    """The sums over everything that has counted so far.
 
-    Apart from ``Accounts``, whose ledger asks for it: the two would keep each other, and with them the
-    workers' processes, until the garbage collector comes by.
+    The ledger of ``EpochStatistics`` refers to these, not to ``EpochStatistics``: the two would form a
+    reference cycle, which would keep the workers' processes until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -72,15 +66,13 @@ class _Sums:
         self._earlier: dict[int, WorkerReading] = {}
         self._earlier_copies = 0
 
-    def go_on_with(self, counting: Counting) -> None:
-        """From now on ``counting`` counts."""
+    def count_by(self, counting: Counting) -> None:
         if counting is not self._counting:
             self._earlier_copies = self.private_copies()
             self._earlier = {reading.index: reading for reading in self.readings()}
             self._counting = counting
 
     def readings(self) -> list[WorkerReading]:
-        """What each worker has counted."""
         readings = dict(self._earlier)
         for now in self._counting.readings() if self._counting is not None else ():
             if (before := self._earlier.get(now.index)) is not None:
@@ -89,5 +81,41 @@ class _Sums:
         return [readings[index] for index in sorted(readings)]
 
     def private_copies(self) -> int:
-        """Batches that were copied out of shared memory."""
         return self._earlier_copies + (0 if self._counting is None else self._counting.private_copies())
+
+
+class LocalCounts:
+    """Counts the work without workers, as one stage: the dataset with its collation."""
+
+    def __init__(self) -> None:
+        self.active_ns = self.batches = self.samples = self.nbytes = 0
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Counts a batch; returns its number of samples and the bytes of its arrays."""
+        samples, nbytes = rows_in(batch), _array_nbytes(batch)
+        self.batches += 1
+        self.samples += samples
+        self.nbytes += nbytes
+        return samples, nbytes
+
+    def readings(self) -> list[WorkerReading]:
+        reading = Reading(
+            active_ns=self.active_ns,
+            batches=self.batches,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            other=StageReading(self.active_ns),
+        )
+        return [WorkerReading(0, os.getpid(), reading)]
+
+    def private_copies(self) -> int:
+        return 0
+
+
+def _array_nbytes(batch: Any) -> int:
+    if isinstance(batch, dict):
+        return sum(map(_array_nbytes, batch.values()))
+    if isinstance(batch, (list, tuple)):
+        return sum(map(_array_nbytes, batch))
+    nbytes = attribute(batch, "nbytes")
+    return nbytes if isinstance(nbytes, int) else 0

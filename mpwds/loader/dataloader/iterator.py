@@ -1,4 +1,4 @@
-"""Iterating a DataLoader that has workers."""
+"""The iterators of a DataLoader, with worker processes and without."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import copy
 import os
 import signal
 import sys
-import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader.dataloader import start_methods, torch_collate
-from mpwds.loader.dataloader.fetching import FetchingSetup
-from mpwds.loader.dataloader.state import is_iterable
+from mpwds.loader.dataloader.datasets import has_workers, is_iterable
+from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
+from mpwds.loader.dataloader.start_methods import Forks
+from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import TaskEpoch
-from mpwds.loader.engine.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
-from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.dataloader.task_worker import FetchingSetup
+from mpwds.loader.engine.epoch import OneThread
+from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -29,55 +38,79 @@ from mpwds.sharedmem.pinning import Pinning
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
-if TYPE_CHECKING:
-    from mpwds.loader.dataloader.data_loader import DataLoader
-
 _PINNED_BY_COPYING = "batches are copied to pinned memory one by one"
 
 
 class DataLoaderIterator(Iterator[Any]):
-    """The batches of one epoch of a DataLoader, or of one after the other where its workers persist.
+    """The batches of one epoch of a DataLoader, or of several in turn where its workers persist.
 
-    It has workers of its own, which end with the epoch (unless they persist), when it is dropped, by
-    :meth:`close`, or with the process.
+    Its workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
+    with the process. It does not keep the loader.
 
     Args:
-        loader: The loader; it is not kept.
+        loader: The loader.
+        record: The epoch, with the tasks that were completed before.
+        statistics: The loader's statistics.
+        forks: Whether the workers have to be forks of this process.
 
     Raises:
         TypeError: What the workers need cannot be pickled, and they may not be forks of this process.
         ValueError: ``prefetch_factor`` is 0.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        import torch
-
+    def __init__(
+        self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: Forks
+    ) -> None:
         if not loader.prefetch_factor:
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         self._process = os.getpid()
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
-        self._record = torch.autograd.profiler.record_function
         self._indices: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._statistics = statistics
+        self._forks = forks
         self._pin = _pinning(loader)
         # Once here and once when the epoch begins, as in torch: a sampler may draw numbers when it is asked.
         iter(self._indices)
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        loader.record.take_back_seed(loader)
+        record.take_back_seed(loader)
         access = CudaAccess()
         pins = self._pin is not None and access.device_count() > 0  # other accelerators register nothing
         pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
-        launcher = start_methods.launcher_of(loader)
-        options = GroupOptions(launcher, "torch", warn_of_copies=False, pinning=pinning)
-        self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
+        launcher = start_methods.launcher_of(loader.multiprocessing_context, forks)
+        make_setup = _setup_maker(loader, base_seed)
+        self._group = WorkerGroup(make_setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None
         self._times = TrainerTimes()
-        self._begin(loader)
+        self.reset(loader, record)
 
-    def reset(self, loader: DataLoader[Any]) -> None:
-        """Leaves the epoch, if it is not over, and begins another, with the workers that are there."""
-        self._begin(loader)
+    def reset(self, loader: DataLoader[Any], record: EpochRecord) -> None:
+        """Leaves the epoch, if it is not over, and begins another with the same workers."""
+        self._record = record
+        self._yielded = record.completed.count
+        # What len(loader) has told of an iterable dataset: further samples bring a warning.
+        told: int | None = getattr(loader, "_IterableDataset_len_called", None)
+        self._length = told if is_iterable(loader.dataset) else None
+        self._dataset = loader.dataset
+        self._persists = loader.persistent_workers
+        self._timeout = loader.timeout
+        self._epoch = None
+        self._times.end()
+        self._times = self._statistics.begin(self._group, in_order=loader.in_order, in_process=False)
+        self._start(loader)
+        workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
+        self._epoch = TaskEpoch(
+            workers,
+            generation,
+            iter(self._indices),
+            in_order=loader.in_order,
+            prefetch=loader.prefetch_factor or 1,
+            timeout=loader.timeout or None,
+            completed=record.completed,
+            again=is_iterable(loader.dataset),
+            times=self._times,
+        )
 
     def __next__(self) -> Any:
         if os.getpid() != self._process:
@@ -85,16 +118,12 @@ class DataLoaderIterator(Iterator[Any]):
                 f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
                 "fork: iterate the loader anew here"
             )
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
         try:
-            with self._record(self._profile_name):
+            with self._one_thread, torch.autograd.profiler.record_function(self._profile_name):
                 return self._next()
         except Exception as error:
             shorten(error)
             raise
-        finally:
-            self._entrance.release()
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -114,52 +143,28 @@ class DataLoaderIterator(Iterator[Any]):
         self._group.close()
 
     def _shutdown_workers(self) -> None:
-        """torch's name for :meth:`close`: programs call it, for want of a public one."""
+        """torch's name for :meth:`close`, which programs call because torch has no public one."""
         self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_times"):
             self._times.end()
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
-        self._record_of_epoch = loader.record
-        self._yielded = loader.record.answered.count
-        self._length = _announced_length(loader)
-        self._dataset = loader.dataset
-        self._persists = loader.persistent_workers
-        self._timeout = loader.timeout
-        self._epoch = None
-        self._times.end()
-        self._times = loader.accounts.begin(self._group, in_order=loader.in_order, in_process=False)
-        self._start(loader)
-        workers, generation = self._group.begin_epoch(_count_epoch(loader.dataset))
-        self._epoch = TaskEpoch(
-            workers,
-            generation,
-            iter(self._indices),
-            in_order=loader.in_order,
-            prefetch=loader.prefetch_factor or 1,
-            timeout=loader.timeout or None,
-            answered=loader.record.answered,
-            again=is_iterable(loader.dataset),
-            times=self._times,
-        )
-
     def _start(self, loader: DataLoader[Any]) -> None:
         """Starts the workers, if they do not run: as forks where others cannot unpickle what they need."""
-        if not loader._forks.might_help:
+        if not self._forks.might_help:
             return
         self._group.start()
         try:
             self._group.wait_until_ready(loader.timeout or None)
-        except MpwdsError:  # told when a batch is asked for
+        except MpwdsError:  # raised again when a batch is asked for
             return
         except BaseException as error:
             self._group.close()
-            if not start_methods.may_fork(loader, error):
+            if not self._forks.help_with(loader.multiprocessing_context, error):
                 raise
             self._group.start()
-        loader._forks.might_help = False
+        self._forks.might_help = False
 
     def _next(self) -> Any:
         epoch = self._epoch
@@ -171,13 +176,13 @@ class DataLoaderIterator(Iterator[Any]):
             if self._epoch is None:
                 raise
             self._epoch = None
-            self._record_of_epoch.finish()
+            self._record.finish()
             if not self._persists:
                 self._group.close()
             raise
         except WorkerDied as error:
             self.close()
-            raise _told_as_torch_does(error) from None
+            raise _in_torchs_words(error) from None
         except WorkerTimeout as error:
             self.close()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
@@ -213,15 +218,79 @@ class DataLoaderIterator(Iterator[Any]):
         )
 
 
+class SingleProcessIterator(_SingleProcessDataLoaderIter):
+    """One epoch without workers, by torch's own iterator, which here counts what it delivers.
+
+    Of a map-style dataset, samples that were delivered before are not fetched again. An iterable dataset runs
+    again from its start, unless it is a loader, which resumes by itself.
+
+    Args:
+        loader: The loader.
+        record: The epoch, with what was delivered before.
+        statistics: The loader's statistics.
+    """
+
+    def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
+        self._local = LocalCounts()
+        self._times = statistics.begin(self._local, in_order=loader.in_order, in_process=True)
+        super().__init__(loader)
+        record.take_back_seed(loader)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._record = record
+        if is_iterable(loader.dataset):
+            for number in range(record.runs_again):
+                self._make_again(number, record.runs_again)
+        elif record.loaded is not None:
+            left = (index for _, index in record.completed.left(self._sampler_iter))
+            # The first one now, while the generator that the order is drawn from stands where it did.
+            self._sampler_iter = chain(list(islice(left, 1)), left)
+        self._num_yielded = record.completed.count
+
+    def _next_data(self) -> Any:
+        completed = self._record.completed
+        self._times.asked()
+        start_ns = time.monotonic_ns()
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
+        except StopIteration:
+            self._record.finish()
+            self._times.end()
+            raise
+        except Exception:
+            completed.add(completed.below)
+            self._times.left()
+            raise
+        finally:
+            self._local.active_ns += time.monotonic_ns() - start_ns
+        completed.add(completed.below)
+        self._times.delivered(*self._local.count(batch))
+        if has_workers(self._dataset) and getattr(self._dataset_fetcher, "ended", False):
+            self._record.finish()  # after the incomplete last batch the loader is at its next epoch
+        return batch
+
+    def __del__(self) -> None:
+        if hasattr(self, "_times"):
+            self._times.end()
+
+    def _make_again(self, number: int, delivered: int) -> None:
+        try:
+            super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
+        except StopIteration:
+            raise RuntimeError(
+                f"the dataset ended after {number} batches, but {delivered} were delivered before: it has "
+                "changed, or gives other samples each time it runs, so the epoch cannot be resumed"
+            ) from None
+        except Exception:
+            pass  # it was raised where the batch was first made
+
+
 def _finish(group: WorkerGroup) -> None:
-    """What is left to do when an iterator is collected, or the interpreter exits."""
+    """Ends the workers when an iterator is collected, or the interpreter exits."""
     with interrupts.kept():
         group.close()
 
 
 def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], FetchingSetup]:
-    from torch.utils.data import default_collate, default_convert
-
     batches = loader.batch_sampler is not None
     is_default = loader.collate_fn is (default_collate if batches else default_convert)
     facts: dict[str, Any] = {
@@ -249,14 +318,8 @@ def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], Fetchi
     return make
 
 
-def _announced_length(loader: DataLoader[Any]) -> int | None:
-    """The length of an iterable dataset, if ``len(loader)`` has told it: more elements are warned of."""
-    length: int | None = getattr(loader, "_IterableDataset_len_called", None)
-    return length if is_iterable(loader.dataset) else None
-
-
 def _count_epoch(dataset: Any) -> int:
-    """The number of the epoch that begins, of a dataset of ours: its copies in the workers cannot count."""
+    """The epoch that begins, of a dataset of this package: its copies in the workers cannot count epochs."""
     if not isinstance(dataset, (DataPipeline, IterableSource)):
         return 0
     epoch = dataset._epoch
@@ -265,7 +328,7 @@ def _count_epoch(dataset: Any) -> int:
 
 
 def _without_epoch(dataset: Any) -> Any:
-    """A dataset of ours as the workers get it: each epoch tells them its number."""
+    """A dataset of this package as the workers get it, who are told the number of each epoch."""
     if not isinstance(dataset, (DataPipeline, IterableSource)):
         return dataset
     dataset = copy.copy(dataset)
@@ -274,13 +337,12 @@ def _without_epoch(dataset: Any) -> Any:
 
 
 def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
-    """What copies a batch to pinned memory, where that is asked for and of use.
+    """torch's function that copies a batch to pinned memory, if ``pin_memory`` is set and has an effect.
 
-    It leaves tensors that are pinned already as they are, and calls ``pin_memory()`` of whatever has that.
+    It leaves pinned tensors as they are, and calls ``pin_memory()`` of any object that has the method.
     """
     if not loader.pin_memory:
         return None
-    import torch
     from torch.utils.data._utils.pin_memory import pin_memory
 
     if loader.pin_memory_device:
@@ -300,7 +362,7 @@ def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
     return pin_memory
 
 
-def _told_as_torch_does(error: WorkerDied) -> WorkerDied:
+def _in_torchs_words(error: WorkerDied) -> WorkerDied:
     code = error.exitcode
     if code is not None and code < 0:
         how = f"is killed by signal: {signal.strsignal(-code)}. "

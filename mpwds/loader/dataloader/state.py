@@ -1,85 +1,111 @@
-"""Where a DataLoader's epoch stands, and how an epoch is begun there again."""
+"""The state of a DataLoader: how far its epoch is, and how to begin the epoch there again."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpwds.loader.dataloader.completed_tasks import Answered
-from mpwds.loader.dataloader.dividing import has_workers
-from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
+from mpwds.loader.dataloader.datasets import is_iterable, next_epoch
 from mpwds.loader.resume.progress import warn_of_empty_epoch
 from mpwds.loader.resume.state import VERSION, field, wrong
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.parts import IterableSource
 
 if TYPE_CHECKING:
-    from mpwds.loader.dataloader.data_loader import DataLoader
+    from torch.utils.data import DataLoader
+
+T = TypeVar("T")
 
 
+class CompletedTasks:
+    """Numbers of the tasks that are completed: the batch was delivered, or the error raised.
+
+    Args:
+        below: All tasks with a lower number are completed.
+        above: Further completed tasks; there are some only where batches come out of order.
+        workers: Tasks that each worker has completed.
+
+    Example:
+        >>> completed = CompletedTasks()
+        >>> for task in (0, 2, 3):
+        ...     completed.add(task, worker=task % 2)
+        >>> completed.below, completed.above, list(completed.left("abcdef"))
+        (1, {2, 3}, [(1, 'b'), (4, 'e'), (5, 'f')])
+    """
+
+    def __init__(self, below: int = 0, above: Iterable[int] = (), workers: Iterable[int] = ()) -> None:
+        self.below = below
+        self.above = set(above)
+        self.workers = Counter(dict(enumerate(workers)))
+
+    @property
+    def count(self) -> int:
+        return self.below + len(self.above)
+
+    def add(self, task: int, worker: int = 0) -> None:
+        self.workers[worker] += 1
+        if task != self.below:
+            self.above.add(task)
+            return
+        self.below += 1
+        while self.above and self.below in self.above:
+            self.above.remove(self.below)
+            self.below += 1
+
+    def left(self, indices: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """Number and index of each task that is not completed now."""
+        above = frozenset(self.above)
+        below = self.below
+        return ((task, index) for task, index in enumerate(indices) if task >= below and task not in above)
+
+
+@dataclass(eq=False)
 class EpochRecord:
     """An epoch of a DataLoader.
 
     Args:
         generator: State of the generator that gives the order, at the epoch's start.
-        sampler_epoch: The epoch that its sampler was told, if it has one.
-        dataset_epoch: The epoch of a dataset of ours.
-        answered: The tasks whose batches were delivered, or whose errors raised.
-        dataset_state: Where the dataset goes on by itself, if it is a loader and a state says where.
-
-    Attributes:
+        sampler_epoch: The epoch that the sampler was told, if it has one.
+        dataset_epoch: The epoch of a dataset of this package.
+        completed: The tasks completed so far.
+        seedless: No seed for workers is drawn from the generator, because the epoch keeps the workers of the
+            one before.
+        dataset_state: If the dataset is a loader and the record comes from a state, the loader's own state.
+        loaded: If the record comes from a state, the number of tasks completed there.
         finished: The epoch is at its end.
-        seedless: No seed for workers is drawn from the generator: the epoch has those of the one before.
-        loaded: If it comes from a state, the number of tasks that were answered there.
     """
 
-    def __init__(
-        self,
-        generator: Any,
-        sampler_epoch: int | None,
-        dataset_epoch: int | None,
-        answered: Answered,
-        dataset_state: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.generator = generator
-        self.sampler_epoch = sampler_epoch
-        self.dataset_epoch = dataset_epoch
-        self.answered = answered
-        self.dataset_state = dataset_state
-        self.finished = False
-        self.seedless = False
-        self.loaded: int | None = None
+    generator: Any
+    sampler_epoch: int | None
+    dataset_epoch: int | None
+    completed: CompletedTasks
+    seedless: bool
+    dataset_state: Mapping[str, Any] | None = None
+    loaded: int | None = None
+    finished: bool = False
 
     @classmethod
-    def of_next(cls, loader: DataLoader[Any], finished: bool = False) -> EpochRecord:
-        """The start of the epoch that the loader would begin now, or what stands for the end of the last."""
-        record = cls(
-            _generator(loader).get_state(),
-            _epoch_of(_sampler(loader)),
-            _next_epoch(loader.dataset),
-            Answered(),
-        )
-        record.finished = finished
-        record.seedless = loader.keeps_iterator
-        return record
+    def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
+        """The start of the epoch that the loader would begin now."""
+        sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), next_epoch(loader.dataset)
+        return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, CompletedTasks(), seedless)
 
     def finish(self) -> None:
-        """The epoch is at its end."""
-        nothing_came = not self.finished and self.loaded and self.answered.count == self.loaded
-        if nothing_came and self.dataset_state is None:  # a loader says so itself
+        nothing_came = not self.finished and self.loaded and self.completed.count == self.loaded
+        if nothing_came and self.dataset_state is None:  # a loader warns of this itself
             warn_of_empty_epoch()
         self.finished = True
 
     @property
     def runs_again(self) -> int:
-        """The batches that an iterable dataset is to make again, and that are dropped."""
-        return 0 if self.dataset_state is not None else self.answered.count
+        """The batches that an iterable dataset makes again, to be dropped."""
+        return 0 if self.dataset_state is not None else self.completed.count
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
-        """Tells the loader's sampler and dataset which epoch it is, if they count, and where in it to go on.
+        """Tells the loader's sampler and dataset which epoch it is, and a dataset that is a loader its state.
 
         Raises:
             ValueError: The dataset's state is that of another.
@@ -89,20 +115,20 @@ class EpochRecord:
             sampler.set_epoch(self.sampler_epoch)
         if self.dataset_state is not None:
             dataset.load_state_dict(self.dataset_state)  # type: ignore[attr-defined]  # a loader
-        elif self.dataset_epoch is not None and _next_epoch(dataset) is not None:
+        elif self.dataset_epoch is not None and next_epoch(dataset) is not None:
             dataset.set_epoch(self.dataset_epoch)  # type: ignore[attr-defined]  # it is ours
 
     def take_back_seed(self, loader: DataLoader[Any]) -> None:
-        """Where new workers stand in for some that were kept: undoes the draw of a seed for them."""
+        """Undoes the draw of a seed, where new workers stand in for kept ones that drew none."""
         if self.seedless:
             _generator(loader).set_state(self.generator)
 
     @contextlib.contextmanager
     def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """Inside, the epoch begins as it did then.
+        """Inside, the generator stands where it stood when the epoch began.
 
-        The user's generator goes on from there. torch's own, which gives the order where the loader has none,
-        is put back: the program's other random numbers are no business of the loader's.
+        The user's own generator continues from there. torch's default generator, which gives the order where
+        the loader has none, is restored at the end: the program draws other random numbers from it.
         """
         generator = _generator(loader)
         before = generator.get_state()
@@ -114,8 +140,7 @@ class EpochRecord:
                 generator.set_state(before)
 
     def as_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """The loader's state."""
-        answered = self.answered
+        completed = self.completed
         return {
             "version": VERSION,
             "kind": "DataLoader",
@@ -124,10 +149,10 @@ class EpochRecord:
             "seedless": self.seedless,
             "sampler_epoch": self.sampler_epoch,
             "dataset_epoch": self.dataset_epoch,
-            "yielded": answered.count,
-            "below": answered.below,
-            "above": sorted(answered.above),
-            "workers": [answered.workers[worker] for worker in range(max(loader.num_workers, 1))],
+            "yielded": completed.count,
+            "below": completed.below,
+            "above": sorted(completed.above),
+            "workers": [completed.workers[worker] for worker in range(max(loader.num_workers, 1))],
         }
 
     @classmethod
@@ -135,15 +160,15 @@ class EpochRecord:
         """The record of a state.
 
         Raises:
-            ValueError: It is none, or that of another loader.
+            ValueError: It is not the state of such a loader; the message says what differs.
         """
         import torch
 
         if not isinstance(state, Mapping):
-            raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
+            raise ValueError(f"a loader's state is the dict that state_dict() returned, got {state!r}")
         if (state.get("kind"), state.get("version")) != ("DataLoader", VERSION):
             raise ValueError(
-                f"the state of a {state.get('kind')}, version {state.get('version')}, loaded into a "
+                f"the state of a {state.get('kind')}, version {state.get('version')}, was loaded into a "
                 f"DataLoader of a mpwds that reads version {VERSION}"
             )
         now, before = _facts(loader), field(state, "facts", dict)
@@ -151,38 +176,24 @@ class EpochRecord:
             if before.get(name) != value:
                 raise ValueError(
                     f"the state was saved by a DataLoader with {name}={before.get(name)!r}, here it is "
-                    f"{value!r}: load it into a loader that is made as that one was, or begin the epoch anew"
+                    f"{value!r}: load it into a loader with the same arguments, or begin the epoch anew"
                 )
         try:
             data = bytearray(base64.b64decode(field(state, "generator", str), validate=True))
         except ValueError:
             raise wrong("generator", "base64", state["generator"]) from None
-        answered = Answered(
+        completed = CompletedTasks(
             field(state, "below", int), field(state, "above", list), field(state, "workers", list)
         )
-        generator = torch.frombuffer(data, dtype=torch.uint8)
-        own = state.get("dataset")
-        record = cls(generator, state.get("sampler_epoch"), state.get("dataset_epoch"), answered, own)
-        record.loaded = answered.count
-        record.seedless = bool(state.get("seedless"))
-        return record
-
-
-def own_state(dataset: Any) -> dict[str, dict[str, Any]]:
-    """What a state says of where the dataset itself stands: a loader, which goes on there by itself."""
-    return {"dataset": dataset.state_dict()} if has_workers(dataset) else {}
-
-
-def start_of_next(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The state before the epoch that the loader would begin now."""
-    return EpochRecord.of_next(loader).as_state(loader)
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Whether a dataset is iterated, not asked for samples by index."""
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)
+        return cls(
+            torch.frombuffer(data, dtype=torch.uint8),
+            state.get("sampler_epoch"),
+            state.get("dataset_epoch"),
+            completed,
+            seedless=bool(state.get("seedless")),
+            dataset_state=state.get("dataset"),
+            loaded=completed.count,
+        )
 
 
 def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -207,13 +218,6 @@ def _sampler(loader: DataLoader[Any]) -> Any:
     """What gives the order: the sampler, or the user's batch sampler."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     return loader.batch_sampler if loader.batch_sampler is not None and inner is None else loader.sampler
-
-
-def _next_epoch(dataset: Any) -> int | None:
-    """The number of the epoch that a dataset of ours would begin now."""
-    if isinstance(dataset, LoaderPipeline):
-        return dataset.loader._epoch
-    return dataset._epoch if isinstance(dataset, (DataPipeline, IterableSource, LoaderStages)) else None
 
 
 def _epoch_of(sampler: Any) -> int | None:

@@ -9,10 +9,9 @@ from typing import Any
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError
-from mpwds.loader.dataloader.completed_tasks import Answered
+from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
-from mpwds.loader.engine.local_worker import RemoteWorker
-from mpwds.loader.engine.waiting import next_message
+from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
 
@@ -20,66 +19,63 @@ from mpwds.pipeline.notes import add_note
 class TaskEpoch:
     """Gives tasks to workers and takes their answers.
 
-    As in torch's DataLoader, and so that a worker gets the same tasks as there, the workers get tasks in
-    turn, first ``prefetch`` each, then one for each answer; a worker whose dataset is exhausted is left
-    out. The indices are asked for at these moments and no earlier.
+    As in torch's DataLoader, so that each worker gets the same tasks as there: the workers get tasks in turn,
+    first ``prefetch`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
+    indices are asked for at these moments and no earlier.
 
     Args:
         workers: The workers, started on this epoch.
         generation: The generation of this epoch's messages.
-        indices: What to fetch: for each task an index or a batch of them.
+        indices: For each task, an index or a batch of them.
         in_order: Answers come in the order of the tasks; otherwise as the workers send them.
-        prefetch: Tasks without an answer in each worker.
+        prefetch: Unanswered tasks that each worker has.
         timeout: Seconds to wait for an answer; ``None`` waits for ever.
-        answered: Which tasks were answered before, and what is brought up to date.
-        again: Whether the workers do these again, for they depend on each other, and their answers are
-            dropped; else they are not given.
-        times: Told what this process waits for.
+        completed: The tasks that were completed before; kept up to date.
+        again: Workers do completed tasks again, because each task depends on those before, and the answers
+            are dropped. Otherwise completed tasks are not given.
+        times: Records how long this process waits.
     """
 
     def __init__(
         self,
-        workers: list[RemoteWorker],
+        workers: list[WorkerHandle],
         generation: int,
         indices: Iterator[Any],
         *,
         in_order: bool,
         prefetch: int,
         timeout: float | None,
-        answered: Answered,
+        completed: CompletedTasks,
         again: bool,
         times: TrainerTimes,
     ) -> None:
         self._times = times
         self._workers = workers
         self._generation = generation
-        self._answered = answered
-        self._dropped = Counter(answered.workers) if again else Counter()
+        self._completed = completed
+        self._dropped = Counter(completed.workers) if again else Counter()
         self._again = again
-        self._indices = enumerate(indices) if again else answered.left(indices)
+        self._indices = enumerate(indices) if again else completed.left(indices)
         self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
         self._in_order = in_order
         self._most = prefetch * len(workers)
         self._timeout = timeout
-        first = 0 if again else answered.count % len(workers)  # as if it had gone on without a break
+        first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
         self._turns = itertools.cycle(workers[first:] + workers[:first])
         self._active = {worker.index for worker in workers}
-        self._unanswered: deque[RemoteWorker] = deque()
+        self._unanswered: deque[WorkerHandle] = deque()
         self._given = dict.fromkeys(self._active, 0)
         self._received = dict.fromkeys(self._active, 0)
         for _ in range(self._most):
             self._give_next()
 
     def next_answer(self) -> Callable[[], Any]:
-        """Waits for the next answer.
-
-        Returns:
-            A function that returns its batch, or raises the exception with which the task failed.
+        """Waits for the next answer: a function that returns the batch, or raises the task's exception.
 
         Raises:
             StopIteration: All tasks are answered, or all workers exhausted.
             WorkerDied, WorkerTimeout: No answer will come.
-            Exception: What asking for the next index raised. The answer that came is lost, as in torch.
+            Exception: Asking for the next index raised it. The answer that came is lost, as in torch.
         """
         self._times.asked()
         while self._unanswered:
@@ -112,7 +108,7 @@ class TaskEpoch:
                 except MpwdsError:
                     raise
                 except Exception as error:
-                    add_note(error, f"while what worker {worker.index} had sent was unpickled")
+                    add_note(error, f"while a batch from worker {worker.index} was unpickled")
                     return self._failed(worker, error)
                 self._count(worker)
                 self._give_next()
@@ -133,32 +129,31 @@ class TaskEpoch:
                     self._unanswered.append(worker)
                 return
 
-    def _failed(self, worker: RemoteWorker, error: BaseException) -> Callable[[], Any]:
+    def _failed(self, worker: WorkerHandle, error: BaseException) -> Callable[[], Any]:
         self._count(worker)
         self._give_next()
         self._times.left()
         return _raising(error)
 
-    def _count(self, worker: RemoteWorker) -> None:
-        """Counts the answer that a worker gave."""
+    def _count(self, worker: WorkerHandle) -> None:
         number = self._tasks[worker.index].popleft()
-        self._answered.add(self._answered.below if self._again else number, worker.index)
+        self._completed.add(self._completed.below if self._again else number, worker.index)
 
-    def _has_room(self, worker: RemoteWorker) -> bool:
+    def _has_room(self, worker: WorkerHandle) -> bool:
         unanswered = self._given[worker.index] - self._received[worker.index]
         return unanswered < self._most // len(self._active)
 
-    def _leave_out(self, worker: RemoteWorker) -> None:
+    def _leave_out(self, worker: WorkerHandle) -> None:
         if self._dropped[worker.index]:
             raise MpwdsError(
-                f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than were delivered "
+                f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than it delivered "
                 "before: the dataset has changed, or gives other samples each time it runs"
             )
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()
 
-    def _check(self, what: str, worker: RemoteWorker, number: int) -> None:
+    def _check(self, what: str, worker: WorkerHandle, number: int) -> None:
         expected = self._received[worker.index]
         if number != expected:
             raise MpwdsError(
@@ -166,8 +161,8 @@ class TaskEpoch:
             )
 
 
-def _revived(fields: dict[str, Any], worker: RemoteWorker) -> BaseException:
-    error = failures.revive(fields, worker.index, worker.process.pid)
+def _revived(fields: dict[str, Any], worker: WorkerHandle) -> BaseException:
+    error = failures.revive(fields, worker.index, worker.pid)
     add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
     return error
 
@@ -176,8 +171,8 @@ def _raising(error: BaseException) -> Callable[[], Any]:
     errors = [error]
 
     def answer() -> Any:
-        # Not by a name: the error's traceback would hold this frame, and that the error and all its users,
-        # the iterator and its workers, until the garbage collector comes by.
+        # Popped: if this frame held the error, whose traceback holds this frame, the cycle would keep the
+        # iterator and its workers until the garbage collector runs.
         raise errors.pop()
 
     return answer

@@ -1,7 +1,7 @@
-"""What torch's ``default_collate`` and ``default_convert`` make, written straight into shared memory.
+"""torch's ``default_collate`` and ``default_convert``, writing straight into shared memory.
 
-In a worker the columns of a batch are not made: something that writes its rows stands for each, and the
-transport has it written where it belongs. Whatever is unusual is left to torch itself, errors included.
+A worker does not build the columns of a batch. An object that can write the rows stands for each column, and
+the transport has it write into shared memory. Unusual samples, and errors, are left to torch itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ _TORCH_NAMES = frozenset(dtype.name for dtype in _FOR_TORCH)
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """The batch that ``torch.utils.data.default_collate`` makes, its tensors not made yet.
-
-    Args:
-        batch: Samples: tensors, arrays, numbers, text, or dicts, tuples and lists of these, in any nesting.
+    """The batch that ``torch.utils.data.default_collate`` makes, its tensors not written yet.
 
     Raises:
-        TypeError, RuntimeError, KeyError: What torch's function raises for the same batch.
+        TypeError, RuntimeError, KeyError: As torch's function for the same batch.
 
     Example:
         >>> column, names = collate([(1.5, "a"), (2.5, "b")])
@@ -55,12 +52,7 @@ def collate(batch: Sequence[Any]) -> Any:
 
 
 def convert(data: Any) -> Any:
-    """What ``torch.utils.data.default_convert`` makes of a sample, its arrays not made yet.
-
-    Example:
-        >>> type(convert({"x": np.zeros(3), "name": "a"})["x"]).__name__
-        'AsTensor'
-    """
+    """The sample that ``torch.utils.data.default_convert`` makes, its tensors not written yet."""
     kind = type(data)
     if (kind is np.ndarray and data.dtype in _FOR_TORCH) or kind is Stack:
         return AsTensor(data)
@@ -77,7 +69,7 @@ def convert(data: Any) -> Any:
 
 
 def users_functions() -> dict[Any, Callable[..., Any]]:
-    """What was added to torch's ``default_collate_fn_map`` here, for :func:`take_functions` in a worker."""
+    """The user's additions to torch's ``default_collate_fn_map``, for :func:`take_functions` in a worker."""
     module: Any = sys.modules.get("torch.utils.data._utils.collate")
     table: CollateMap = getattr(module, "default_collate_fn_map", {})
     return {
@@ -88,10 +80,10 @@ def users_functions() -> dict[Any, Callable[..., Any]]:
 
 
 def take_functions(functions: CollateMap) -> None:
-    """Worker: adds the user's functions to torch's ``default_collate_fn_map``.
+    """Adds the user's functions to torch's ``default_collate_fn_map`` in a worker.
 
-    Torch's own function for tensors, in a worker, allocates shared memory for torch's own transport: a
-    ``collate_fn`` that calls ``default_collate`` gets one that does not.
+    It also replaces torch's function for tensors, which in a worker allocates shared memory for torch's own
+    transport.
     """
     _users_functions.update(functions)
 

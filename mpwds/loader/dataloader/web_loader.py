@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpwds.loader.loader_pipeline import Rebatching
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class WebLoader(Rebatching, DataPipeline):
-    """Iterates a dataset by a ``DataLoader``; the stages that are added to it run in this process.
+    """Iterates a dataset with a ``DataLoader``; the stages added to it run in this process.
 
     Args:
-        args: For the DataLoader.
-        kw: For the DataLoader.
+        args: Arguments of the DataLoader.
+        kw: Keyword arguments of the DataLoader.
 
     Attributes:
         loader: The DataLoader.
 
     Raises:
-        ValueError, TypeError: As DataLoader, for arguments that do not fit together.
+        ValueError, TypeError: As DataLoader, for arguments that cannot be combined.
 
     Source:
         ``webdataset.WebLoader``.
@@ -50,25 +51,23 @@ class WebLoader(Rebatching, DataPipeline):
         from mpwds.loader.dataloader.data_loader import DataLoader
 
         loader: DataLoader[Any] = DataLoader(*args, **kw)
-        super().__init__(_Loaded(loader))
+        super().__init__(LoaderSource(loader, "DataLoader"))
         self.loader = loader
         self._call = f"WebLoader({loader.dataset!r}, num_workers={loader.num_workers})"
         self._run: _Run | None = None
         self._loaded: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        from mpwds.loader.dataloader.state import start_of_next
-
         loaded, self._loaded = self._loaded, None
-        begun = start_of_next(self.loader) if loaded is None else loaded["loader"]
+        begun = self._start_of_next() if loaded is None else loaded["loader"]
         epoch = self._epoch
         run = self._run = _Run(epoch, begun)
         elements = super().__iter__()
         delivered = 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"]
         if delivered:
             warn(
-                f"the stages behind a WebLoader are continued by running the first {delivered} elements of "
-                "the epoch again",
+                f"the stages behind a WebLoader resume by running the first {delivered} elements of the "
+                "epoch again",
                 UserWarning,
             )
             skip(elements, delivered)
@@ -76,7 +75,7 @@ class WebLoader(Rebatching, DataPipeline):
         return run.counted(elements)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` epoch number ``epoch``, of the dataset and its samplers too."""
+        """Makes the next ``iter()`` epoch number ``epoch``, also for the dataset and its samplers."""
         super().set_epoch(epoch)
         self.loader.set_epoch(epoch)
 
@@ -84,10 +83,10 @@ class WebLoader(Rebatching, DataPipeline):
         """The ``DataLoader``'s ``stats``. The time of stages that run here is part of ``elsewhere_s``.
 
         Args:
-            since: Of the last epoch that began (``"epoch"``), or of all (``"start"``).
+            since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
 
         Raises:
-            ValueError: ``since`` is neither.
+            ValueError: ``since`` has another value.
         """
         return self.loader.stats(since)
 
@@ -100,9 +99,9 @@ class WebLoader(Rebatching, DataPipeline):
         return extended
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: the ``DataLoader``'s state.
+        """The position in the epoch: without stages, the ``DataLoader``'s state.
 
-        With stages: that of the epoch's start, and how many elements were delivered since.
+        With stages it is the DataLoader's state at the epoch's start, and the number of elements delivered.
 
         Example:
             >>> loader = WebLoader(range(6), batch_size=2, shuffle=True).unbatched()
@@ -111,14 +110,12 @@ class WebLoader(Rebatching, DataPipeline):
             >>> state["delivered"], len(state["loader"]["generator"])
             (1, 6744)
         """
-        from mpwds.loader.dataloader.state import start_of_next
-
         run, described = self._run, self._described()
         unfinished = run is not None and not run.finished
         if run is None or not described:
             loader = self.loader.state_dict()
         else:
-            loader = run.begun if unfinished else start_of_next(self.loader)
+            loader = run.begun if unfinished else self._start_of_next()
         return {
             "version": VERSION,
             "kind": "WebLoader",
@@ -129,20 +126,22 @@ class WebLoader(Rebatching, DataPipeline):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter()`` go on where ``state_dict`` was saved, as ``DataLoader`` does.
+        """Makes the next ``iter()`` continue where ``state_dict`` was saved, as ``DataLoader`` does.
 
-        With stages the epoch is run again from its start, and what was delivered is dropped; one warning says
-        so. With ``repeat`` or ``with_epoch`` this takes a ``generator``, or what follows the DataLoader's
-        first epoch has another order.
+        With stages, the epoch runs again from its start, and elements delivered before are dropped; one
+        warning says so. With ``repeat`` or ``with_epoch``, pass a ``generator`` to the DataLoader: without
+        it, the DataLoader's later epochs have another order.
 
         Args:
             state_dict: What ``state_dict()`` returned.
 
         Raises:
-            ValueError: It is the state of another loader: the message says what differs.
+            ValueError: It is the state of another loader; the message says what differs.
         """
         if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
-            raise ValueError(f"a WebLoader's state is what its state_dict() gave, got {state_dict!r}")
+            raise ValueError(
+                f"a WebLoader's state is the dict that its state_dict() returned, got {state_dict!r}"
+            )
         if state_dict.get("version") != VERSION or state_dict.get("stages") != self._described():
             raise ValueError(
                 f"the state is of version {state_dict.get('version')!r} and stages "
@@ -158,26 +157,23 @@ class WebLoader(Rebatching, DataPipeline):
         self._epoch = epoch
         self._loaded = state_dict
 
+    def _start_of_next(self) -> dict[str, Any]:
+        """The DataLoader's state before the epoch that would begin now."""
+        return self.loader._next_record().as_state(self.loader)
+
     def _described(self) -> list[str]:
         stages = described_stages(self.stages)
         return stages if self._epochs == ONCE else [*stages, str(self._epochs)]
 
 
+@dataclass
 class _Run:
-    """One iteration.
+    """One iteration: its epoch, the DataLoader's state when it began, and how far it is."""
 
-    Attributes:
-        epoch: Its number.
-        begun: The DataLoader's state at its start.
-        delivered: Elements that were delivered.
-        finished: It is at its end.
-    """
-
-    def __init__(self, epoch: int, begun: dict[str, Any]) -> None:
-        self.epoch = epoch
-        self.begun = begun
-        self.delivered = 0
-        self.finished = False
+    epoch: int
+    begun: dict[str, Any]
+    delivered: int = 0
+    finished: bool = False
 
     def counted(self, elements: Iterator[Any]) -> Iterator[Any]:
         for element in elements:
@@ -186,19 +182,25 @@ class _Run:
         self.finished = True
 
 
-class _Loaded:
-    """Source of a pipeline: what a DataLoader delivers. Its elements cannot be made again."""
+class LoaderSource:
+    """Source of a pipeline: the elements that a loader delivers. They cannot be made again.
+
+    Args:
+        loader: The loader.
+        name: What error messages call it.
+    """
 
     addressable: ClassVar[bool] = False
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, name: str) -> None:
+        self.loader = loader
+        self._name = name
 
     def __str__(self) -> str:
-        return "DataLoader"
+        return self._name
 
     def close(self) -> None:
-        self._loader.close()
+        self.loader.close()
 
     def stream(self, context: Context = ALONE) -> IteratorStream:
-        return IteratorStream(iter(self._loader), "that the workers delivered")
+        return IteratorStream(iter(self.loader), "that the workers delivered")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from mpwds.loader.engine.receiving import Output
+from mpwds.loader.options import FinalOutput
 from mpwds.loader.output.replacing import pinned
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
-
-FinalOutput = Literal["torch", "numpy", "jax"]
 
 
 class Delivery:

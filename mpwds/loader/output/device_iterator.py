@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from mpwds.loader.engine.epoch import NOT_YET
-from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.engine.epoch import NOT_YET, OneThread
 from mpwds.loader.output.replacing import replaced
 from mpwds.sharedmem.cuda import CopyStream
 
@@ -45,19 +43,15 @@ class DeviceIterator(Iterator[Any]):
         self._ahead = ahead
         self._next_now = next_now
         self._is_closed = is_closed
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self._sent: deque[_Sent] = deque()
         self._original: list[Any] = []
         self._ending: Exception | None = None
         self._finalizing = sys.is_finalizing
 
     def __next__(self) -> Any:
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
-        try:
+        with self._one_thread:
             return self._next()
-        finally:
-            self._entrance.release()
 
     @property
     def ahead(self) -> int:

@@ -1,17 +1,17 @@
-"""The fork server: a fresh interpreter that imports what datasets need, and forks workers from then on.
+"""The fork server: a fresh interpreter that imports the modules of datasets and forks workers.
 
-A worker that is forked starts in 40 ms, where a fresh interpreter takes a second or more to import torch, and
-nothing of the training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and
-have the variables, working directory and standard output that the training process has.
+A forked worker starts in 40 ms, where a fresh interpreter needs a second or more to import torch, and nothing
+of the training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and have the
+environment variables, working directory and standard output of the training process.
 
-One server serves all loaders of a process. It starts with the first that needs it, ends with the process, and
-ends by itself when it has had neither a worker nor a request for ``IDLE_S``. A program that makes a loader
-for each epoch does not pay for a new server each time, and an idle notebook gets its memory back.
+One server serves all loaders of a process. It starts with the first loader that needs it. It ends with the
+process, or after ``IDLE_S`` without a worker or a request. So a program that makes a loader for each epoch
+does not pay for a new server each time, and an idle notebook gets its memory back.
 
 *On the wire.* Requests and replies are a length (32 bits), then msgpack, over a stream socket pair; the
-descriptors of a request come with its first byte. Each request has one reply, in order. Exit statuses do not
-come that way: each worker has a pipe, on which the server writes the status when it has reaped the worker.
-So a finalizer that ends workers never touches the socket, which another call may be waiting on.
+descriptors of a request come with its first byte. Each request has one reply, in order. Exit statuses come
+by a pipe for each worker, on which the server writes the status after it has reaped the worker. So a
+finalizer that ends workers never touches the socket, on which another call may be waiting.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
-from mpwds.loader.processes import forks, lifeline, parent_environment, processes
+from mpwds.loader.processes import lifeline, parent_environment, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.loaded_code import LoadedCode
 from mpwds.loader.processes.parent_environment import ParentEnvironment
@@ -67,9 +67,12 @@ class ServerGone(MpwdsError):
 
 
 class ForkServer:
-    """The training process' side of a server, which starts at once. It may be used by several threads.
+    """The training process' side of a server, which starts at once. Several threads may use it.
 
-    The server ends when this is collected: its workers hold it.
+    The server ends when this object is collected; its workers refer to it.
+
+    Attributes:
+        code: The code that this process had loaded when the server started.
 
     Raises:
         OSError: The process cannot be started.
@@ -77,7 +80,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
-        self._code = LoadedCode()
+        self.code = LoadedCode()
         self._lock = threading.Lock()
         self._unanswered = 0
         self._received = b""
@@ -89,8 +92,8 @@ class ForkServer:
             its_ends.callback(os.close, held)
             ours.callback(os.close, lifeline_end)
             for end in (self._socket.fileno(), lifeline_end):
-                forks.guard(end)
-                ours.callback(forks.unguard, end)
+                lifeline.guard(end)
+                ours.callback(lifeline.unguard, end)
             descriptors = [connection.fileno(), held]
             self._process = processes.spawn(
                 "mpwds.loader.processes.forkserver:serve", descriptors, [*descriptors, IDLE_S]
@@ -99,7 +102,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
         return self._process.pid
 
     @property
@@ -109,17 +111,13 @@ class ForkServer:
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(0))
 
-    def is_outdated(self) -> bool:
-        """Whether this process runs other code by now than the server may have imported."""
-        return self._code.has_changed()
-
     def begin_import(self, modules: list[str]) -> None:
-        """Has the server import modules, while this process goes on."""
+        """Has the server import modules, without waiting for it."""
         with self._lock:
             self._send([_IMPORT, modules, parent_environment.current()], [])
 
     def prepare(self, modules: list[str]) -> None:
-        """Has the server import modules, and waits until it has. It skips those that cannot be imported.
+        """Waits until the server has imported modules; it skips those that cannot be imported.
 
         Raises:
             ServerGone: The server has ended.
@@ -148,12 +146,12 @@ class ForkServer:
     def wait_for(self, descriptor: int, event: int) -> None:
         """Waits until a descriptor is ready whose other end the server has.
 
-        A server that is busy is waited for, because imports may take long. One that is stopped would never
-        answer. A signal that stops all processes of a job wakes them again one by one, so what counts is how
-        often the server was found stopped, not how much time has passed.
+        A busy server is waited for, because imports may take long; a stopped one would never answer. When a
+        job is stopped and continued, its processes wake one by one, so what counts is how often the server
+        was found stopped, not how much time has passed.
 
         Raises:
-            ServerGone: The server was stopped for ``STOPPED_S``, and has been killed for that.
+            ServerGone: The server was stopped for ``STOPPED_S``, and has been killed.
         """
         poller = select.poll()
         poller.register(descriptor, event)
@@ -198,7 +196,7 @@ class ForkServer:
             self._unanswered += 1
 
     def _receive(self) -> list[Any]:
-        """The next reply: a result, and the number and message of an error."""
+        """The next reply: a result, an error's number and its message."""
         while True:
             start = _LENGTH.size
             if len(self._received) >= start:
@@ -221,19 +219,13 @@ class ForkServer:
 
 
 class _ForkedWorker(WorkerProcess):
-    """A worker that a server has forked, and reaps.
-
-    Args:
-        pid: Its process id.
-        server: The server.
-        status: A pipe from which its exit status can be read when it has been reaped.
-    """
+    """A worker that the server has forked, and reaps; its exit status comes by the pipe ``status``."""
 
     def __init__(self, pid: int, server: ForkServer, status: int) -> None:
         self._server = server
         self._status = status
         super().__init__(pid)
-        if self._ended:  # and reaped, before it could be watched
+        if self._ended:  # the server had reaped it before it could be watched
             self.exitcode = self._reap()
 
     def _reap(self) -> int:
@@ -245,7 +237,7 @@ class _ForkedWorker(WorkerProcess):
             self.hint = self.hint or str(error)
         finally:
             os.close(self._status)
-            del self._server  # which may end now, though an exception's traceback keeps this worker
+            del self._server  # it may end now, even if an exception's traceback keeps this worker
         if data:
             return int(_STATUS.unpack(data)[0])
         self.hint = self.hint or "the process that forks the workers is gone, and they end with it"
@@ -253,17 +245,17 @@ class _ForkedWorker(WorkerProcess):
 
 
 def start(modules: list[str]) -> None:
-    """Starts this process' server, if none runs, and has it import modules while this process goes on."""
+    """Starts this process' server, if none runs, and has it import modules, without waiting for it."""
     server, is_new = _running()
     if is_new:
         server.begin_import(modules)
 
 
 def ready(modules: list[str]) -> ForkServer:
-    """This process' server, when it has imported modules. Ctrl-C ends the wait.
+    """This process' server, after it has imported modules. Ctrl-C ends the wait.
 
-    A server that has ended is replaced, and so is one that may have imported code that this process has
-    loaded anew since (``importlib.reload``). The earlier one stays until its last worker ends.
+    A server that has ended is replaced. So is one that may have imported code that this process has loaded
+    again since (``importlib.reload``); it stays until its last worker ends.
 
     Raises:
         ServerGone: A new server ended while it imported the modules.
@@ -272,7 +264,7 @@ def ready(modules: list[str]) -> ForkServer:
     server, is_new = _running()
     if not is_new:
         try:
-            if not server.is_outdated():
+            if not server.code.has_changed():
                 server.prepare(modules)
                 return server
         except ServerGone:
@@ -290,7 +282,7 @@ def let_go() -> None:
 
 
 def _running() -> tuple[ForkServer, bool]:
-    """This process' server, and whether it was started just now."""
+    """This process' server, and whether it was just started."""
     global _current
     with _starting, processes.interrupts_deferred():
         server = _current
@@ -339,34 +331,26 @@ def _is_open(descriptor: int) -> bool:
 
 
 def serve(connection: int, held: int, idle_s: int) -> None:
-    """Entry of the server's process.
-
-    Args:
-        connection: Its end of the socket pair.
-        held: Its end of the lifeline.
-        idle_s: It ends after so many seconds without a worker or a request.
-    """
+    """Entry of the server's process, with its ends of the socket pair and of the lifeline."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.kill_at_end_of(held)
     os.set_inheritable(held, False)
-    gc.disable()  # it would look through what is imported again and again: an eighth of the time that takes
-    # Workers must not hold this end: the trainer would wait for ever for the reply of a server that is gone.
-    forks.guard(connection)
+    gc.disable()  # collections would take an eighth of the time of an import
+    # If workers held this end, the trainer would wait for ever for the reply of a server that is gone.
+    lifeline.guard(connection)
     with contextlib.suppress(ConnectionError):  # the end of a trainer, in the middle of a request too
         _Server(socket.socket(fileno=connection)).run(idle_s)
-    os._exit(0)  # what imported modules do at exit is for the trainer to do
+    os._exit(0)  # exit handlers of imported modules run in the trainer, not here
 
 
 class _Server:
-    """What runs in the server's process."""
-
     def __init__(self, connection: socket.socket) -> None:
         connection.set_inheritable(False)
         self._connection = connection
         self._statuses: dict[int, int] = {}
 
     def run(self, idle_s: float) -> None:
-        """Answers requests until the trainer is gone, or nothing was to be done for ``idle_s``."""
+        """Answers requests until the trainer is gone, or there was nothing to do for ``idle_s``."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         trainer = os.getppid()
         waiting = select.poll()
@@ -420,10 +404,10 @@ class _Server:
         with _nothing_printed():
             for module in modules:
                 if module not in sys.modules:
-                    # Whatever a module does when it is imported, the worker that needs it will tell.
+                    # A worker that needs a module that fails reports the error.
                     with contextlib.suppress(BaseException):
                         importlib.import_module(module)
-        # The workers' collectors leave alone what all of them share: no pause of 80 ms, no private copies.
+        # The workers' collectors skip what all of them share: no pause of 80 ms, no private copies.
         gc.freeze()
         return 0
 
@@ -446,11 +430,11 @@ class _Server:
                 os.close(stream)
             worker.serve(index, read, ends)
 
-        forks.guard(status)  # workers must not hold it: its end tells that this process is gone
+        lifeline.guard(status)  # workers must not hold it: its end tells that this process is gone
         try:
             pid = processes.fork(live)
         except BaseException:
-            forks.unguard(status)
+            lifeline.unguard(status)
             raise
         descriptors.remove(status)
         self._statuses[pid] = status
@@ -458,7 +442,7 @@ class _Server:
         return pid
 
     def _reap(self) -> None:
-        """Reaps workers and reports their exit statuses. A signal may call this in the middle of itself."""
+        """Reaps workers and reports their exit statuses. A signal may call this while it runs."""
         for pid in list(self._statuses):
             try:
                 ended, code = os.waitpid(pid, os.WNOHANG)
@@ -468,13 +452,13 @@ class _Server:
                 status = self._statuses.pop(pid)
                 with contextlib.suppress(OSError):  # the trainer has closed its end
                     os.write(status, _STATUS.pack(os.waitstatus_to_exitcode(code)))
-                forks.unguard(status)
+                lifeline.unguard(status)
                 os.close(status)
 
 
 @contextlib.contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """What modules print when they are imported, this process' trainer has printed, or a worker will."""
+    """Discards what modules print when they are imported: the trainer prints it, or a worker will."""
     kept = [os.dup(stream) for stream in _OWN_STREAMS]
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""Which code this process runs, to tell whether a process that imported it earlier runs the same."""
+"""The code that this process has imported, to tell whether it has changed since."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ _INSTALLED = tuple(
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-
 Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]
-"""A module's specification, of which each load and reload makes a new one, and its file's version."""
+"""A module's specification, which each load and reload makes anew, and its file's version."""
 
 
 class LoadedCode:
-    """The code of the modules that this process has imported, to tell later whether it has changed.
+    """The code of the modules that this process has imported so far.
 
     In an interactive session the versions of files count too, because IPython's ``autoreload`` may patch
-    functions without reloading their module. Installed packages are left out of that: people do not edit
+    functions without reloading their module. Files of installed packages do not count: people do not edit
     them, and there may be thousands, on a slow disk. Elsewhere files do not count, so that editing a file
     during a training does not change the training.
-
-    Example:
-        >>> loaded = LoadedCode()
-        >>> loaded.has_changed()
-        False
     """
 
     def __init__(self) -> None:
@@ -39,7 +33,7 @@ class LoadedCode:
         self.has_changed()
 
     def has_changed(self) -> bool:
-        """Whether a module was loaded again, or its file has changed. Adds modules that are new."""
+        """Whether a module was loaded again, or its file has changed. New modules are added."""
         interactive = is_interactive()
         changed = False
         for name, module in sys.modules.copy().items():
@@ -57,12 +51,7 @@ def codes_of(modules: Iterable[str]) -> list[Code]:
 
 
 def is_interactive() -> bool:
-    """Whether somebody types the program: into Python, IPython or a notebook.
-
-    Example:
-        >>> is_interactive()
-        False
-    """
+    """Whether the program is typed into Python, IPython or a notebook."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 

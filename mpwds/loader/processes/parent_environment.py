@@ -1,4 +1,4 @@
-"""What a fork of the trainer would inherit, carried to workers that are not forks of it."""
+"""The trainer's environment, sent to workers that are not forks of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class ParentEnvironment(NamedTuple):
 
     Args:
         environ: Environment variables.
-        folder: The working directory; empty where it has been removed.
+        folder: The working directory; empty if it has been removed.
         path: ``sys.path``.
         processors: The processors that it may run on.
-        arguments: ``sys.argv``: modules that parse it when they are imported find it.
-        key: By which the servers of ``multiprocessing`` (its managers) know their processes; empty where
-            the trainer has not imported it.
+        arguments: ``sys.argv``, which some modules parse when they are imported.
+        key: The ``authkey`` of ``multiprocessing``, for its managers; empty if it is not imported.
     """
 
     environ: dict[str, str]
@@ -36,12 +35,7 @@ class ParentEnvironment(NamedTuple):
 
 
 def current() -> ParentEnvironment:
-    """This process' environment.
-
-    Example:
-        >>> current().folder == os.getcwd()
-        True
-    """
+    """This process' environment."""
     folder = ""
     with contextlib.suppress(OSError):
         folder = os.getcwd()
@@ -53,11 +47,7 @@ def current() -> ParentEnvironment:
 
 
 def adopt(parent: ParentEnvironment) -> None:
-    """Gives this process the environment of its trainer. The numbers of threads that were set here stay.
-
-    Example:
-        >>> adopt(current())
-    """
+    """Gives this process the environment of its trainer. Numbers of threads that were set here stay."""
     variables = parent.environ
     for name in set(os.environ) - set(variables) - set(THREAD_VARIABLES):
         del os.environ[name]
@@ -70,12 +60,9 @@ def adopt(parent: ParentEnvironment) -> None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, parent.processors)
     sys.argv = list(parent.arguments)
-    _take_key(parent.key)
+    if parent.key:
 
+        def take_key(multiprocessing: ModuleType) -> None:
+            multiprocessing.current_process().authkey = parent.key
 
-def _take_key(key: bytes) -> None:
-    def take(multiprocessing: ModuleType) -> None:
-        multiprocessing.current_process().authkey = key
-
-    if key:
-        after_import(_MULTIPROCESSING, take)
+        after_import(_MULTIPROCESSING, take_key)

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -37,18 +37,15 @@ class WorkerEnds(NamedTuple):
 class WorkerProcess:
     """A running worker process, this process' child.
 
-    Args:
-        pid: Its process id.
-
     Raises:
-        OSError: There is no descriptor left to watch it with; it has been ended.
+        OSError: There is no descriptor left to watch it with; it has been killed.
 
     Attributes:
         pid: Its process id.
-        exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when
-            someone else in this process has reaped it.
-        is_stuck: It has not done what it should in the time it had.
-        hint: Why it was killed, where this process did it and knows.
+        exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when other
+            code in this process has reaped it.
+        is_stuck: It did not do in time what it should.
+        hint: Why it was killed, if this process knows.
     """
 
     def __init__(self, pid: int) -> None:
@@ -60,10 +57,12 @@ class WorkerProcess:
         self._poller = select.poll()
         try:
             self._sentinel = os.pidfd_open(pid)
-        except ProcessLookupError:  # gone already, and reaped by someone else
+        except ProcessLookupError:  # it has ended, and other code has reaped it
             self._ended = True
         except OSError:
-            self._end_unwatched()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._reap()
             raise
         else:
             self._poller.register(self._sentinel, select.POLLIN)
@@ -86,11 +85,6 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
 
-    def _end_unwatched(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._reap()
-
     def _reap(self) -> int | None:
         try:
             _, status = os.waitpid(self.pid, 0)
@@ -99,7 +93,15 @@ class WorkerProcess:
         return os.waitstatus_to_exitcode(status)
 
 
-def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
+class Ending(Protocol):
+    """What :func:`end_all` needs of a process; see :class:`WorkerProcess`."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+def end_all(processes: Sequence[Ending], grace_s: float) -> None:
     """Waits ``grace_s`` for all processes to end, then kills those that have not; reaps every one."""
     deadline = time.monotonic() + grace_s
     late = [process for process in processes if not process.wait(deadline - time.monotonic())]
@@ -112,14 +114,14 @@ def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
 def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:
     """Starts a fresh interpreter that calls a function.
 
-    It inherits nothing of this process but ``descriptors``, and gets its ``sys.path`` and flags.
-    ``__main__`` is not imported again. Numeric libraries are told to use one thread, unless the user told
-    them something else: workers share the machine's cores, and the libraries ask when they are imported.
+    It inherits only ``descriptors``, and gets this process' ``sys.path`` and interpreter flags. ``__main__``
+    is not imported again. Unless the user has set the variables, numeric libraries use one thread, because
+    workers share the machine's cores; the libraries read the variables when they are imported.
 
     Args:
         entry: The function, as ``"module:name"``.
         descriptors: File descriptors to keep open, under the same numbers.
-        arguments: What the function is called with.
+        arguments: The function's arguments.
     """
     module, _, name = entry.partition(":")
     path = [item for item in sys.path if isinstance(item, str)]
@@ -136,7 +138,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
             pass_fds=descriptors,
             env={**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ},
         )
-    # From here the process is ours to reap: without this, Popen warns when it is collected.
+    # WorkerProcess reaps it: without this, Popen warns when it is collected.
     process.returncode = 0
     return WorkerProcess(process.pid)
 
@@ -145,7 +147,7 @@ def fork(target: Callable[[], None]) -> int:
     """Forks this process, calls ``target`` in the child and ends it; returns the child's process id."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.flush()  # else the child writes again what this process had buffered
+            stream.flush()  # or the child writes the buffered output again
     with _interrupts_blocked():
         pid = os.fork()
         if pid == 0:
@@ -169,8 +171,8 @@ def fork(target: Callable[[], None]) -> int:
 def fill_standard_descriptors() -> None:
     """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
 
-    Otherwise a descriptor of ours, or of a worker, would get that number, and be lost in the worker, where it
-    stands for the stream.
+    Otherwise one of our descriptors could get that number, and be lost in a worker, where the number stands
+    for the stream.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -179,7 +181,7 @@ def fill_standard_descriptors() -> None:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C inside this block takes effect at its end: nothing is left half started or half closed."""
+    """Ctrl-C inside this block takes effect at its end, so that nothing is left half started or closed."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,21 +1,22 @@
-"""What a worker needs to begin, carried from the trainer in one memory segment that all workers map."""
+"""The setup of workers, sent from the trainer in one memory segment that all workers map."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import os
 import pickle
 import sys
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 import numpy as np
 
 from mpwds.errors import MpwdsError
-from mpwds.loader.processes import loaded_code, parent_environment, unpicklable
-from mpwds.loader.processes.dataset_pickler import pickled_apart
+from mpwds.loader.processes import loaded_code, parent_environment
+from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apart
 from mpwds.loader.processes.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
@@ -28,14 +29,19 @@ class WorkerSetup:
     """The dataset and the facts that are the same for all workers of a loader.
 
     Args:
-        dataset: What the workers iterate.
-        workers: Their number.
+        dataset: The dataset.
+        workers: Number of workers.
         blocks: Blocks of each worker's arena.
         rank: Index of the trainer among ``world_size``.
         world_size: Number of trainers.
         seed: The loader's seed, if it has one.
         argv: ``sys.argv`` of the trainer.
+
+    Attributes:
+        serves: Name of the class that does the work: ``worker.worker.Worker``, or one like it.
     """
+
+    serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
     dataset: Any
     workers: int
@@ -45,13 +51,14 @@ class WorkerSetup:
     seed: int | None = None
     argv: list[str] = field(default_factory=list)
 
+    def serving_class(self) -> Any:
+        """Imports the class that :attr:`serves` names."""
+        module, _, name = self.serves.partition(":")
+        return getattr(importlib.import_module(module), name)
+
 
 class CannotPickle(TypeError):
-    """What the workers need holds something that cannot be pickled.
-
-    Attributes:
-        what: The path to it and what it is: ``dataset.files[3] is a TextIOWrapper``.
-    """
+    """A part of the setup cannot be pickled; ``what`` names it: ``dataset.files[3] is a TextIOWrapper``."""
 
     def __init__(self, message: str, what: str) -> None:
         super().__init__(message)
@@ -59,12 +66,9 @@ class CannotPickle(TypeError):
 
 
 class StillImported(RuntimeError):
-    """What the workers need comes from a module that is still being imported here.
+    """The setup needs a module that is still being imported here.
 
-    They would import it too, and come to the place where workers are started, and so would theirs.
-
-    Attributes:
-        module: The module.
+    The workers would import it too, and so come to the place that starts workers.
     """
 
     def __init__(self, module: str) -> None:
@@ -77,13 +81,12 @@ class StillImported(RuntimeError):
 
 
 class Pickled(NamedTuple):
-    """A setup that is ready to be stored. Workers can be started as long as this is there.
+    """A setup ready to be stored; keep it as long as workers may be started.
 
     Args:
-        parts: The pickle, and behind it the large arrays where they are: in this process' memory, or in such
-            that workers can map as well.
-        modules: Modules that unpickling it will import.
-        mappings: Keeps the latter.
+        parts: The pickle, then the large arrays: memory of this process, or regions that workers can map.
+        modules: Modules that a worker will import.
+        mappings: Keeps the regions.
     """
 
     parts: list[memoryview | Region]
@@ -92,23 +95,24 @@ class Pickled(NamedTuple):
 
 
 def pickled(setup: WorkerSetup) -> Pickled:
-    """``setup`` pickled by cloudpickle, for :func:`store`; arrays and tensors are left where they are.
+    """Pickles a setup for :func:`store`; arrays and tensors are not copied.
 
     Raises:
-        CannotPickle: It holds something that cannot be pickled.
-        StillImported: A module that it needs is not imported yet.
+        CannotPickle: A part of it cannot be pickled.
+        StillImported: A module that it needs is still being imported.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
         data, modules = pickled_apart(setup, buffers.append)
     except Exception as error:
-        what = unpicklable.find(setup)
+        what = find_unpicklable(setup)
         raise CannotPickle(
             f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): open "
             "files, locks and connections where the dataset is iterated, or use start_method='fork'",
             what,
         ) from error
     _check_imported(modules)
+    modules.add(setup.serves.partition(":")[0])
     arrays = [buffer.raw() for buffer in buffers]
     mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]
@@ -116,12 +120,9 @@ def pickled(setup: WorkerSetup) -> Pickled:
 
 
 def fingerprint(setup: WorkerSetup) -> bytes | None:
-    """What tells one setup from another: its pickle, and the code of the modules that unpickling imports.
+    """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
     Of arrays above 1 MB, a sample of the bytes counts.
-
-    Returns:
-        A digest; ``None`` if the setup cannot be pickled.
 
     Example:
         >>> factor = 2
@@ -162,12 +163,12 @@ def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
 
 
 def store(pickled: Pickled) -> int:
-    """A segment that holds a pickled setup, arrays and all but those that lie in shared memory already.
+    """A segment with a pickled setup; arrays that lie in shared memory already stay there.
 
-    With it goes this process' environment, which a worker adopts before it reads the setup.
+    The segment also holds this process' environment, which a worker adopts before it unpickles the setup.
 
     Args:
-        pickled: What :func:`pickled` returned; it lets go of what is stored.
+        pickled: What :func:`pickled` returned; this call empties its ``parts``.
 
     Returns:
         A file descriptor; the caller closes it.
@@ -206,13 +207,10 @@ def store(pickled: Pickled) -> int:
 
 
 def read(descriptor: int) -> WorkerSetup:
-    """The setup that :func:`store` put into a segment.
+    """The setup that :func:`store` put into the segment ``descriptor``.
 
-    Arrays are views of the segment, shared by all workers until one writes to them: it then gets its own
-    copy of the pages it writes to. Those that the trainer has in shared memory are views of that.
-
-    Args:
-        descriptor: The segment.
+    Arrays are views of the segment. A worker that writes to one gets its own copy of the pages it writes to.
+    Arrays that the trainer has in shared memory are views of that memory.
     """
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.ranks.even import EVEN, Even, torch_distributed
+from mpwds.loader.options import Even
+from mpwds.loader.ranks.even import EVEN, torch_distributed
 from mpwds.pipeline.context import Context
 
 _NOBODY = -1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, get_args
 
 from mpwds.loader.lengths import CountOf
+from mpwds.loader.options import Even
 from mpwds.pipeline.context import Context
 
-Even = Literal["drop", "pad", "wrap"]
-EVEN: tuple[Even, ...] = ("drop", "pad", "wrap")
+EVEN: tuple[Even, ...] = get_args(Even)
 
 WINDOW = 4
 """Batches that ranks agree on at once: an agreement takes about as long as three threads take to wake up."""

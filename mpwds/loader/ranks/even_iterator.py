@@ -11,8 +11,9 @@ from typing import Any
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.lengths import CountOf
+from mpwds.loader.options import Even
 from mpwds.loader.ranks.agreement import Agreement, TorchRanks
-from mpwds.loader.ranks.even import MOST_AHEAD, WINDOW, Even, Evened, all_ranks
+from mpwds.loader.ranks.even import MOST_AHEAD, WINDOW, Evened, all_ranks
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.repetitions import epoch_of_repetition

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Protocol, cast
 
-from mpwds.loader.ranks.even import Evened, is_to_be_even
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import (
     VERSION,
@@ -17,21 +16,22 @@ from mpwds.loader.resume.state import (
     progress_from_state,
     replayed_because,
 )
-from mpwds.loader.worker.worker_iterator import replays_because
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
+from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.repetitions import is_repetition
 from mpwds.pipeline.stream import Stream
 from mpwds.warn import warn
 
 
-class Resumable(Evened, Protocol):
+class Resumable(Protocol):
     """The part of a loader that positions use; see ``MultiLoader``."""
 
     dataset: Any
     workers: int
     in_order: bool
+    seed: int | None
     _epoch: int
     _position: LoaderPosition
 
@@ -145,11 +145,14 @@ class PipelinePosition:
     def __reduce__(self) -> Any:
         return PipelinePosition, ()  # a copy of a pipeline begins anew
 
-    def iterate(self, pipeline: DataPipeline, loader: Resumable, epoch: int) -> Iterator[Any]:
-        """Begins an epoch, or continues it if its state was loaded."""
+    def iterate(self, pipeline: DataPipeline, epoch: int, ahead: bool) -> Generator[Any, None, None]:
+        """Begins an epoch, or continues it if its state was loaded.
+
+        With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
+        """
         if is_repetition(epoch):  # another pass, to make an epoch even
-            return plain(pipeline.stream(Context.current(epoch)))
-        handed_over = self.handed_over(epoch) if is_to_be_even(loader) else None
+            return cast("Generator[Any, None, None]", plain(pipeline.stream(Context.current(epoch))))
+        handed_over = self.handed_over(epoch) if ahead else None
         loaded, self._loaded, self._run = self._loaded, None, None
         stream = pipeline.stream(Context.current(epoch))
         if loaded is not None:
@@ -243,7 +246,7 @@ class _Run:
         """Whether elements may still come."""
         return self._stream is not None
 
-    def elements(self, stream: Stream[Any]) -> Iterator[Any]:
+    def elements(self, stream: Stream[Any]) -> Generator[Any, None, None]:
         """The stream's elements. When the iterator is dropped, only the state is kept."""
         try:
             yield from plain(stream)
@@ -291,8 +294,16 @@ def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
     return EpochProgress.at_start(epoch, max(loader.workers, 1))
 
 
+def _replays_because(dataset: Any) -> str:
+    """Why a dataset has no state, so that an epoch is resumed by running it from its start; or nothing."""
+    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        unaddressed = culprit(dataset)
+        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
+    return f"a {type(dataset).__name__} has no state"
+
+
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
-    reasons = [replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
+    reasons = [_replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
     reason = next(filter(None, reasons), "")
     if reason and progress.replayed:
         warn(

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
-from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
 _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
-
-_TIME_EVERY_NS = 100_000
 
 
 @dataclass(frozen=True)
@@ -146,28 +140,3 @@ class TrainerTimes:
         now_ns = time.monotonic_ns()
         self._spent_ns[self._doing] += now_ns - self._since_ns
         self._since_ns, self._doing = now_ns, doing
-
-
-def clocked(elements: Iterator[Any], times: Callable[[], TrainerTimes]) -> Generator[Any, None, None]:
-    """The elements of the last stage behind a loader, timed by the clock of the loader's epoch.
-
-    One element is timed about every tenth of a millisecond, at random distances, and stands for those since
-    the one before: timing takes about a microsecond, which is more than small elements take.
-    """
-    rng = random.Random(0)  # of its own: the user's random numbers stay as they are
-    skip = 0
-    while True:
-        since_ns = time.monotonic_ns()
-        yield from itertools.islice(elements, skip)
-        clock = times()
-        clock.stages_began()
-        try:
-            element = next(elements)
-        except StopIteration:
-            return
-        finally:
-            clock.stages_ended(weight=1 + skip)
-        yield element
-        each_ns = max(1.0, (time.monotonic_ns() - since_ns) / (skip + 1))
-        # From 0 to twice the mean: work that is done once in n elements is neither always met nor never.
-        skip = int(rng.uniform(0, 2 * _TIME_EVERY_NS / each_ns))

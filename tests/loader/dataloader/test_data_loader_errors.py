@@ -229,7 +229,7 @@ def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_ar
     for _ in range(2, 8):
         with pytest.raises(ValueError, match="no number") as caught:
             next(iterator)
-    assert "had sent was unpickled" in caught.value.__notes__[-1]
+    assert "from worker 1 was unpickled" in caught.value.__notes__[-1]
     assert next(iterator) == 8
     assert loader.state_dict()["yielded"] == 9
     assert list(iterator) == [9, 10, 11]

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
-from mpwds.loader.dataloader.completed_tasks import Answered
 from mpwds.loader.dataloader.data_loader import DataLoader
+from mpwds.loader.dataloader.state import CompletedTasks
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -235,7 +235,7 @@ def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
         loader = make()
         loader.load_state_dict(state)
         with pytest.warns(
-            UserWarning, match=rf"running it again from its start, without the {count} batches"
+            UserWarning, match=rf"runs again from its start, and the {count} batches"
         ) as caught:
             got = first + plain(loader)
         assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
@@ -342,13 +342,13 @@ def test_other_stages_of_a_web_loader_are_refused():
 
 
 def test_answers_that_come_out_of_order_are_counted():
-    answered = Answered()
+    completed = CompletedTasks()
     for task in (3, 0, 2, 5):
-        answered.add(task, worker=task % 2)
-    assert (answered.below, answered.above, answered.count) == (1, {2, 3, 5}, 4)
-    answered.add(1)
-    assert (answered.below, answered.above) == (4, {5})
-    assert [task for task, _ in answered.left(range(7))] == [4, 6]
+        completed.add(task, worker=task % 2)
+    assert (completed.below, completed.above, completed.count) == (1, {2, 3, 5}, 4)
+    completed.add(1)
+    assert (completed.below, completed.above) == (4, {5})
+    assert [task for task, _ in completed.left(range(7))] == [4, 6]
 
 
 def loader_of_a_loader(kind, workers, batch_size=None):

@@ -20,7 +20,7 @@ from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
-from mpwds.sharedmem import control_group
+from mpwds.sharedmem import segment
 
 COLUMNS = {
     "array": lambda numbers: np.array(numbers, np.float32)[:, None] * np.ones(3, np.float32),
@@ -155,7 +155,7 @@ def web_loader():
 def test_the_order_is_the_same_with_much_and_with_little_free_memory(make, monkeypatch):
     orders = []
     for memory in (MUCH, LITTLE):
-        monkeypatch.setattr(control_group, "memory_left", lambda memory=memory: memory)
+        monkeypatch.setattr(segment, "groups_have_left", lambda memory=memory: memory)
         orders.append(numbers_of(make()))
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == list(range(100))
@@ -164,13 +164,13 @@ def test_the_order_is_the_same_with_much_and_with_little_free_memory(make, monke
 @pytest.mark.parametrize(("before", "after"), [(MUCH, LITTLE), (LITTLE, MUCH)])
 @pytest.mark.parametrize("make", [floats_in_batches, web_loader])
 def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, before, after, monkeypatch):
-    monkeypatch.setattr(control_group, "memory_left", lambda: before)
+    monkeypatch.setattr(segment, "groups_have_left", lambda: before)
     pipeline = make()
     batches = iter(pipeline)
     first = numbers_of(next(batches) for _ in range(5))
     state = json.loads(json.dumps(pipeline.state_dict()))
     rest = numbers_of(batches)
-    monkeypatch.setattr(control_group, "memory_left", lambda: after)
+    monkeypatch.setattr(segment, "groups_have_left", lambda: after)
     other = make()
     other.load_state_dict(state)
     with warnings.catch_warnings():
@@ -180,7 +180,7 @@ def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, be
 
 
 def test_rows_that_do_not_fit_into_memory_are_an_error_that_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(control_group, "memory_left", lambda: 1_000_000)
+    monkeypatch.setattr(segment, "groups_have_left", lambda: 1_000_000)
     with pytest.raises(
         SharedMemoryError, match=r"a pool of 600 rows, 2.4 MB, 1.0 MB are left: shuffle fewer rows here"
     ):

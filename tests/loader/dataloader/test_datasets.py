@@ -3,7 +3,7 @@
 import pytest
 
 import mpwds
-from mpwds.loader.dataloader.dividing import check_not_divided_again, refuse_workers_of_workers
+from mpwds.loader.dataloader.datasets import check_not_divided_again, refuse_workers_of_workers
 
 pipeline = mpwds.DataPipeline(range(10))
 loaders = {

@@ -1,4 +1,4 @@
-"""unpicklable.find: the path to what cannot be pickled."""
+"""find_unpicklable: the path to the part that cannot be pickled."""
 
 import functools
 import threading
@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpwds.loader.processes import unpicklable
+from mpwds.loader.processes.dataset_pickler import find_unpicklable
 
 lock = threading.Lock()
 
@@ -59,17 +59,17 @@ def enclosing(value):
     ],
 )
 def test_finds_the_innermost_part(dataset, expected):
-    assert unpicklable.find(Setup(dataset)) == expected
+    assert find_unpicklable(Setup(dataset)) == expected
 
 
 def test_finds_what_a_function_of_the_users_program_uses():
     source = "def read():\n    return lock\n"
     globals_ = {"lock": lock, "__name__": "__main__"}
     exec(source, globals_)
-    assert unpicklable.find(Setup(globals_["read"])) == "dataset's global lock is a lock"
+    assert find_unpicklable(Setup(globals_["read"])) == "dataset's global lock is a lock"
 
 
 def test_an_object_that_contains_itself_is_no_trouble():
     circle = [lock]
     circle.append(circle)
-    assert unpicklable.find(Setup(circle)) == "dataset[0] is a lock"
+    assert find_unpicklable(Setup(circle)) == "dataset[0] is a lock"

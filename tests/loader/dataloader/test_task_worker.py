@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.loader.dataloader.fetching import Exhausted, FetchingSetup
+from mpwds.loader.dataloader.task_worker import Exhausted, FetchingSetup
 from mpwds.pipeline.context import Context
 
 
