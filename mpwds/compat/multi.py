@@ -14,7 +14,7 @@ from typing import Any
 from mpwds.loader import options as checks
 from mpwds.loader.dataloader.web_loader import LoaderSource
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.loader.output.pinned_elements import pinned
+from mpwds.loader.output.replacing import pinned
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import IteratorStream

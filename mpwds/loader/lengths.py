@@ -1,4 +1,4 @@
-"""How many elements a loader delivers, where its dataset and stages tell that without running."""
+"""Counts the elements that a loader delivers, where its dataset and stages can tell without running."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
     """How many elements a loader with this dataset delivers to a rank.
 
     Args:
-        dataset: What ``as_dataset`` returned. The ``len()`` of a dataset that is not a pipeline is believed.
+        dataset: As ``as_dataset`` returned it.
         workers: The loader's workers.
         context: Epoch, seed and rank.
-        exact: Believe neither a ``len()`` nor ``with_length``.
+        exact: Trust neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
 
     Raises:
         LengthUnknown: The number is not known; the message says why.
-
-    Example:
-        >>> count_delivered(DataPipeline(range(10)).batched(4), workers=2)
-        Count(elements=4, rows=10)
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):
@@ -48,19 +44,10 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
-    """How many elements stages make.
-
-    Args:
-        stages: The stages, in order.
-        epochs: How often they run, and after how many elements the epoch ends.
-        count: The elements that they get when they run once.
+    """How many elements stages make of ``count`` elements for each of their runs.
 
     Raises:
         LengthUnknown: The number is not known; the message says why.
-
-    Example:
-        >>> count_behind(DataPipeline([]).batched(3).stages, Epochs(), Count(elements=10))
-        Count(elements=4, rows=10)
     """
     for stage in stages:
         count = count_of(stage, count)

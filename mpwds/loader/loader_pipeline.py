@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.lengths import count_behind, count_delivered
-from mpwds.loader.output.one_thread import OneThread
-from mpwds.loader.ranks.agreement import Even
-from mpwds.loader.ranks.even import even_length, evened, is_to_be_even
-from mpwds.loader.rebatch.rebatched import Rebatched
-from mpwds.loader.rebatch.regrouped import regrouped
+from mpwds.loader.engine.epoch import TAKE_TURNS
+from mpwds.loader.options import Even
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.resume.resumable_stream import LoaderIterator, LoaderStream, ResumableStream
 from mpwds.loader.stats.collector import Since
-from mpwds.loader.stats.stages_clock import clocked
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
@@ -26,11 +22,18 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.parts import culprit, in_any_order
 from mpwds.pipeline.stream import Stage, Stream
+from mpwds.tracebacks import shorten
+
+if TYPE_CHECKING:
+    from mpwds.loader.resume.resumable_stream import LoaderIterator
+    from mpwds.loader.stats.stats import LoaderStats
+
+_TIME_EVERY_NS = 100_000
 
 
 @explained
 class Rebatching(Composable):
-    """Base of loaders, and of what is behind them, for the stage that they have alone."""
+    """Base of loaders, and of pipelines behind them, for the stage that only they have."""
 
     def rebatched(
         self: Self,
@@ -42,22 +45,22 @@ class Rebatching(Composable):
         seed: int | None = None,
         pin_memory: bool | None = None,
     ) -> Self:
-        """Makes batches of another size, of random rows: the fast form of unbatched, shuffle and batched.
+        """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
 
-        Rows are copied in this process, whole batches at a time: into a pool of ``shuffle`` rows, and from
-        there into their new batches, whose memory is used again when nothing refers to them any more. Workers
+        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from
+        there into the new batches. A batch's memory is reused when nothing refers to it any more. Workers
         get their memory back as soon as its rows are in the pool.
 
         Args:
             batchsize: Rows of a new batch.
-            shuffle: Rows in the pool; below 2, their order stays as it is.
-            drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make
-                a smaller one.
+            shuffle: Rows in the pool; below 2, the order stays as it is.
+            drop_last: Drop the rows that are left at the end if they are too few for a batch; otherwise they
+                make a smaller one.
             initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
                 the pool is full).
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Whether tensors lie in pinned memory. By default they do if this process has used CUDA
-                by the time a batch is made, as it has if the loader pins memory or delivers to a device.
+            pin_memory: Put tensors into pinned memory. By default this depends on whether this process has
+                used CUDA when a batch is made, as it has if the loader pins memory or delivers to a device.
 
         Raises:
             ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
@@ -65,7 +68,7 @@ class Rebatching(Composable):
 
         While iterating:
             ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
-            differ in shape or dtype from those before.
+            differ in shape or dtype from earlier ones.
             :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
 
         Example:
@@ -78,17 +81,19 @@ class Rebatching(Composable):
             >>> len(batches[0][1])
             5
         """
+        from mpwds.loader.rebatch.rebatched import Rebatched
+
         return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
 
 
 class LoaderPipeline(Rebatching, DataPipeline):
-    """What a loader delivers, passed through stages that run here.
+    """A loader with stages behind it, which run in this process.
 
-    The methods of ``MultiLoader`` that are named after stages make one. It is the loader with stages: each
-    ``iter()`` is the loader's next epoch, and ends an unfinished one of the loader and of other pipelines
-    behind it; ``set_epoch`` and ``close`` are the loader's, and so is the end of a ``with`` block. It keeps
-    the loader alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device``,
-    and ``output="jax"``, are for what the last one yields.
+    The methods of ``MultiLoader`` that are named after stages make one. Each ``iter()`` is the loader's next
+    epoch, and ends an unfinished one of the loader and of other pipelines behind it. ``set_epoch`` and
+    ``close`` are the loader's, and the end of a ``with`` block closes it. The pipeline keeps the loader
+    alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device`` and
+    ``output="jax"`` apply to the elements of the last one.
 
     Args:
         loader: The loader.
@@ -113,20 +118,28 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._position = PipelinePosition()
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self.loader._next_epoch()
-        elements = evened(self.loader, epoch, self._begin, self._count, self._position.handed_over(epoch))
-        return CountOnYield(elements, self._position.run) if is_to_be_even(self.loader) else elements
+        loader, epoch = self.loader, self.loader._next_epoch()
+        if loader.even is None or not loader._is_even():
+            return self._begin(epoch)
+        from mpwds.loader.ranks.even_iterator import evened
+
+        delivered = self._position.handed_over(epoch)
+        elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
+        return CountOnYield(elements, self._position.run)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        elements = clocked(self._position.iterate(self, self.loader, epoch), self.loader._clock)
-        return self.loader._hand_out(OneThread(elements), staged=True)
+        elements = self._position.iterate(self, epoch, ahead=self.loader._is_even())
+        return self.loader._hand_out(StagesIterator(elements, self.loader._clock), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` of the loader, with or without stages, epoch number ``epoch``."""
+        """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
         self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
+        from mpwds.loader.rebatch.rebatched import Rebatched
+        from mpwds.loader.resume.resumable_stream import ResumableStream
+
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._watch)
@@ -135,6 +148,10 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
+        if len(stages) < 3:
+            return stages
+        from mpwds.loader.rebatch.regrouped import regrouped
+
         return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
@@ -143,11 +160,11 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return extended
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: behind the last element that was delivered; as of ``MultiLoader``.
+        """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
 
-        The dict holds, beside the states of the workers, those of the stages: of what a stage holds it names
-        the batches and rows that it came in (some 10 bytes for each row of ``rebatched``'s pool, 15 for each
-        element of ``shuffle``).
+        The dict holds the states of the workers and of the stages. For elements that a stage holds, it names
+        the batches and rows that they came in (some 10 bytes for each row of ``rebatched``'s pool, 15 for
+        each element of ``shuffle``).
 
         Example:
             >>> from mpwds import MultiLoader
@@ -163,55 +180,40 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return self._position.state_dict(self, self.loader)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter()`` go on where ``state_dict`` was saved, by this pipeline or one like it.
+        """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 
-        The workers make the batches again that stages hold rows of, and what came since. A stage that is a
-        plain function of an iterator, or holds what ``rebatched`` made, takes a run through the epoch from
-        its start; one warning says so.
+        The workers make the batches again that stages hold rows of, and the later ones. With a stage that is
+        a plain function of an iterator, or holds batches of ``rebatched``, the epoch runs again from its
+        start; one warning says so.
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
 
         Raises:
-            ValueError: The state is of another version, or of a loader that has other stages, workers, ranks
-                or seeds, or another dataset; or, in ``iter()``, the epoch would have to be run again and
+            ValueError: The state is of another version, or of a loader with other stages, workers, ranks,
+                seeds or another dataset; or, in ``iter()``, the epoch would have to run again and
                 ``in_order=False`` gives another order each time.
         """
         self._position.load(self, self.loader, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
-        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`.
-
-        Args:
-            wait: Return when all of them are ready; otherwise at once.
-            timeout: Seconds to wait for them; ``None`` waits for ever.
-
-        Raises:
-            Exception: Whatever hinders them.
-        """
+        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
         self.loader.warm_up(wait=wait, timeout=timeout)
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """The loader's ``stats``. ``stages_s`` is the time of the stages that run here.
-
-        Args:
-            since: Of the loader's last epoch that began (``"epoch"``), or of all (``"start"``).
-
-        Raises:
-            ValueError: ``since`` is neither.
-        """
+        """The loader's statistics: see :meth:`mpwds.MultiLoader.stats`. The stages took ``stages_s``."""
         return self.loader.stats(since)
 
     def __repr__(self) -> str:
         return super().__repr__() + self.loader._in_short()
 
     def __len__(self) -> int:
-        """Elements in an epoch of this rank, or what ``with_length`` says.
+        """Elements in an epoch of this rank, or the length set by ``with_length``.
 
         With the loader's ``even`` it is the same on all ranks.
 
         Raises:
-            TypeError: It cannot be known without running the epoch; the message says because of what.
+            TypeError: The number is not known without running the epoch; the message says why.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -220,12 +222,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         if self._length is not None:
             return self._length
-        return even_length(self.loader.even, self._count)
+        return _length(self.loader.even, self._count)
 
     def _count(self, context: Context, *, exact: bool = False) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
+        from mpwds.loader.lengths import count_behind, count_delivered
+
         loader = self.loader
         count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
         return count_behind(self.stages, epochs, count).elements
@@ -263,113 +267,61 @@ class LoaderStages(Rebatching, Fluent):
         return LoaderPipeline(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
-        """Makes an epoch of this many elements: the workers' epochs follow each other as long as that takes.
+        """Makes an epoch of this many elements, from as many epochs of the workers as that takes.
 
-        Args:
-            nsamples: Elements in an epoch; below 0, an epoch has no end.
-            nbatches: The same; the larger of the two counts.
-
-        Raises:
-            ValueError: It is 0.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> with MultiLoader([1, 2, 3], workers=1).with_epoch(5) as loader:
-            ...     list(map(int, loader))
-            [1, 2, 3, 1, 2]
+        See :meth:`mpwds.DataPipeline.with_epoch`.
         """
         return LoaderPipeline(self).with_epoch(nsamples, nbatches)
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
-        """Makes an epoch of ``nepochs`` epochs of the workers.
-
-        Args:
-            nepochs: Number of these; without end below 1.
-            nbatches: Elements after which it ends all the same; no limit below 0.
-
-        Raises:
-            ValueError: ``nbatches`` is 0.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> with MultiLoader([1, 2], workers=1).repeat(2) as loader:
-            ...     list(map(int, loader))
-            [1, 2, 1, 2]
-        """
+        """Makes an epoch of ``nepochs`` epochs of the workers. See :meth:`mpwds.DataPipeline.repeat`."""
         return LoaderPipeline(self).repeat(nepochs, nbatches)
 
     def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
-        """Makes ``len()`` return ``n``, for programs that want to know a loader's length.
-
-        Args:
-            n: The length.
-            silent: Whether to leave out the warning that it sets nothing else.
-
-        Raises:
-            ValueError: ``n`` is negative.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> len(MultiLoader(lambda: iter("abc")).with_length(1000, silent=True))
-            1000
-        """
+        """Makes ``len()`` return ``n``. See :meth:`mpwds.DataPipeline.with_length`."""
         return LoaderPipeline(self).with_length(n, silent)
 
     def __len__(self) -> int:
-        """Elements in an epoch of this rank, or the dataset's length where it says one.
+        """Elements in an epoch of this rank, or the ``len()`` of a dataset that has one.
 
         With ``even`` it is the same on all ranks.
 
         Raises:
-            TypeError: It cannot be known without running the epoch; the message says because of what.
+            TypeError: The number is not known without running the epoch; the message says why.
 
         Example:
             >>> from mpwds import MultiLoader
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        return even_length(self.even, self._count)
+        return _length(self.even, self._count)
 
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
 
     @abstractmethod
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` epoch number ``epoch``."""
+    def set_epoch(self, epoch: int) -> None: ...
 
     @abstractmethod
-    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
-        """Starts the workers before the first epoch."""
+    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Ends the workers."""
+    def close(self) -> None: ...
 
     @abstractmethod
-    def stats(self, since: Since = "epoch") -> LoaderStats:
-        """What was delivered, and what it took."""
+    def stats(self, since: Since = "epoch") -> LoaderStats: ...
 
     @abstractmethod
     def _as_called(self) -> str:
         """The call that makes such a loader."""
 
-    def _in_short(self) -> str:
-        """What ``repr`` says of a loader that has run."""
-        stats = self.stats()
-        return f"  # {stats.in_short}" if stats.batches else ""
-
     @abstractmethod
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
-        """The elements of an epoch, whichever is next by count.
-
-        Args:
-            epoch: Its number.
-            progress: Where to begin; at its start, or where a state was loaded, by default.
-        """
+        """Begins an epoch: at a progress, by default at its start or where a state was loaded."""
 
     @abstractmethod
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
-        """What the loader yields, or the last stage behind it (``staged``), as the program gets it."""
+        """The last step: converts elements, of the last stage if ``staged``, to the loader's output."""
 
     @abstractmethod
     def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
@@ -379,17 +331,87 @@ class LoaderStages(Rebatching, Fluent):
     def _clock(self) -> TrainerTimes:
         """The clock of the epoch that began last."""
 
+    def _in_short(self) -> str:
+        """The part of ``repr`` about a loader that has run."""
+        stats = self.stats()
+        return f"  # {stats.in_short}" if stats.batches else ""
+
     def _next_epoch(self) -> int:
         epoch, self._epoch = self._epoch, self._epoch + 1
         return epoch
 
     def _count(self, context: Context, *, exact: bool = False) -> int:
-        count = count_delivered(self.dataset, self.workers, context, exact=exact)
-        return count.elements
+        from mpwds.loader.lengths import count_delivered
+
+        return count_delivered(self.dataset, self.workers, context, exact=exact).elements
+
+    def _is_even(self) -> bool:
+        """Whether the loader makes its epochs even on all ranks."""
+        if self.even is None:
+            return False
+        from mpwds.loader.ranks.even import is_to_be_even
+
+        return is_to_be_even(self)
+
+
+class StagesIterator(Iterator[Any]):
+    """The elements of the last stage behind a loader, for one thread at a time, and timed.
+
+    One element is timed about every tenth of a millisecond, at random distances, and stands for those since
+    the one before: timing takes about a microsecond, which is more than small elements take.
+
+    Args:
+        elements: The elements of the last stage.
+        clock: Returns the clock of the loader's epoch.
+
+    Raises:
+        RuntimeError: In ``next()``, another thread is in the middle of it.
+    """
+
+    def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:
+        self._elements = elements
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._random = random.Random(0)  # of its own: a user's numbers stay as they are
+        self._untimed = 0
+        self._weight = 1
+        self._since_ns = time.monotonic_ns()
+
+    def __next__(self) -> Any:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            if self._untimed:
+                self._untimed -= 1
+                return next(self._elements)
+            return self._timed()
+        except Exception as error:
+            shorten(error)
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Ends the iteration."""
+        self._elements.close()
+
+    def _timed(self) -> Any:
+        clock = self._clock()
+        clock.stages_began()
+        try:
+            element = next(self._elements)
+        finally:
+            clock.stages_ended(self._weight)
+        now_ns = time.monotonic_ns()
+        each_ns = max(1.0, (now_ns - self._since_ns) / self._weight)
+        # From 0 to twice the mean: what is done once in so many elements is neither always met nor never.
+        self._untimed = int(self._random.uniform(0, 2 * _TIME_EVERY_NS / each_ns))
+        self._weight, self._since_ns = 1 + self._untimed, now_ns
+        return element
 
 
 class _Loaded:
-    """Source of a pipeline: what a loader delivers."""
+    """Source of a pipeline: the batches that a loader delivers."""
 
     def __init__(self, loader: LoaderStages) -> None:
         self._loader = loader
@@ -401,4 +423,14 @@ class _Loaded:
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
+        from mpwds.loader.resume.resumable_stream import LoaderStream
+
         return LoaderStream(lambda progress: self._loader._iterate(context.epoch, progress))
+
+
+def _length(even: Even | None, count: Callable[..., int]) -> int:
+    if even is None:
+        return count(Context.current())
+    from mpwds.loader.ranks.even import even_length
+
+    return even_length(even, count)

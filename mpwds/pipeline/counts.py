@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 
@@ -39,6 +39,13 @@ class Count:
         """
         batches = -(-self.elements // batchsize) if partial else self.elements // batchsize
         return Count(batches, min(self.elements, batches * batchsize))
+
+
+class RowStep(NamedTuple):
+    """What a stage does to rows, and its arguments as ``rebatched`` would take them; see ``Filter``."""
+
+    kind: Literal["unbatch", "shuffle", "batch"]
+    arguments: Mapping[str, Any] = {}
 
 
 class LengthUnknown(TypeError):

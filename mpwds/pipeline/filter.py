@@ -32,6 +32,8 @@ class Filter(ABC):
     - ``addressable``: ``False`` if the stream cannot fetch an element again by its address. Loaders then
       resume an epoch by running it again from its start.
     - ``reads_shards``: ``True`` if the stage reads storage.
+    - ``row_step``: a :class:`~mpwds.pipeline.counts.RowStep`, or ``None``. Loaders run three stages that
+      unbatch, shuffle and batch as one, for whole batches at a time.
 
     The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 

@@ -516,6 +516,6 @@ def test_a_function_that_returns_no_iterator_is_named_with_what_it_returned(work
     def forgetful():
         map(str, range(3))
 
-    expected = "is a function, .*forgetful, which is to return an iterator .*, and it returned None"
+    expected = "is a function, .*forgetful, which must return an iterator .*, but it returned None"
     with mpwds.MultiLoader(forgetful, workers=workers) as loader, pytest.raises(TypeError, match=expected):
         list(loader)

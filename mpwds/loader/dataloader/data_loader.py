@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.utils.data
 
@@ -25,7 +25,6 @@ from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIt
 from mpwds.loader.dataloader.start_methods import Forks, start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.stats.collector import Since
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.mistakes import explained
 from mpwds.warn import warn
 
@@ -36,6 +35,9 @@ _DATAPIPES: tuple[type, ...] = tuple(
     for name in ("IterDataPipe", "MapDataPipe")
     if (kind := getattr(torch.utils.data, name, None)) is not None
 )
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):

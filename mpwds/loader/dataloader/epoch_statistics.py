@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Reading, StageReading
 from mpwds.pipeline.counts import attribute, rows_in
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 
 class Counting(Protocol):

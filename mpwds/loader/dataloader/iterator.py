@@ -6,7 +6,6 @@ import copy
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,8 +24,9 @@ from mpwds.loader.dataloader.start_methods import Forks
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
-from mpwds.loader.engine.group import BLOCKS_OF_CONSUMER, GroupOptions, WorkerGroup
-from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.engine.epoch import OneThread
+from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -64,7 +64,7 @@ class DataLoaderIterator(Iterator[Any]):
         if not loader.prefetch_factor:
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         self._process = os.getpid()
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._indices: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._statistics = statistics
@@ -78,8 +78,8 @@ class DataLoaderIterator(Iterator[Any]):
         pins = self._pin is not None and access.device_count() > 0  # other accelerators register nothing
         pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
         launcher = start_methods.launcher_of(loader.multiprocessing_context, forks)
-        options = GroupOptions(launcher, "torch", warn_of_copies=False, pinning=pinning)
-        self._group = WorkerGroup(_setup_maker(loader, base_seed), options)
+        make_setup = _setup_maker(loader, base_seed)
+        self._group = WorkerGroup(make_setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None
         self._times = TrainerTimes()
@@ -118,16 +118,12 @@ class DataLoaderIterator(Iterator[Any]):
                 f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
                 "fork: iterate the loader anew here"
             )
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
         try:
-            with torch.autograd.profiler.record_function(self._profile_name):
+            with self._one_thread, torch.autograd.profiler.record_function(self._profile_name):
                 return self._next()
         except Exception as error:
             shorten(error)
             raise
-        finally:
-            self._entrance.release()
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -11,8 +11,7 @@ from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
-from mpwds.loader.engine.local_worker import RemoteWorker
-from mpwds.loader.engine.waiting import next_message
+from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
 
@@ -39,7 +38,7 @@ class TaskEpoch:
 
     def __init__(
         self,
-        workers: list[RemoteWorker],
+        workers: list[WorkerHandle],
         generation: int,
         indices: Iterator[Any],
         *,
@@ -64,7 +63,7 @@ class TaskEpoch:
         first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
         self._turns = itertools.cycle(workers[first:] + workers[:first])
         self._active = {worker.index for worker in workers}
-        self._unanswered: deque[RemoteWorker] = deque()
+        self._unanswered: deque[WorkerHandle] = deque()
         self._given = dict.fromkeys(self._active, 0)
         self._received = dict.fromkeys(self._active, 0)
         for _ in range(self._most):
@@ -130,21 +129,21 @@ class TaskEpoch:
                     self._unanswered.append(worker)
                 return
 
-    def _failed(self, worker: RemoteWorker, error: BaseException) -> Callable[[], Any]:
+    def _failed(self, worker: WorkerHandle, error: BaseException) -> Callable[[], Any]:
         self._count(worker)
         self._give_next()
         self._times.left()
         return _raising(error)
 
-    def _count(self, worker: RemoteWorker) -> None:
+    def _count(self, worker: WorkerHandle) -> None:
         number = self._tasks[worker.index].popleft()
         self._completed.add(self._completed.below if self._again else number, worker.index)
 
-    def _has_room(self, worker: RemoteWorker) -> bool:
+    def _has_room(self, worker: WorkerHandle) -> bool:
         unanswered = self._given[worker.index] - self._received[worker.index]
         return unanswered < self._most // len(self._active)
 
-    def _leave_out(self, worker: RemoteWorker) -> None:
+    def _leave_out(self, worker: WorkerHandle) -> None:
         if self._dropped[worker.index]:
             raise MpwdsError(
                 f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than it delivered "
@@ -154,7 +153,7 @@ class TaskEpoch:
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()
 
-    def _check(self, what: str, worker: RemoteWorker, number: int) -> None:
+    def _check(self, what: str, worker: WorkerHandle, number: int) -> None:
         expected = self._received[worker.index]
         if number != expected:
             raise MpwdsError(
@@ -162,8 +161,8 @@ class TaskEpoch:
             )
 
 
-def _revived(fields: dict[str, Any], worker: RemoteWorker) -> BaseException:
-    error = failures.revive(fields, worker.index, worker.process.pid)
+def _revived(fields: dict[str, Any], worker: WorkerHandle) -> BaseException:
+    error = failures.revive(fields, worker.index, worker.pid)
     add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
     return error
 

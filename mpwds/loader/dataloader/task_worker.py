@@ -9,17 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.imports import after_import
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker import torch_worker
-from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker import startup
+from mpwds.loader.worker.elements import sample_counter
 from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.sending import BatchSender, EpochStopped
+from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.loader.worker.status import StatusPage
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -47,6 +47,8 @@ class FetchingSetup(WorkerSetup):
         worker_init_fn: Called with the worker's index before anything is fetched.
         collate_functions: The trainer's additions to torch's table of collate functions.
     """
+
+    serves: ClassVar[str] = f"{__name__}:TaskWorker"
 
     base_seed: int = 0
     iterable: bool = False
@@ -139,6 +141,12 @@ class TaskWorker:
     meter: Meter
     _failure: Exception | None = None
 
+    def __post_init__(self) -> None:
+        self.sender.arrays_as_they_are = True
+        self.meter.writes_each = True
+        if self.setup.batches:
+            self.meter.samples_in = sample_counter(None)
+
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
         start = self.commands.wait_for_start()
@@ -152,7 +160,7 @@ class TaskWorker:
     def _begin(self) -> None:
         setup = self.setup
         seed_worker(setup.base_seed, self.index)
-        torch_worker.announce(self.index, setup.workers, setup.base_seed + self.index, setup.dataset)
+        startup.announce_to_torch(self.index, setup.workers, setup.base_seed + self.index, setup.dataset)
         torch_collate.take_functions(setup.collate_functions)
         try:
             if setup.worker_init_fn is not None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.rebatch.regrouped import regrouped
 from mpwds.loader.resume.state import VERSION, described_stages, field
 from mpwds.loader.stats.collector import Since
-from mpwds.loader.stats.stats import LoaderStats
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.iterator_streams import IteratorStream, skip
 from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 
 class WebLoader(Rebatching, DataPipeline):

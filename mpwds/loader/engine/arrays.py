@@ -17,19 +17,9 @@ TENSOR_WITH_GRADIENT = ord("g")
 
 
 class AsTensor:
-    """An array that arrives as a tensor, from a worker that need not import torch.
+    """A NumPy or ``Deferred`` array that arrives as a tensor, from a worker that need not import torch.
 
     Implements ``mpwds.tenbin.Deferred``.
-
-    Args:
-        source: A NumPy array or a ``Deferred`` one.
-
-    Attributes:
-        source: The same.
-
-    Example:
-        >>> kinds([AsTensor(np.zeros(3)), np.zeros(3)])
-        b'ta'
     """
 
     __slots__ = ("source",)
@@ -48,7 +38,6 @@ class AsTensor:
         return shape
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        """Copies the array into ``out``, of this ``shape`` and ``dtype``."""
         if isinstance(self.source, np.ndarray):
             out[...] = self.source
         else:
@@ -56,7 +45,7 @@ class AsTensor:
 
 
 def kinds(arrays: list[Any]) -> bytes:
-    """What each array arrives as, one character each.
+    """The kind that each array arrives as, one character each.
 
     Raises:
         RuntimeError: A tensor is the result of a computation that is to be differentiated.
@@ -65,38 +54,19 @@ def kinds(arrays: list[Any]) -> bytes:
 
 
 def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
-    """The array that is encoded at ``offset``, as the kind that :func:`kinds` gave it.
-
-    Example:
-        >>> buffer = bytearray(160)
-        >>> tenbin.write_array(buffer, 0, np.arange(2))
-        160
-        >>> view_as_sent(buffer, 0, ARRAY)
-        array([0, 1])
-    """
+    """The array that is encoded at ``offset``, as the kind that :func:`kinds` gave it."""
     array = view(buffer, offset, "numpy" if kind == ARRAY else "torch")
     return array.requires_grad_() if kind == TENSOR_WITH_GRADIENT else array
 
 
 def view(memory: Any, offset: int, output: tenbin.Output) -> Any:
-    """The array that is encoded at an offset.
+    """The array that is encoded at an offset of a buffer, or of a tensor of bytes.
 
-    Args:
-        memory: A buffer, or a tensor of bytes. Tensors made of a tensor are torch's views of it, so torch's
-            allocator of pinned memory learns on which streams they are used.
-        offset: In bytes.
-        output: ``"numpy"`` or ``"torch"``.
+    Tensors made of a tensor are torch's views of it, so torch's allocator of pinned memory learns on which
+    streams they are used.
 
     Raises:
         TenbinError: There is no array at that offset, or torch has no such dtype.
-
-    Example:
-        >>> import torch
-        >>> memory = torch.zeros(160, dtype=torch.uint8)
-        >>> tenbin.write_array(memory.numpy(), 0, torch.tensor([3, 4]))
-        160
-        >>> view(memory, 0, "torch")
-        tensor([3, 4])
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(memory, torch.Tensor):

@@ -2,7 +2,8 @@
 
 A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The
 kernel bounds what is in flight by bytes (the socket's buffer), and reading finds the end of the stream only
-behind the last message, so a sender's death loses nothing that it sent.
+behind the last message, so a sender's death loses nothing that it sent. File descriptors travel over a
+second socket pair.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mpwds import nest
+from mpwds.errors import MpwdsError, SharedMemoryError
 
 _LENGTHS = struct.Struct("<II")
 _READ_NBYTES = 256 << 10
+_DESCRIPTOR = struct.Struct("i")
 
 
 class ChannelClosed(Exception):
@@ -25,7 +28,7 @@ class ChannelClosed(Exception):
 
 
 class Message(NamedTuple):
-    """One message: its envelope's fields and the payload, which is valid until the next receive."""
+    """The fields of an envelope, and a payload that is valid until the next receive."""
 
     fields: dict[str, Any]
     payload: memoryview
@@ -56,10 +59,10 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, fields: dict[str, Any], payload: bytes | bytearray = b"") -> None:
-        """Sends a message, waiting while the socket's buffer is full.
+        """Sends a message, and waits while the socket's buffer is full.
 
         Raises:
-            ChannelClosed: The other end is gone.
+            ChannelClosed: The other end is gone, as in all methods.
         """
         envelope = nest.pack(fields)
         head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
@@ -77,13 +80,10 @@ class Channel:
         return bool(self._rest)
 
     def try_send(self, fields: dict[str, Any]) -> bool:
-        """Sends a message, or as much of it as fits; never waits. Not to be mixed with :meth:`send`.
+        """Sends a message, or as much of it as fits; never waits. Do not mix it with :meth:`send`.
 
         Returns:
-            False if none of it fits now. True if it was accepted: :meth:`flush` sends what did not fit.
-
-        Raises:
-            ChannelClosed: The other end is gone.
+            False if none of it fits now. True if it was accepted: :meth:`flush` sends the rest.
         """
         self.flush()
         if self.unsent:
@@ -96,11 +96,7 @@ class Channel:
         return sent > 0
 
     def flush(self) -> None:
-        """Sends what an earlier :meth:`try_send` left, as far as it goes.
-
-        Raises:
-            ChannelClosed: The other end is gone.
-        """
+        """Sends the rest of a message that :meth:`try_send` accepted, as far as it fits."""
         if self._rest:
             self._rest = self._rest[self._send_now(self._rest) :]
 
@@ -123,7 +119,7 @@ class Channel:
                 return None
 
     def close(self) -> None:
-        """Closes this end; what was sent can still be received at the other."""
+        """Closes this end. The other end can still receive what was sent."""
         self._socket.close()
 
     def _send_now(self, data: memoryview) -> int:
@@ -161,3 +157,30 @@ class Channel:
             raise ChannelClosed
         self._end += nbytes
         return True
+
+
+def give_descriptor(connection: socket.socket, descriptor: int) -> None:
+    """Worker: sends a file descriptor. If the trainer is gone, that shows at the next message."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(connection, [b"."], [descriptor], socket.MSG_NOSIGNAL)
+
+
+def take_descriptor(connection: socket.socket) -> int:
+    """Trainer: receives the descriptor that a message has announced; the caller closes it.
+
+    Raises:
+        SharedMemoryError: This process has no descriptor left to receive it with.
+        MpwdsError: Nothing came.
+    """
+    # Not socket.recv_fds: it forgets the flags.
+    flags, size = socket.MSG_CMSG_CLOEXEC, socket.CMSG_LEN(_DESCRIPTOR.size)
+    data, ancillary, _, _ = connection.recvmsg(1, size, flags)
+    for _, _, content in ancillary:
+        if len(content) == _DESCRIPTOR.size:
+            return int(_DESCRIPTOR.unpack(content)[0])
+    if not data:
+        raise MpwdsError("a worker announced a memory segment and did not hand it over")
+    raise SharedMemoryError(
+        "this process has no file descriptor left for a worker's shared memory: raise the limit (ulimit -n), "
+        "or use fewer workers"
+    )

@@ -1,4 +1,4 @@
-"""Iterating one epoch: batches of all workers, in order or as they come."""
+"""Iterates one epoch: batches of all workers, in order or as they come."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.local_worker import RemoteWorker
-from mpwds.loader.engine.waiting import message_here, next_message
-from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
+from mpwds.loader.options import LoaderOptions
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, WorkerProgress
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -26,28 +26,40 @@ NOT_YET = object()
 """No batch is here, and there may be more."""
 
 
+TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
+
+
+class OneThread:
+    """A context for one thread at a time: for a second one it is an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
 class EpochIterator(Iterator[Any]):
     """The batches of one epoch.
 
     In order, the workers take turns, so that the order depends on nothing but the dataset, the seed, the
-    epoch and the number of workers; a worker that has ended is left out. Out of order, whoever has a batch
-    is next.
+    epoch and the number of workers; a worker that has ended is left out. Out of order, the first batch to
+    arrive is next.
 
     It ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or when it
     is dropped.
 
     Args:
-        workers: The workers, started on this epoch.
-        generation: The generation of this epoch's messages.
-        progress: Where the workers begin, and what is brought up to date with every batch.
-        in_order: Whether workers take turns.
-        timeout: Seconds to wait for a batch; ``None`` waits for ever.
-        on_leave: Called when the epoch ends, unless it is by an error.
-        on_failure: Called before an error is raised.
-        on_death: Called with the error of a worker that died; returns the worker that takes its place, which
-            begins behind the batches that ``progress.received`` counts, or raises.
         owner: Kept alive as long as this iterator is.
-        times: Told what this process waits for.
+        group: The workers, which begin the epoch now.
+        progress: Where the workers begin. It is updated with every batch.
+        options: The loader's.
+        in_order: Whether workers take turns.
+        times: Records how long the trainer waits.
 
     Attributes:
         progress: How far the epoch is delivered.
@@ -56,33 +68,36 @@ class EpochIterator(Iterator[Any]):
 
     def __init__(
         self,
-        workers: list[RemoteWorker],
-        generation: int,
-        progress: EpochProgress,
-        *,
-        in_order: bool,
-        timeout: float | None,
-        on_leave: Callable[[], None],
-        on_failure: Callable[[], None],
-        on_death: Callable[[WorkerDied], RemoteWorker],
         owner: object,
+        group: WorkerGroup,
+        progress: EpochProgress,
+        options: LoaderOptions,
+        in_order: bool,
         times: TrainerTimes,
     ) -> None:
         self._times = times
+        try:
+            workers, self._generation = group.begin_epoch(progress.epoch, progress.positions())
+        except BaseException:
+            times.end()
+            raise
         self._turns = deque(workers)
         self._turns.rotate(-progress.turn)
-        self._generation = generation
         self.progress = progress
         self._in_order = in_order
-        self._timeout = timeout
-        self._on_leave = on_leave
-        self._on_failure = on_failure
-        self._on_death = on_death
+        self._timeout = options.timeout
+        self._persistent = options.persistent
+        self._group = group
+        self._replacement: Callable[[WorkerDied], WorkerHandle] | None = None
+        if options.on_worker_death == "restart":
+            from mpwds.loader.engine.restarts import Restarts
+
+            self._replacement = Restarts(group, self._generation, progress, in_order)
         self._owner = owner
         self._process = os.getpid()
         self.place = (-1, -1)
         progress.running = True
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self._running = True
         self._ended_because = ""
 
@@ -99,7 +114,7 @@ class EpochIterator(Iterator[Any]):
 
     @property
     def closed(self) -> bool:
-        """Whether ``next()`` is an error by now: the loader was closed, or iterated anew."""
+        """Whether ``next()`` is an error: the loader was closed, or iterated anew."""
         return bool(self._ended_because)
 
     def _advance(self, wait: bool) -> Any:
@@ -108,12 +123,8 @@ class EpochIterator(Iterator[Any]):
                 f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
                 "fork: make a loader of its own here"
             )
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
-        try:
+        with self._one_thread:
             return self._next(wait)
-        finally:
-            self._entrance.release()
 
     def _next(self, wait: bool) -> Any:
         try:
@@ -136,7 +147,7 @@ class EpochIterator(Iterator[Any]):
                             return batch
                         worker.discard(message)
                     elif kind == protocol.ERROR:
-                        raise failures.revive(message.fields, worker.index, worker.process.pid)
+                        raise failures.revive(message.fields, worker.index, worker.pid)
                     else:
                         self._check_end(worker, message)
                         self._turns.remove(worker)
@@ -146,35 +157,35 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._running = self.progress.running = False
                 self._times.end()
-                self._on_failure()
+                self._group.close()
                 raise
-            # Closed meanwhile, by another thread or at the interpreter's exit: what broke by that is no news.
+            # Another thread, or the interpreter's exit, has closed it meanwhile: that broke something.
         if self._ended_because:
             raise RuntimeError(self._ended_because)
         raise StopIteration
 
     def remake(self, worker: int) -> tuple[int, Any]:
-        """The number and the batch that a worker sends next, which was delivered before this iteration.
+        """The number and the batch that ``worker`` sends next, delivered before this iteration.
 
         Raises:
             MpwdsError: It made fewer batches than before.
         """
         try:
             self._times.asked()
-            turn = [remote for remote in self._turns if remote.index == worker]
-            remote, message = self._survived(self._awaited, turn)
+            turn = [each for each in self._turns if each.index == worker]
+            handle, message = self._survived(self._awaited, turn)
             if message.fields["kind"] == protocol.ERROR:
-                raise failures.revive(message.fields, worker, remote.process.pid)
+                raise failures.revive(message.fields, worker, handle.pid)
             if message.fields["kind"] == protocol.END:
                 raise made_fewer(worker, message.fields["sent"], self.progress.workers[worker].delivered)
-            progress = self._count(remote, message)
+            progress = self._count(handle, message)
             self._times.arrived()
-            batch = remote.batch(message)
+            batch = handle.batch(message)
             self._times.delivered(message.fields["samples"], message.fields["nbytes"])
             return progress.received - 1, batch
         except BaseException:
             self._running = self.progress.running = False
-            self._on_failure()
+            self._group.close()
             raise
 
     def close(self, because: str = "") -> None:
@@ -198,27 +209,30 @@ class EpochIterator(Iterator[Any]):
     def _leave(self) -> None:
         self._running = self.progress.running = False
         self._times.end()
-        self._on_leave()
+        if not self._persistent:
+            self._group.close()
 
-    def _awaited(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message]:
+    def _awaited(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message]:
         return next_message(candidates, self._generation, self._timeout, self._turns)
 
-    def _here(self, candidates: list[RemoteWorker]) -> tuple[RemoteWorker, Message] | None:
+    def _here(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message] | None:
         return message_here(candidates, self._generation)
 
-    def _survived(self, receive: Callable[[list[RemoteWorker]], T], candidates: list[RemoteWorker]) -> T:
-        """What is received of the candidates, or of the worker that takes the place of one that died."""
+    def _survived(self, receive: Callable[[list[WorkerHandle]], T], candidates: list[WorkerHandle]) -> T:
+        """Receives from the candidates, and replaces one that died where the options allow it."""
         while True:
             try:
                 return receive(candidates)
             except WorkerDied as death:
-                remote = self._on_death(death)
-                candidates = [remote if worker.index == remote.index else worker for worker in candidates]
+                if self._replacement is None:
+                    raise
+                new = self._replacement(death)
+                candidates = [new if worker.index == new.index else worker for worker in candidates]
                 for number, worker in enumerate(self._turns):
-                    if worker.index == remote.index:
-                        self._turns[number] = remote
+                    if worker.index == new.index:
+                        self._turns[number] = new
 
-    def _count(self, worker: RemoteWorker, message: Message) -> WorkerProgress:
+    def _count(self, worker: WorkerHandle, message: Message) -> WorkerProgress:
         """Counts a batch as received."""
         progress = self.progress.workers[worker.index]
         sequence = message.fields["sequence"]
@@ -230,7 +244,7 @@ class EpochIterator(Iterator[Any]):
         progress.received += 1
         return progress
 
-    def _batch(self, worker: RemoteWorker, message: Message, progress: WorkerProgress) -> Any:
+    def _batch(self, worker: WorkerHandle, message: Message, progress: WorkerProgress) -> Any:
         while self._turns[0] is not worker:
             self._turns.rotate(-1)
         self._turns.rotate(-1)
@@ -239,7 +253,7 @@ class EpochIterator(Iterator[Any]):
         self.progress.count(worker.index, self._turns[0].index, message.fields.get("state"))
         return batch
 
-    def _check_end(self, worker: RemoteWorker, message: Message) -> None:
+    def _check_end(self, worker: WorkerHandle, message: Message) -> None:
         sent, received = message.fields["sent"], self.progress.workers[worker.index].received
         if sent != received:
             raise MpwdsError(
@@ -251,7 +265,7 @@ class EpochIterator(Iterator[Any]):
 
 
 def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
-    """The error for a dataset that ends before the place where it is to be continued."""
+    """The error for a dataset that ends before the position where it has to continue."""
     return MpwdsError(
         f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
         "or gives other elements each time it runs, so the epoch cannot be continued"

@@ -1,4 +1,4 @@
-"""Sends a worker's exception to the trainer, which raises it with its own type."""
+"""Carries a worker's exception to the trainer, which raises it with its own type."""
 
 from __future__ import annotations
 

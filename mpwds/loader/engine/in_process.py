@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import threading
+import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -11,11 +11,12 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine.arrays import view
-from mpwds.loader.engine.epoch import made_fewer
+from mpwds.loader.engine.epoch import OneThread, made_fewer
 from mpwds.loader.engine.receiving import Output
-from mpwds.loader.output.one_thread import TAKE_TURNS
 from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker_iterator import WorkerIterator
@@ -26,20 +27,31 @@ from mpwds.sharedmem.pinning import Pinning
 from mpwds.tracebacks import shorten
 
 
-class LocalIterator(Iterator[Any]):
-    """One epoch of a dataset as a single worker would deliver it.
+class InProcess:
+    """Does the work of a loader without workers, and counts it."""
 
-    Arrays are private, writable and of the kind ``output``. The random numbers are those of a worker too, and
-    those of the program around it are left alone.
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._counters = Counters()
+        self.meter = Meter(self._counters, dataset, counts_cpu=False)
+
+    def readings(self) -> list[WorkerReading]:
+        return [WorkerReading(0, os.getpid(), self._counters.read())]
+
+
+class LocalIterator(Iterator[Any]):
+    """One epoch of a dataset, as a single worker would deliver it.
+
+    Arrays are private, writable and of the kind ``output``. The dataset draws the random numbers that it
+    would draw in a worker, and those of the program around it are left alone.
 
     Args:
-        dataset: What :func:`~mpwds.loader.worker.elements.as_dataset` returned.
+        owner: Kept alive as long as this iterator is.
+        local: Holds the dataset, and counts the work.
         context: Epoch, seed and rank.
         output: What arrays become.
-        owner: Kept alive as long as this iterator is.
-        progress: Where to begin, and what is brought up to date with every element.
-        meter: Counts and times the work.
-        times: Told when batches are waited for, which is when they are made.
+        progress: Where to begin. It is updated with every element.
+        times: Records how long the program waits for batches, that is, makes them.
         pinning: Where the memory of arrays comes from; ``None`` for any.
 
     Attributes:
@@ -49,41 +61,37 @@ class LocalIterator(Iterator[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        owner: object,
+        local: InProcess,
         context: Context,
         output: Output,
-        owner: object,
         progress: EpochProgress,
-        meter: Meter,
         times: TrainerTimes,
-        pinning: Pinning | None = None,
+        pinning: Pinning | None,
     ) -> None:
         self._owner = owner
-        self._meter = meter
+        self._meter = meter = local.meter
         self._times = times
         context = replace(context, worker=0, workers=1, owns_process=False, watch=meter.watch)
         self.progress = progress
         position = progress.positions()[0]
-        iterate = elements if isinstance(dataset, DataPipeline) else _with_own_generators
-        self._iterator = WorkerIterator(dataset, context, position, iterate)
+        iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
+        self._iterator = WorkerIterator(local.dataset, context, position, iterate)
         self._batches = _delivered(self._iterator, position.first, output, pinning, meter)
         self._ended_because = ""
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self.place = (0, -1)
         progress.running = True
 
     def __next__(self) -> Any:
         if self._ended_because:
             raise RuntimeError(self._ended_because)
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
         try:
-            return self._next()
+            with self._one_thread:
+                return self._next()
         except Exception as error:
             shorten(error)
             raise
-        finally:
-            self._entrance.release()
 
     def _next(self) -> Any:
         progress = self.progress
@@ -109,11 +117,7 @@ class LocalIterator(Iterator[Any]):
         return element
 
     def remake(self, worker: int) -> tuple[int, Any]:
-        """Makes the next element, which was delivered before this iteration; returns its number and itself.
-
-        Args:
-            worker: 0.
-        """
+        """The number of the next element, which was delivered before this iteration, and the element."""
         self._times.asked()
         with self._meter.epoch():
             element, samples, nbytes = self._remade()
@@ -143,7 +147,7 @@ class LocalIterator(Iterator[Any]):
 
     @property
     def closed(self) -> bool:
-        """Whether ``next()`` is an error by now: the loader was closed, or iterated anew."""
+        """Whether ``next()`` is an error: the loader was closed, or iterated anew."""
         return bool(self._ended_because)
 
     def close(self, because: str = "") -> None:
@@ -163,7 +167,7 @@ class LocalIterator(Iterator[Any]):
 
 
 def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
-    """The elements of a dataset that draws from random generators of its own, it seems to it."""
+    """The elements of a dataset that appears to have random generators of its own."""
     own: States | None = None
     source: Iterator[Any] | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Objects of any class in a batch: pickled, the data of their arrays out of band."""
+"""Pickles objects of any class in a batch, with the data of their arrays out of band."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ from mpwds.pickling import _Pickler as _OwnClassPickler
 
 @dataclass
 class OutOfBand:
-    """A pickled object.
-
-    Args:
-        pickled: Its pickle, without the data of its arrays.
-        buffers: That data, as uint8 arrays of one dimension.
-    """
+    """A pickled object, and the data of its arrays as uint8 arrays of one dimension."""
 
     pickled: bytes
     buffers: list[Any]
@@ -32,10 +27,8 @@ class OutOfBand:
 def take_apart(item: Any) -> Any:
     """Replaces each object that must be pickled by an :class:`OutOfBand`.
 
-    Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else.
-
-    Returns:
-        The new batch; ``item`` itself if it holds no such object.
+    Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else. Returns ``item``
+    itself if it holds no such object.
 
     Example:
         >>> batch = [1, collections.UserDict(x=np.zeros(3))]

@@ -3,20 +3,20 @@
 Between the trainer and each worker there are
 
 * a **channel** (``engine.channel``): a socket pair, so it has no name and leaves no file;
-* a **handover** (``engine.handover``): a socket pair for the descriptors of the worker's memory segments,
-  apart so that receiving one can be kept whole when Ctrl-C comes;
-* a **bell** (``sharedmem.bell``): rung by the trainer when a block of the worker's arena is free again;
-* a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written; when
+* a **handover**: a socket pair for the descriptors of the worker's memory segments. It is separate so that
+  Ctrl-C cannot interrupt receiving one;
+* a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
+* a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.lifeline``);
-* a **status page** (``worker.status``): the shard the worker reads, what it has counted (``worker.counters``)
-  and its Python stack on request. The trainer reads it whenever it likes; no message is about statistics.
+* a **status page** (``worker.status``): the shard the worker reads, its counters (``worker.counters``)
+  and its Python stack on request. The trainer reads it at any time; no message is about statistics.
 
 *Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
-that all workers map (a fork of the trainer has it already). It sends ``ready``, before
-anything else, and waits for commands. Workers start side by side; nothing waits for a worker to be ready
-unless the user asks for it, because what is sent to it stays in its channel until it reads. If one cannot be
-started, those that were are ended, and what stopped it is raised. What stops a worker from beginning, its
-dataset as a rule, comes as an ``error`` that belongs to no generation, in place of ``ready``.
+that all workers map (a fork of the trainer has it already). It sends ``ready`` first, and waits for commands.
+Workers start side by side. The trainer waits for them only if the user asks for it: commands stay in the
+channel until the worker reads them. If a worker cannot be started, the trainer ends the others and raises the
+error. If a worker cannot begin, as a rule because of its dataset, it sends an ``error`` that belongs to no
+generation instead of ``ready``.
 
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
@@ -27,20 +27,19 @@ the number of a block that holds them. Before the first block of a memory segmen
 field ``state`` (bytes, ``resume.progress.pack_state``): the one behind that batch. It does so about once a
 second, and less often where making it takes more than a hundredth of its time (``worker.worker_iterator``).
 A string in that field says, once, why there is none. The trainer keeps for each worker the last state whose
-batch was delivered, and the number delivered (``resume.progress``): its ``state_dict`` is made of that.
+batch was delivered, and the number delivered (``resume.progress``). Its ``state_dict`` consists of these.
 
-*Continue.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
-(``at``; 0 and no state: the epoch's start), and the number of the first batch to send (``first``). It makes
-those from ``at`` to ``first`` and drops them. ``end`` counts from the epoch's start, whoever sent them.
-Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer picks
-out those it needs and drops the others, up to those that were not delivered before
-(``resume.resumable_stream``).
+*Resume.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
+(``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The
+worker makes the batches from ``at`` to ``first`` and drops them. ``end`` counts all batches of the epoch.
+Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer keeps
+those it needs and drops the others that were delivered before (``resume.resumable_stream``).
 
-*Restart.* With ``on_worker_death="restart"`` the trainer reads all that a dead worker had sent, as always;
-only then a new process takes its place, with a channel, an arena and a status page of its own. It gets a
-``start`` of the generation that runs: the last state, and ``first`` behind the last batch received. So no
-batch is delivered and then made again to be delivered. Views of the dead worker's arena stay valid: they
-hold its mapping. A worker that dies three times before the same batch is an error (``engine.restarts``).
+*Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
+always. Then a new process takes its place, with a channel, an arena and a status page of its own. It gets a
+``start`` of the running generation with the last state, and ``first`` behind the last batch received. So no
+batch is delivered twice. Views of the dead worker's arena stay valid because they hold its mapping. A worker
+that dies three times before the same batch is an error (``engine.restarts``).
 
 *Tasks.* The workers of a ``DataLoader`` (``dataloader.task_worker``) do not iterate by themselves: each
 ``task`` names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching
@@ -55,34 +54,34 @@ given after that.
 The worker waits for the next command, its arena kept.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
-milliseconds between batches (or tasks) and whenever it waits for a block, and answers with ``end``. One
+milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. A worker
 that waits to write finds it when the trainer reads again. The trainer does not wait for that: the next
-epoch discards what is left of older generations, blocks handed back. Only the newest command counts: one
-that does not fit into the channel, because its worker waits for the trainer to read, is replaced by the
-next, and sent when it fits.
+epoch discards messages of older generations and hands their blocks back. Only the newest command counts: a
+command that does not fit into the channel, because its worker waits for the trainer to read, is replaced by
+the next one, and sent when it fits.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
-closes all workers, then raises it; a ``DataLoader``, whose iteration is over with it, raises it first. One
-that belongs to an epoch left early is only warned of.
+closes all workers, then raises it; a ``DataLoader`` raises it first. An error of an epoch that was left early
+only causes a warning.
 
 *Fork server.* Workers of ``DataLoader``, and of ``MultiLoader(start_method="forkserver")``, are forks of one
 fresh interpreter (``processes.forkserver``), which imports once what their datasets need. It starts with the
 first loader that needs it and has a lifeline of its own; its workers end if it does.
 
-*Ranks.* Where several trainers iterate a loader with ``even`` and cannot know beforehand how many batches
+*Ranks.* Where several trainers iterate a loader with ``even`` and do not know in advance how many batches
 each of them has, they talk (``ranks.agreement``), in a gloo group of their own, made at the first talk.
-There is one kind of message, an all-reduce of as many integers each time, so that ranks which are not at
-the same place see that from the message itself. The first of an epoch compares how many batches they have;
-if one does not know, another follows each time as many are delivered as all were sure of. A rank whose
-dataset fails says so in its next message, and all raise. One that leaves an epoch early says nothing: the
-others see it by its next message, or by the end of its process.
+Every message is an all-reduce of the same number of integers, so that ranks at different positions see that
+from the message itself. The first message of an epoch compares how many batches they have. If one rank does
+not know, another message follows whenever the agreed batches are delivered. A rank whose dataset fails says
+so in its next message, and all raise. A rank that leaves an epoch early says nothing: the others notice it by
+its next message, or by the end of its process.
 
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
-closed, closes its iterator and exits. One that has not after ``GRACE_S`` is killed. Then it is reaped.
+closed, closes its iterator and exits. The trainer kills a worker that still runs after ``GRACE_S``.
 
-*Pinned memory.* A device may still read a block that the trainer holds no more (``sharedmem.lease``). It is
-handed back by whoever receives next, when the device has got to the fence that was made when the last view
-went. The trainer looks for that with each batch and, while it waits for messages, every millisecond; a worker
+*Pinned memory.* A device may still read a block that the trainer no longer holds (``sharedmem.lease``).
+Dropping the last view made a fence; once the device has passed it, the next receive hands the block back.
+The trainer checks this with each batch and, while it waits for messages, every millisecond, because a worker
 that lacks a block may be waiting for just this one.
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
@@ -102,7 +101,7 @@ waits; where a finalizer closes them, and Python would swallow it, it is kept an
 from __future__ import annotations
 
 GRACE_S = 0.5
-"""How long a worker may take to notice that it shall end, before it is killed."""
+"""How long a worker may take to end before it is killed."""
 
 INLINE_NBYTES = 32 << 10
 """Batches up to this size ride in the payload: a block's round trip costs more than the copy."""

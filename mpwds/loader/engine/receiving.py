@@ -1,4 +1,4 @@
-"""The trainer's end: turns messages into batches, as views of blocks or as private copies."""
+"""Turns a worker's messages into batches: views of its blocks, or private copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from mpwds import nest
 from mpwds.errors import MpwdsError
 from mpwds.loader.engine.arrays import view, view_as_sent
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.out_of_band import put_together
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
@@ -26,11 +25,11 @@ class BatchReceiver:
     Args:
         bell: Rung for the worker when a block is released.
         output: What arrays become.
-        keep: Blocks that the consumer may hold at once; further batches are copied, so that the worker
+        keep: Blocks that the consumer may hold at once. Further batches are copied, so that the worker
             always has a block to write to.
         copies: Memory for those copies.
         warn: Warn about the first copy.
-        pinning: Pins the memory of batches; ``None`` does not.
+        pinning: Pins the memory of batches, if given.
     """
 
     def __init__(
@@ -67,8 +66,11 @@ class BatchReceiver:
         if kinds is not None:
             places = zip(fields["offsets"], kinds, strict=True)
             arrays = [view_as_sent(buffer, offset, kind) for offset, kind in places]
-            batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
-            return put_together(batch) if fields["apart"] else batch
+            if fields["apart"]:  # imported before unflatten looks up its class
+                from mpwds.loader.engine.out_of_band import put_together
+
+                return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
+            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         output = self._output
         arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
         return nest.unflatten(fields["structure"], arrays, allow_pickle=True)

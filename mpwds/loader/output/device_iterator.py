@@ -1,32 +1,30 @@
-"""Batches on a device: copied there on a stream of their own, some of them ahead."""
+"""Copies batches to a device, on a stream of their own, some of them ahead."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from mpwds.loader.engine.epoch import NOT_YET
-from mpwds.loader.output.one_thread import TAKE_TURNS
+from mpwds.loader.engine.epoch import NOT_YET, OneThread
 from mpwds.loader.output.replacing import replaced
 from mpwds.sharedmem.cuda import CopyStream
 
 
 class DeviceIterator(Iterator[Any]):
-    """What an iterator delivers, its tensors copied to a device.
+    """The elements of an iterator, with their tensors copied to a device.
 
-    The copies are begun on a side stream as soon as batches are here, up to ``ahead`` before they are asked
-    for, and run while the device computes. A batch that is delivered can be used at once on the stream that
-    is current then. Errors, and the end, come behind the batches that came before them.
+    Copies begin on a side stream as soon as batches have arrived, and run while the device computes. A batch
+    can be used at once on the stream that is current when it is delivered. An error, and the end, are raised
+    behind the batches that came before them.
 
     Args:
         source: The iterator.
         stream: For the copies.
-        ahead: Batches on the device that are not asked for yet, at the most.
+        ahead: The most batches to copy before they are asked for.
         next_now: As ``next(source)``, but ``NOT_YET`` if that would wait. Without it nothing is copied ahead.
-        is_closed: Whether what is copied ahead is not to be delivered any more.
+        is_closed: Whether batches that were copied ahead must not be delivered any more.
     """
 
     def __init__(
@@ -45,23 +43,19 @@ class DeviceIterator(Iterator[Any]):
         self._ahead = ahead
         self._next_now = next_now
         self._is_closed = is_closed
-        self._entrance = threading.Lock()
+        self._one_thread = OneThread()
         self._sent: deque[_Sent] = deque()
         self._original: list[Any] = []
         self._ending: Exception | None = None
         self._finalizing = sys.is_finalizing
 
     def __next__(self) -> Any:
-        if not self._entrance.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
-        try:
+        with self._one_thread:
             return self._next()
-        finally:
-            self._entrance.release()
 
     @property
     def ahead(self) -> int:
-        """Batches that the source has delivered and this has not."""
+        """Batches that the source has delivered and this iterator has not."""
         return len(self._sent)
 
     def _next(self) -> Any:
@@ -96,8 +90,8 @@ class DeviceIterator(Iterator[Any]):
             tensors.append(self._stream.copied(tensor))
             return tensors[-1]
 
-        # The batch before this one, which the source may have held until now, is let go of here: the fences
-        # of its blocks then stand behind its copies.
+        # This drops the batch before, which the source may have held until now: the fences of its blocks
+        # then come behind its copies.
         with self._stream.selected():
             self._original[:] = [batch]
             self._sent.append(_Sent(replaced(batch, self._tensor, copied), tensors, self._stream.mark()))

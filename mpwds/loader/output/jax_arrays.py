@@ -1,4 +1,4 @@
-"""NumPy arrays as jax's, where possible without a copy."""
+"""Turn NumPy arrays into jax arrays, where possible without a copy."""
 
 from __future__ import annotations
 
@@ -12,30 +12,23 @@ import numpy as np
 from mpwds.loader.output.replacing import replaced
 
 _ALIGNMENT = 64
-"""What jax asks of memory that it is to take over without a copy."""
+"""Alignment of memory that jax takes over without a copy."""
 
 
 def check_installed() -> None:
-    """Sees to it that jax can be imported later, without doing it.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """Raises ImportError if jax is not installed, without importing it."""
     if importlib.util.find_spec("jax") is None:
         raise ImportError("output='jax' needs the package jax: pip install 'mpwds[jax]'")
 
 
 def with_jax_arrays(batch: Any) -> Any:
-    """A batch with jax arrays in the place of NumPy's.
+    """A batch (any nesting of dict, list, tuple, namedtuple and dataclass) with jax arrays for NumPy arrays.
 
-    jax takes over the memory of an array as it is (by DLPack), and holds it until no array of its own and no
-    computation that it has begun needs it any more. What is not contiguous or not aligned to 64 bytes is
-    copied; so is bfloat16, and, unless ``jax_enable_x64`` is set, what has 64 bits, which become 32 as
-    everywhere in jax. The arrays are on the CPU (``jax.device_put`` moves a whole batch). Arrays that jax
-    does not have, of objects, text or times, stay NumPy's, and so do NumPy's scalars.
-
-    Args:
-        batch: Any nesting of dict, list, tuple, namedtuple and dataclass.
+    jax takes over the memory of an array (by DLPack), and holds it until no jax array and no computation that
+    has begun needs it. Arrays that are not contiguous or not aligned to 64 bytes are copied. So are bfloat16
+    and, unless ``jax_enable_x64`` is set, arrays of 64 bits, which become 32 as everywhere in jax. The arrays
+    are on the CPU (``jax.device_put`` moves a whole batch). Arrays of objects, text or times, which jax does
+    not have, stay NumPy arrays, and so do NumPy scalars.
     """
     return replaced(batch, np.ndarray, _converter())
 

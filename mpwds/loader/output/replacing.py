@@ -1,9 +1,10 @@
-"""Another object in the place of each one of a kind, in any nesting of containers."""
+"""Replace the objects of one class in any nesting of containers."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,8 @@ from typing import Any
 def replaced(item: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     """``item`` with ``function(x)`` in the place of each ``x`` of class ``kind`` in it.
 
-    Containers are dict, list, tuple, namedtuple, dataclass and subclasses of these; they are copied, and what
-    else they hold stays as it is, keys included. All else is left alone.
-
-    Args:
-        item: An object, or a nesting of containers that hold some.
-        kind: Class of what to replace.
-        function: What makes the replacement.
+    Containers are dict, list, tuple, namedtuple, dataclass and subclasses of these. They are copied; the
+    other objects in them, keys included, stay as they are.
 
     Example:
         >>> replaced({"a": [1.5, "b"], "c": (2.5, None)}, float, int)
@@ -45,7 +41,17 @@ def replaced(item: Any, kind: type, function: Callable[[Any], Any]) -> Any:
         like = copy.copy(item)
         for field in dataclasses.fields(item):
             if hasattr(item, field.name):
-                # A frozen one, too.
+                # Frozen dataclasses too.
                 object.__setattr__(like, field.name, replaced(getattr(item, field.name), kind, function))
         return like
     return item
+
+
+def pinned(element: Any) -> Any:
+    """``element`` with its CPU tensors copied into pinned memory; those that are pinned already stay."""
+    torch = sys.modules.get("torch")
+    return element if torch is None else replaced(element, torch.Tensor, _pinned_if_on_cpu)
+
+
+def _pinned_if_on_cpu(tensor: Any) -> Any:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mpwds.loader.processes import forkserver, processes
+from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
-from mpwds.loader.processes.forkserver import ForkServer
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker import worker
+
+if TYPE_CHECKING:
+    from mpwds.loader.processes.forkserver import ForkServer
 
 
 class Launcher:
@@ -38,10 +40,14 @@ class Fork(Launcher):
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
+        from mpwds.loader.worker import worker
+
+        setup.serving_class()  # imported once, here, and not by each worker
         self._setup = setup
+        self._serve = worker.serve
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        return WorkerProcess(processes.fork(lambda: worker.serve(index, lambda: self._setup, ends)))
+        return WorkerProcess(processes.fork(lambda: self._serve(index, lambda: self._setup, ends)))
 
 
 class Spawn(Launcher):
@@ -74,17 +80,22 @@ class FromForkServer(Spawn):
     _server: ForkServer | None = None
 
     def wait(self) -> None:
-        self._server = forkserver.ready(self._pickled.modules)
+        self._server = self._ready()
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         server = self._server
         if server is None or server.is_gone:  # a worker is started again long after it died
-            self._server = server = forkserver.ready(self._pickled.modules)
+            self._server = server = self._ready()
         return server.fork(index, self._setup, ends)
 
     def close(self) -> None:
         self._server = None
         super().close()
+
+    def _ready(self) -> ForkServer:
+        from mpwds.loader.processes import forkserver
+
+        return forkserver.ready(self._pickled.modules)
 
 
 LAUNCHERS: dict[str, Callable[[WorkerSetup], Launcher]] = {

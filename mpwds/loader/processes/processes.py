@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -93,7 +93,15 @@ class WorkerProcess:
         return os.waitstatus_to_exitcode(status)
 
 
-def end_all(processes: list[WorkerProcess], grace_s: float) -> None:
+class Ending(Protocol):
+    """What :func:`end_all` needs of a process; see :class:`WorkerProcess`."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+def end_all(processes: Sequence[Ending], grace_s: float) -> None:
     """Waits ``grace_s`` for all processes to end, then kills those that have not; reaps every one."""
     deadline = time.monotonic() + grace_s
     late = [process for process in processes if not process.wait(deadline - time.monotonic())]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import os
 import pickle
 import sys
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 import numpy as np
@@ -35,7 +36,12 @@ class WorkerSetup:
         world_size: Number of trainers.
         seed: The loader's seed, if it has one.
         argv: ``sys.argv`` of the trainer.
+
+    Attributes:
+        serves: Name of the class that does the work: ``worker.worker.Worker``, or one like it.
     """
+
+    serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
     dataset: Any
     workers: int
@@ -44,6 +50,11 @@ class WorkerSetup:
     world_size: int = 1
     seed: int | None = None
     argv: list[str] = field(default_factory=list)
+
+    def serving_class(self) -> Any:
+        """Imports the class that :attr:`serves` names."""
+        module, _, name = self.serves.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 class CannotPickle(TypeError):
@@ -74,7 +85,7 @@ class Pickled(NamedTuple):
 
     Args:
         parts: The pickle, then the large arrays: memory of this process, or regions that workers can map.
-        modules: Modules that unpickling imports.
+        modules: Modules that a worker will import.
         mappings: Keeps the regions.
     """
 
@@ -101,6 +112,7 @@ def pickled(setup: WorkerSetup) -> Pickled:
             what,
         ) from error
     _check_imported(modules)
+    modules.add(setup.serves.partition(":")[0])
     arrays = [buffer.raw() for buffer in buffers]
     mappings = Mappings() if any(array.nbytes for array in arrays) else None
     parts = [_where(array, mappings) for array in arrays]

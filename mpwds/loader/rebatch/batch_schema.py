@@ -67,15 +67,12 @@ Schema: TypeAlias = "Column | ColumnGroup"
 
 
 def infer_schema(batch: Any) -> Schema:
-    """The schema of a batch.
+    """The schema of a batch, whose columns are arrays, tensors, lists and tuples of the same number of rows.
 
     A dict, namedtuple or dataclass holds columns, and so does a list or tuple that is the batch itself. A
     list or tuple further inside is a column, with an item for each row, or it holds columns, arrays among
-    them: the number of rows decides. If that allows both, it holds columns if its arrays cannot be rows of
+    them: the number of rows decides. If both are possible, it holds columns if its arrays cannot be rows of
     one column.
-
-    Args:
-        batch: Columns of one number of rows: arrays, tensors, lists and tuples.
 
     Raises:
         TypeError: Something in it is not a column, or a list could be a column or hold columns.
@@ -93,19 +90,13 @@ def infer_schema(batch: Any) -> Schema:
 
 
 def columns_of(schema: Schema, batch: Any) -> list[Any]:
-    """The columns of a batch.
-
-    Args:
-        schema: The schema that ``infer_schema`` found in the first batch.
-        batch: The batch.
+    """The columns of a batch that must have this schema.
 
     Raises:
         TypeError: A tensor is in a GPU's memory, or is sparse.
         ValueError: It has another schema, or its columns differ in their number of rows.
 
     Example:
-        >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.ones(3)})
-        [array([1., 1., 1.])]
         >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.zeros(2, "uint8")})
         Traceback (most recent call last):
         ...
@@ -127,11 +118,7 @@ def leaves(schema: Schema) -> list[Column]:
 
 
 def build(schema: Schema, columns: Iterator[Any]) -> Any:
-    """Makes a batch of columns.
-
-    Args:
-        schema: The batch's schema.
-        columns: Its columns, in the order of ``columns_of``.
+    """Makes a batch of columns, which come in the order of ``columns_of``.
 
     Example:
         >>> build(infer_schema({"x": np.zeros(2)}), iter(["a column"]))
@@ -216,18 +203,16 @@ class _NoColumn(Exception):
 
 @dataclass(frozen=True)
 class _Search:
-    """Searches for the schema of a batch, given its number of rows.
+    """Searches for the schema of a batch of ``rows`` rows.
 
-    Args:
-        rows: Number of rows.
-        rows_are_alike: Whether arrays in a list are rows of it only if they are all arrays of one kind.
+    With ``rows_are_alike``, arrays in a list are its rows only if they are all arrays of one kind.
     """
 
     rows: int
     rows_are_alike: bool
 
     def group(self, item: Any, path: str) -> Schema:
-        """The schema of an item that is an array or holds columns; a list of rows is not among them."""
+        """The schema of an item that is an array or holds columns, but is not a list of rows."""
         if _is_array(item):
             if len(item) != self.rows:
                 raise self._contradiction(item, path)
@@ -244,7 +229,6 @@ class _Search:
         return ColumnGroup(type(item), keys, schemas, factory)
 
     def part(self, item: Any, path: str) -> Schema:
-        """The schema of a part of a batch."""
         if not _is_list(item):
             return self.group(item, path)
         columns = self._columns(item, path)
@@ -258,7 +242,7 @@ class _Search:
         return ListColumn(type(item))
 
     def _columns(self, item: Any, path: str) -> Schema | None:
-        """The schema of a list, if it can be one of columns."""
+        """The schema of a list if it can hold columns."""
         try:
             group = self.group(item, path)
         except (_Contradiction, _NoColumn):
@@ -275,7 +259,7 @@ def _is_list(item: Any) -> bool:
 
 
 def _differ(items: Any) -> bool:
-    """Whether there are arrays among some items that are not all arrays of one kind, ``None`` aside."""
+    """Whether some items are arrays and not all are arrays of one kind, ``None`` aside."""
     kinds = {
         (type(item), item.dtype, item.ndim) if _is_array(item) else None for item in items if item is not None
     }
@@ -315,7 +299,7 @@ def _first_array(item: Any) -> Any:
     return next((array for array in arrays if array is not None), None)
 
 
-# -------------------------------------------------------------------------------------- what is in a batch
+# -------------------------------------------------------------------------------------- parts of a batch
 
 
 def _children(item: Any) -> list[tuple[Any, str, Any]] | None:
@@ -342,17 +326,13 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _array_column(array: Any, path: str) -> ArrayColumn:
-    """The schema of an array, found at ``path``.
-
-    Raises:
-        TypeError: It is a tensor in a GPU's memory, or a sparse one.
-    """
+    """The schema of an array, or TypeError for a tensor in a GPU's memory and a sparse one."""
     if _is_tensor(array):
         layout = str(array.layout).removeprefix("torch.")
         if array.device.type != "cpu" or layout != "strided":
             raise TypeError(
-                f"rebatched: {path} is a {layout} tensor on {array.device}: it takes dense tensors in "
-                "the CPU's memory, so move batches to a device behind it"
+                f"rebatched: {path} is a {layout} tensor on {array.device}, expected a dense tensor in the "
+                "CPU's memory: move batches to a device behind rebatched"
             )
     return ArrayColumn(array.dtype, tuple(array.shape[1:]))
 

@@ -1,4 +1,4 @@
-"""Make batches of another size, of random rows, without taking a batch apart into Python objects."""
+"""Make batches of another size, of random rows, without taking batches apart into Python objects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from mpwds.loader import options as checks
 from mpwds.loader.rebatch.batch_schema import Schema, columns_of, infer_schema, leaves
-from mpwds.loader.rebatch.row_buffers import RowBuffers, Rows, rows_of
-from mpwds.loader.rebatch.row_ids import TakenBatches, gather, row_ids_of, rows_like
-from mpwds.loader.rebatch.row_mixer import RowMixer
-from mpwds.loader.rebatch.row_pool import RowPool
+from mpwds.loader.rebatch.row_pool import RowMixer, RowPool
+from mpwds.loader.rebatch.rows import RowBuffers, Rows, TakenBatches, gather, row_ids_of, rows_like, rows_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
 from mpwds.pipeline.filter import Filter
@@ -28,35 +26,15 @@ from mpwds.pipeline.stream import Address, Description, Stream
 class Rebatched(Filter):
     """Stage that yields batches of ``batchsize`` rows of the batches it is given.
 
-    What ``unbatched``, ``shuffle`` and ``batched`` do one after the other, for whole batches at a time: a row
-    is copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
-    ``shuffle`` it is copied once, in order. Nothing else refers to a batch that was given, so its memory
-    is free as soon as its rows are copied, and the memory of a new batch is used again when nothing refers
-    to it.
+    It does the work of ``unbatched``, ``shuffle`` and ``batched`` for whole batches at a time. A row is
+    copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
+    ``shuffle`` it is copied once, in order. The memory of a given batch is free as soon as its rows are
+    copied, and the memory of a new batch is reused when nothing refers to it.
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
-    too. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. A list inside a
-    batch has an item for each row, or holds columns, as the number of rows tells. All rows of an epoch must
-    be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more.
-
-    Args:
-        batchsize: Rows of a new batch.
-        shuffle: Rows in the pool; below 2, their order stays as it is.
-        drop_last: Whether rows that are left at the end, too few for a batch, are dropped; else they make a
-            smaller one.
-        initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until the
-            pool is full); at most ``shuffle``.
-        seed: Determines the order, with the epoch; the dataset's by default.
-        pin_memory: Whether the new batches' tensors lie in pinned memory. By default they do if this process
-            has used CUDA when the batch is made.
-
-    Raises:
-        ValueError: ``batchsize`` or ``initial`` is below 1, ``shuffle`` is negative, or ``drop_last`` or
-            ``pin_memory`` is not a boolean; or, while iterating, the columns of a batch differ in their
-            number of rows, or its rows are unlike those before.
-        TypeError: ``batchsize``, ``shuffle`` or ``initial`` is not an integer; or, while iterating, part of
-            a batch is not a column.
-        SharedMemoryError: While iterating, there is no memory for the pool or a batch.
+    of the same classes. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. All
+    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more. The
+    arguments and errors are those of the method ``rebatched`` of loaders.
 
     Example:
         >>> stage = Rebatched(3)
@@ -144,7 +122,7 @@ class RebatchedStream:
         return self._count - 1, mixer.batch()
 
     def rest(self) -> Iterator[Any]:
-        """The rows that it holds, in batches, the last of which may be smaller. No others are taken in."""
+        """The rows that are held, in batches; the last one may be smaller. No more rows are taken in."""
         self._ended = True
         mixer, self._mixer = self._mixer, None
         while mixer is not None and self._given:
@@ -158,26 +136,30 @@ class RebatchedStream:
             yield mixer.batch()
 
     def _take_in(self) -> None:
-        """Takes the next batch that is given, or learns that there is none."""
+        """Takes the next batch, if there is one."""
         try:
             address, batch = next(self._source)
         except StopIteration:
             self._ended = True
             return
         try:
-            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
-            columns = columns_of(schema, batch)
+            schema, given = self._rows_of(batch)
         except Exception as error:
             explain(error, self._stage, self._source, address, batch)
             raise
-        if len(columns[0]):
-            given = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
-            given.append(self._taken.take(address, len(columns[0])))
+        if len(given[0]):
+            given.append(self._taken.take(address, len(given[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, given)
             elif self._taken.many:
                 self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
             self._given = given
+
+    def _rows_of(self, batch: Any) -> tuple[Schema, list[Rows]]:
+        """The schema of an epoch's batches, and the rows of this one."""
+        schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
+        columns = columns_of(schema, batch)
+        return schema, [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
 
     def _made_mixer(self, schema: Schema, given: list[Rows]) -> RowMixer:
         stage = self._stage
@@ -222,11 +204,8 @@ class RebatchedStream:
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
         for number, address in self._taken.in_order():
-            batch = self._source.fetch(address)
-            schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
-            columns = columns_of(schema, batch)
-            made = [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
-            made.append(row_ids_of(number, len(columns[0])))
+            schema, made = self._rows_of(self._source.fetch(address))
+            made.append(row_ids_of(number, len(made[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, made)
                 held = [rows_like(made, len(ids)) for ids in wanted]

@@ -11,33 +11,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpwds.loader.rebatch.rebatched import Rebatched, RebatchedStream
-from mpwds.pipeline.collation.collate import FIXED_SIZE, default_collation_fn
+from mpwds.pipeline.collation.collate import FIXED_SIZE
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import RowStep
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handlers import reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.stages.batched import Batched
-from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Address, Description, Stream
 
 
 def regrouped(stages: Sequence[Any]) -> list[Any]:
-    """The same stages; ``unbatched``, ``shuffle`` and ``batched`` at their end are one that does as they do.
+    """The same stages; ``unbatched``, ``shuffle`` and ``batched`` at their end become one that does the same.
 
     Example:
-        >>> [str(stage) for stage in regrouped([Unbatched(), Shuffle(1000), Batched(64)])]
+        >>> from mpwds.pipeline.dataset import DataPipeline
+        >>> [str(stage) for stage in regrouped(DataPipeline([]).unbatched().shuffle(1000).batched(64).stages)]
         ['unbatched().shuffle(1000).batched(64)']
-        >>> [str(stage) for stage in regrouped([Unbatched(), Batched(64)])]
-        ['unbatched()', 'batched(64)']
     """
-    *before, first, second, third = [None, None, None, *stages]
-    if isinstance(first, Unbatched) and isinstance(second, Shuffle) and isinstance(third, Batched):
-        handlers = first.handler, third.handler
-        plain = third.collation_fn is default_collation_fn and handlers == (reraise_exception,) * 2
-        if plain and second.size > 1:
-            return [*before[3:], Regrouped(first, second, third)]
-    return list(stages)
+    last = tuple(stages[-3:])
+    steps: list[RowStep | None] = [getattr(stage, "row_step", None) for stage in last]
+    if [step and step.kind for step in steps] != ["unbatch", "shuffle", "batch"]:
+        return list(stages)
+    arguments = {name: value for step in steps if step for name, value in step.arguments.items()}
+    return [*stages[:-3], Regrouped(last, Rebatched(**arguments))]
 
 
 @dataclass(frozen=True)
@@ -53,41 +48,28 @@ class Regrouped(Filter):
     example, must not change the order of an epoch.
 
     Args:
-        unbatched: Takes batches apart.
-        shuffle: Mixes their rows.
-        batched: Makes batches of these.
+        stages: The three stages.
+        rebatched: The stage for rows in a pool.
 
     Raises:
         SharedMemoryError: While iterating, the pool's rows do not fit into the memory that is left.
     """
 
-    unbatched: Unbatched
-    shuffle: Shuffle
-    batched: Batched
+    stages: tuple[Any, ...]
+    rebatched: Rebatched
     addressable: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return f"{self.unbatched}.{self.shuffle}.{self.batched}"
+        return ".".join(map(str, self.stages))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Regrouped(self, source, context)
 
     def by_rows(self, source: Stream[Any], context: Context) -> Stream[Any]:
-        """What the three stages make."""
-        rows = self.shuffle.stream(self.unbatched.stream(source, context), context)
-        return self.batched.stream(rows, context)
-
-    def by_batches(self, source: Stream[Any], context: Context) -> RebatchedStream:
-        """The same, by ``rebatched``."""
-        size, initial = self.shuffle.size, self.shuffle.initial
-        stage = Rebatched(
-            self.batched.batchsize,
-            size,
-            drop_last=not self.batched.partial,
-            initial=min(100, size) if initial is None else initial,
-            seed=self.shuffle.seed,
-        )
-        return RebatchedStream(stage, source, context)
+        """The stream of the three stages."""
+        for stage in self.stages:
+            source = stage.stream(source, context)
+        return source
 
 
 class _Regrouped:
@@ -103,29 +85,26 @@ class _Regrouped:
 
     def __next__(self) -> tuple[Address, Any]:
         stream = self._stream or self._begin(by_batches=self._source.can_be_pooled())
-        by_batches = self._by_batches
-        if by_batches is None:
-            return next(stream)
         try:
-            return next(by_batches)
+            return next(stream)
         except _Unlike:
-            return next(self._go_on_by_rows(by_batches))
+            return next(self._continue_by_rows())
 
     def _begin(self, *, by_batches: bool) -> Stream[Any]:
         if by_batches:
-            self._stream = self._by_batches = self._stage.by_batches(self._source, self._context)
+            self._by_batches = RebatchedStream(self._stage.rebatched, self._source, self._context)
+            self._stream = self._by_batches
         else:
             self._source.compares = False
             self._stream = self._stage.by_rows(self._source, self._context)
         return self._stream
 
-    def _go_on_by_rows(self, by_batches: RebatchedStream) -> Stream[Any]:
-        """The stream of what is held and what still comes."""
+    def _continue_by_rows(self) -> Stream[Any]:
+        """Begins the three stages with the rows that are held and the batches that still come."""
+        assert self._by_batches is not None
         self._source.compares = False
-        rest = (batch for _, batch in self._source)
-        together = IteratorStream(
-            chain(by_batches.rest(), rest), "behind batches that are unlike those before"
-        )
+        batches = chain(self._by_batches.rest(), (batch for _, batch in self._source))
+        together = IteratorStream(batches, "behind batches that are unlike those before")
         self._by_batches, self._stream = None, self._stage.by_rows(together, self._context)
         return self._stream
 
@@ -158,11 +137,7 @@ class _Unlike(Exception):
 
 
 class _Alike:
-    """The batches of a source, as long as their columns are alike; lists of columns as tuples.
-
-    Attributes:
-        compares: Whether they are compared.
-    """
+    """The batches of a source, lists of columns as tuples. While ``compares`` is set, they must be alike."""
 
     def __init__(self, source: Stream[Any]) -> None:
         self._source = source
@@ -210,7 +185,7 @@ class _Alike:
 
 
 def _columns(batch: Any) -> list[Any] | None:
-    """What is the same of batches whose rows can be pooled together; ``None`` if they cannot be pooled."""
+    """A value that is equal for batches whose rows can be pooled together; ``None`` if they cannot be."""
     found: list[Any] = [type(batch) if type(batch) is not list else tuple]
     if type(batch) is dict:
         found.append(tuple(batch))

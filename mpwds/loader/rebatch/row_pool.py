@@ -1,25 +1,130 @@
-"""A pool of rows, from which random ones are taken by vectorised copies."""
+"""Makes batches of rows that are drawn from a pool, by vectorised copies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mpwds.errors import SharedMemoryError
-from mpwds.loader.rebatch.row_buffers import Rows
+from mpwds.loader.rebatch.batch_schema import Schema, build
+from mpwds.loader.rebatch.rows import RowBuffer, RowBuffers, RowIds, Rows
 from mpwds.sharedmem import segment
 
 _CACHE_NBYTES = 256 << 10
 """Rows are exchanged in portions of this size: a place is written to while its old row is in the cache."""
 
 
-class RowPool:
-    """Holds up to ``size`` rows. All operations take and give the rows of several columns.
+class RowMixer:
+    """Moves rows into a pool, and from there into the batch that is being made.
+
+    The last column of the given rows holds their ids (``RowIds``); a batch has no such column.
 
     Args:
-        size: Rows, at the most.
+        schema: The batches' schema.
+        buffers: Where they are made.
+        pool: Gives random rows; without it, rows go straight into the batch, in order.
+        initial: Rows that the pool holds before the first is drawn.
+
+    Attributes:
+        filled: Rows that the batch has.
+    """
+
+    def __init__(
+        self, schema: Schema, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
+    ) -> None:
+        self.schema = schema
+        self.filled = 0
+        self._buffers = buffers
+        self._pool = pool
+        self._initial = initial
+        self._buffer: RowBuffer | None = None
+        self._ids: RowIds = np.empty(buffers.rows, np.int64)  # of the rows that the batch has
+
+    @property
+    def missing(self) -> int:
+        """Rows that the batch still lacks."""
+        return self._buffers.rows - self.filled
+
+    def move(self, given: list[Rows]) -> list[Rows]:
+        """Moves given rows into the pool, and rows from there into the batch.
+
+        Returns the rows that were not moved; there are some only if the batch is full.
+        """
+        while given and self.missing:
+            given = self._copied(given) if self._pool is None else self._exchanged(given, self._pool)
+        return given
+
+    def move_what_is_left(self) -> None:
+        """Moves rows from the pool into the batch; no more rows may be given."""
+        if self._pool is not None and (count := min(self._pool.count, self.missing)):
+            self._pool.take(self._next_rows(count))
+
+    def row_ids(self) -> tuple[RowIds, RowIds]:
+        """The ids of the rows in the pool, and of those in the batch."""
+        pool: RowIds = np.empty(0, np.int64) if self._pool is None else self._pool.held()[-1]
+        return pool, self._ids[: self.filled].copy()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pool is being emptied because no more rows are given."""
+        return self._pool is not None and self._pool.draining
+
+    def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
+        """Puts rows into the empty pool and batch, as they were when ``row_ids`` was called."""
+        if self._pool is not None:
+            self._pool.append(held)
+            if draining:
+                self._pool.drain_in_order()
+        if len(filled[0]):
+            for out, rows in zip(self._next_rows(len(filled[0])), filled, strict=True):
+                out[:] = rows
+
+    def batch(self) -> Any:
+        """The batch, with the rows that it has, and begins another one."""
+        buffer, self._buffer = self._buffer, None
+        filled, self.filled = self.filled, 0
+        columns = [] if buffer is None else buffer.columns(filled)
+        return build(self.schema, iter(columns))
+
+    def _copied(self, given: list[Rows]) -> list[Rows]:
+        count = min(len(given[0]), self.missing)
+        for out, rows in zip(self._next_rows(count), given, strict=True):
+            out[:] = rows[:count]
+        return _behind(given, count)
+
+    def _exchanged(self, given: list[Rows], pool: RowPool) -> list[Rows]:
+        if pool.room:
+            starts = pool.count < self._initial
+            wanted = self._initial - pool.count if starts else -(-len(given[0]) // 2)
+            count = min(wanted, pool.room, len(given[0]))
+            pool.append([rows[:count] for rows in given])
+            given = _behind(given, count)
+            if starts or not given:
+                return given
+        count = min(len(given[0]), self.missing, pool.count)
+        pool.exchange([rows[:count] for rows in given], self._next_rows(count))
+        return _behind(given, count)
+
+    def _next_rows(self, count: int) -> list[Rows]:
+        """The next ``count`` rows of the batch, to be written now."""
+        if self._buffer is None:
+            self._buffer = self._buffers.make()
+        begin, self.filled = self.filled, self.filled + count
+        return [rows[begin : begin + count] for rows in (*self._buffer.rows, self._ids)]
+
+
+def _behind(given: list[Rows], count: int) -> list[Rows]:
+    return [rows[count:] for rows in given] if count < len(given[0]) else []
+
+
+class RowPool:
+    """Holds up to ``size`` rows of several columns, and gives out random ones.
+
+    Args:
+        size: The most rows.
         like: Columns whose rows are like those that the pool will hold.
         rng: Chooses rows.
 
@@ -27,7 +132,7 @@ class RowPool:
         count: Rows that are held.
 
     Raises:
-        SharedMemoryError: There is no memory for so many rows.
+        SharedMemoryError: There is not enough memory.
 
     Example:
         >>> pool = RowPool(2, [np.zeros(0, object)], np.random.default_rng(0))
@@ -58,34 +163,29 @@ class RowPool:
         return self.size - self.count
 
     def held(self) -> list[Rows]:
-        """The rows that are held, in an order in which a pool that holds them goes on as this one does."""
+        """The rows that are held. A pool that holds them in this order continues as this one does."""
         if self._order is None:
             return [column[: self.count] for column in self._columns]
         return [column[self._order[: self.count]] for column in self._columns]
 
     @property
     def draining(self) -> bool:
-        """Whether rows have been taken out of it without others in their place."""
+        """Whether rows have been taken out without others in their place."""
         return self._order is not None
 
     def drain_in_order(self) -> None:
-        """From now on rows are only taken out: those that were appended first, last."""
+        """From now on rows are only taken out: the last ones that were appended come first."""
         self._order = np.arange(self.count)
 
     def append(self, rows: Sequence[Rows]) -> None:
-        """Holds further rows, no more than there is room for."""
+        """Adds rows, no more than there is room for."""
         begin, end = self.count, self.count + len(rows[0])
         for column, new in zip(self._columns, rows, strict=True):
             column[begin:end] = new
         self.count = end
 
     def exchange(self, rows: Sequence[Rows], out: Sequence[Rows]) -> None:
-        """Moves random rows out, and puts as many new ones in their places.
-
-        Args:
-            rows: The new ones, no more than are held.
-            out: Where the others go, in random order.
-        """
+        """Moves random rows to ``out``, and puts new ``rows``, no more than are held, in their places."""
         slots = self._rng.choice(self.count, len(rows[0]), replace=False)
         for column, new, old, portion in zip(self._columns, rows, out, self._portions, strict=True):
             if len(slots) <= portion:
@@ -100,7 +200,7 @@ class RowPool:
                 column[some] = new[begin:end]
 
     def take(self, out: Sequence[Rows]) -> None:
-        """Moves random rows out, no more than are held; nothing can be put in afterwards."""
+        """Moves random rows to ``out``, no more than are held; no rows can be added afterwards."""
         if self._order is None:
             self._order = self._rng.permutation(self.count)
         begin = self.count - len(out[0])

@@ -1,11 +1,10 @@
-"""Where the iteration of a loader, or of stages behind it, stands, and where the next one begins."""
+"""Where the iteration of a loader, or of stages behind it, is, and where the next one begins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Protocol, cast
 
-from mpwds.loader.ranks.even import Evened, is_to_be_even
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import (
     VERSION,
@@ -17,21 +16,22 @@ from mpwds.loader.resume.state import (
     progress_from_state,
     replayed_because,
 )
-from mpwds.loader.worker.worker_iterator import replays_because
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE, is_repetition
+from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.filter import plain
+from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.stream import Stream
 from mpwds.warn import warn
 
 
-class Resumable(Evened, Protocol):
+class Resumable(Protocol):
     """The part of a loader that positions use; see ``MultiLoader``."""
 
     dataset: Any
     workers: int
     in_order: bool
+    seed: int | None
     _epoch: int
     _position: LoaderPosition
 
@@ -46,26 +46,18 @@ class LoaderPosition:
         self._dataset: list[str] | None = None
 
     def facts(self, loader: Resumable, stages: list[str] | None = None) -> Facts:
-        """What a state of the loader, or of stages behind it, depends on."""
+        """The facts that a state of the loader, or of stages behind it, depends on."""
         if self._dataset is None:
             self._dataset = described(loader.dataset)
         return Facts.of(loader, self._dataset, stages)
 
     def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
-        """Begins an epoch and returns its progress.
-
-        Args:
-            loader: The loader.
-            epoch: The epoch's number.
-            progress: Where the epoch begins; by default where a state was loaded, or at its start.
-        """
-        if progress is None and is_repetition(epoch):  # another pass, of an epoch that is made even
+        """Begins an epoch at a progress: by default where a state was loaded, or at the epoch's start."""
+        if progress is None and is_repetition(epoch):  # another pass, to make an epoch even
             return _at_start(loader, epoch)
         loaded, self._loaded = self._loaded, None
         if progress is None:
-            continues = loaded is not None and loaded.epoch == epoch
-            progress = loaded if continues else _at_start(loader, epoch)
-        assert progress is not None
+            progress = loaded if loaded is not None and loaded.epoch == epoch else _at_start(loader, epoch)
         _warn_of_replay(loader, progress)
         self._progress = progress
         return progress
@@ -83,7 +75,7 @@ class LoaderPosition:
         return loaded.delivered + loaded.repeated if loaded is not None and loaded.epoch == epoch else 0
 
     def next_epoch(self, epoch: int) -> int:
-        """Returns the number of the epoch after ``epoch``, which begins."""
+        """The number of the epoch after ``epoch``, which begins."""
         after, self._epoch_after = self._epoch_after, None
         return epoch + 1 if after is None else after
 
@@ -95,15 +87,15 @@ class LoaderPosition:
             self._loaded = None
             if loaded.delivered:
                 warn(
-                    f"set_epoch({epoch}) begins another epoch than number {loaded.epoch}, which "
-                    "load_state_dict was to continue: what is left of that is not delivered",
+                    f"set_epoch({epoch}) drops the rest of epoch {loaded.epoch}, which load_state_dict was "
+                    "to continue",
                     UserWarning,
                 )
         if self._progress is not None and not self._progress.running:
             self._progress = None
 
     def state_dict(self, loader: Resumable) -> dict[str, Any]:
-        """Returns the loader's state."""
+        """The loader's state."""
         progress, after = self._progress, loader._epoch
         if self._loaded is not None:
             progress = self._loaded
@@ -124,7 +116,7 @@ class LoaderPosition:
         return epoch
 
     def load(self, loader: Resumable, state: Mapping[str, Any]) -> int:
-        """Takes a state; returns the number of the epoch that it continues."""
+        """Loads a state, and returns the number of the epoch that it continues."""
         facts = self.facts(loader)
         facts.check(state)
         progress = progress_from_state(state)
@@ -153,11 +145,14 @@ class PipelinePosition:
     def __reduce__(self) -> Any:
         return PipelinePosition, ()  # a copy of a pipeline begins anew
 
-    def iterate(self, pipeline: DataPipeline, loader: Resumable, epoch: int) -> Iterator[Any]:
-        """Begins an epoch, or continues it if its state was loaded."""
-        if is_repetition(epoch):  # another pass, of an epoch that is made even
-            return plain(pipeline.stream(Context.current(epoch)))
-        handed_over = self.handed_over(epoch) if is_to_be_even(loader) else None
+    def iterate(self, pipeline: DataPipeline, epoch: int, ahead: bool) -> Generator[Any, None, None]:
+        """Begins an epoch, or continues it if its state was loaded.
+
+        With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
+        """
+        if is_repetition(epoch):  # another pass, to make an epoch even
+            return cast("Generator[Any, None, None]", plain(pipeline.stream(Context.current(epoch))))
+        handed_over = self.handed_over(epoch) if ahead else None
         loaded, self._loaded, self._run = self._loaded, None, None
         stream = pipeline.stream(Context.current(epoch))
         if loaded is not None:
@@ -165,8 +160,8 @@ class PipelinePosition:
                 stream.load_state_dict(loaded["run"])
             elif loaded["run"]["delivered"]:
                 warn(
-                    f"epoch {epoch} begins, not number {loaded['epoch']}, which load_state_dict was to "
-                    "continue: what is left of that is not delivered",
+                    f"epoch {epoch} begins, which drops the rest of epoch {loaded['epoch']} that "
+                    "load_state_dict was to continue",
                     UserWarning,
                 )
         self._run = run = _Run(epoch, stream, handed_over)
@@ -192,7 +187,7 @@ class PipelinePosition:
             self._run = None
 
     def state_dict(self, pipeline: DataPipeline, loader: Resumable) -> dict[str, Any]:
-        """Returns the pipeline's state."""
+        """The pipeline's state."""
         run = self._run
         if self._loaded is not None:
             return dict(self._loaded)
@@ -204,15 +199,15 @@ class PipelinePosition:
         return {
             "version": VERSION,
             "kind": "LoaderPipeline",
-            "facts": dict(vars(loader._position.facts(loader, _described(pipeline)))),
+            "facts": dict(vars(self._facts(pipeline, loader))),
             "epoch": epoch,
             "epoch_after": after,
             "run": state,
         }
 
     def load(self, pipeline: DataPipeline, loader: Resumable, state: Mapping[str, Any]) -> None:
-        """Takes a state."""
-        loader._position.facts(loader, _described(pipeline)).check(state)
+        """Loads a state."""
+        self._facts(pipeline, loader).check(state)
         epoch, after = field(state, "epoch", int), field(state, "epoch_after", int)
         run = field(state, "run", dict)
         delivered = field(run, "delivered", int)
@@ -223,17 +218,19 @@ class PipelinePosition:
         self._loaded, self._run = state, None
         loader._epoch = loader._position.expect(epoch, after)
 
+    def _facts(self, pipeline: DataPipeline, loader: Resumable) -> Facts:
+        return loader._position.facts(loader, described_stages(pipeline.stages, pipeline._epochs))
+
 
 class _Run:
     """One iteration of a pipeline.
 
     Args:
-        epoch: Its number.
+        epoch: Its number; also an attribute.
         stream: Its stream.
         handed_over: Elements that the program got before; ``None`` if it gets each as soon as it is made.
 
     Attributes:
-        epoch: Its number.
         finished: It is at its end.
     """
 
@@ -249,7 +246,7 @@ class _Run:
         """Whether elements may still come."""
         return self._stream is not None
 
-    def elements(self, stream: Stream[Any]) -> Iterator[Any]:
+    def elements(self, stream: Stream[Any]) -> Generator[Any, None, None]:
         """The stream's elements. When the iterator is dropped, only the state is kept."""
         try:
             yield from plain(stream)
@@ -265,9 +262,11 @@ class _Run:
 
     def state(self) -> dict[str, Any] | None:
         """The state behind the last element that the program got; ``None`` at the end."""
+        if self.finished:
+            return None
         state = self._left if self._stream is None else self._stream.state_dict()
-        if state is None or self.finished or self._handed_over is None:
-            return None if self.finished else state
+        if state is None or self._handed_over is None:
+            return state
         made = state["delivered"]
         if self._handed_over < made:
             return {"delivered": self._handed_over, "replay": "batches were made ahead, for an even epoch"}
@@ -275,12 +274,7 @@ class _Run:
 
 
 class CountOnYield(Iterator[Any]):
-    """The last step of an epoch whose earlier steps take batches ahead: counts a batch when it is yielded.
-
-    Args:
-        source: The step before.
-        epoch: What counts the epoch's batches.
-    """
+    """The last step of an epoch whose earlier steps take batches ahead: counts a batch when it is yielded."""
 
     def __init__(self, source: Iterator[Any], epoch: EpochProgress | _Run) -> None:
         self._source = source
@@ -300,16 +294,18 @@ def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
     return EpochProgress.at_start(epoch, max(loader.workers, 1))
 
 
-def _described(pipeline: DataPipeline) -> list[str]:
-    stages = described_stages(pipeline.stages)
-    return stages if pipeline._epochs == ONCE else [*stages, str(pipeline._epochs)]
+def _replays_because(dataset: Any) -> str:
+    """Why a dataset has no state, so that an epoch is resumed by running it from its start; or nothing."""
+    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        unaddressed = culprit(dataset)
+        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
+    return f"a {type(dataset).__name__} has no state"
 
 
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
-    reasons = [replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
+    reasons = [_replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
     reason = next(filter(None, reasons), "")
     if reason and progress.replayed:
-        # The user's ``for`` statement, above: this function, begin, _iterate and __iter__.
         warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "
             f"{progress.delivered} batches that were delivered",

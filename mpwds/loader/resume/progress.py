@@ -1,4 +1,4 @@
-"""How far an epoch is delivered: what a loader's state holds, and what a new worker begins from."""
+"""How far an epoch has been delivered: the source of a loader's state, and where a new worker begins."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Position(NamedTuple):
     """Where a worker begins in an epoch.
 
     Args:
-        first: Number of the first batch that it sends; it makes none of those before for the trainer.
+        first: Number of the first batch that it sends.
         state: State of its stream, packed; ``None`` is the epoch's start.
-        at: Batches that come before that state, at most ``first``. The worker makes those from ``at`` to
-            ``first`` and drops them.
+        at: Number of batches before that state. The worker makes batches ``at`` to ``first`` and drops them.
     """
 
     first: int = 0
@@ -33,16 +32,16 @@ START = Position()
 
 
 class WorkerProgress:
-    """What one worker's batches have come to.
+    """How far one worker is in an epoch.
 
     Args:
-        delivered: Batches of this epoch that the consumer got; also an attribute.
-        states: States of the worker's stream, packed, and the numbers of batches before them, ascending.
-        stateless: Why the stream has no state, if that is so.
+        delivered: Batches of this epoch that the program got.
+        states: Packed states of the worker's stream, with the number of batches before each, ascending.
+        stateless: Why the stream has no state; empty if it has one.
 
     Attributes:
-        received: Batches that arrived, or that the worker does not send because of where it began. Below
-            ``delivered`` while batches that were delivered before are made again.
+        received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
+            while batches that were delivered before are made again.
         keeps: How many states to keep.
 
     Example:
@@ -60,10 +59,9 @@ class WorkerProgress:
         self.keeps = NEWEST_ONLY
 
     def keep(self, state: bytes | str) -> None:
-        """Keeps a state; of the older ones, fewer and fewer.
+        """Keeps the packed state behind the last delivered batch, or the reason why there is none.
 
-        Args:
-            state: The stream's state behind the last batch that was delivered, packed; or why there is none.
+        Of the older states, fewer and fewer are kept.
         """
         if isinstance(state, str):
             self.stateless = state
@@ -75,7 +73,7 @@ class WorkerProgress:
             del self.states[self._least_missed()]
 
     def _least_missed(self) -> int:
-        """The state without which the gap is smallest, as measured by how long ago it is."""
+        """Index of the state without which the gap is smallest, relative to its age."""
         numbers = [at for at, _ in self.states]
 
         def gap(index: int) -> float:
@@ -84,7 +82,7 @@ class WorkerProgress:
         return min(range(1, len(numbers) - 1), key=gap)
 
     def position(self, first: int | None = None) -> Position:
-        """Where a worker begins that is to send batch ``first``: by default the next one to be delivered."""
+        """Where a worker begins in order to send batch ``first``, by default the next one to deliver."""
         first = self.delivered if first is None else first
         at, state = max(
             ((at, state) for at, state in self.states if at <= first),
@@ -95,17 +93,17 @@ class WorkerProgress:
 
 
 class EpochProgress:
-    """How far an epoch is delivered.
+    """How far an epoch has been delivered.
 
     Args:
         epoch: Its number.
         workers: The progress of each worker.
         turn: Index of the worker whose batch is next, where workers take turns.
-        repeated: Batches that the consumer got beyond those of the workers, to make the epoch even.
+        repeated: Batches that the program got beyond those of the workers, to make the epoch even.
 
     Attributes:
         running: An iterator delivers it.
-        finished: It is delivered to its end.
+        finished: It has been delivered to its end.
         loaded: Batches that were delivered before a state was loaded.
 
     Example:
@@ -130,27 +128,25 @@ class EpochProgress:
         self._ahead: deque[tuple[int, int, bytes | str | None]] | None = None
 
     def finish(self) -> None:
-        """The workers have no more batches. That finishes the epoch, if none can have been taken ahead."""
+        """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
         self.finished = self._ahead is None
         if self.finished and self.loaded and self.delivered == self.loaded:
             warn_of_empty_epoch()
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        """Nothing is delivered of an epoch."""
+        """The progress of an epoch of which nothing has been delivered."""
         return cls(epoch, [WorkerProgress() for _ in range(workers)])
 
     def take_ahead(self) -> None:
-        """From now on :meth:`hand_over` counts batches, because steps behind the workers hold some."""
+        """Makes :meth:`hand_over` count batches, because steps behind the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
         """Counts a batch of a worker as delivered, or as taken ahead.
 
-        Args:
-            worker: The worker's index.
-            turn: Index of the worker whose batch is next.
-            state: The worker's behind it, if it sent one: see :meth:`WorkerProgress.keep`.
+        ``turn`` is the worker whose batch is next; for ``state``, if the worker sent one, see
+        :meth:`WorkerProgress.keep`.
         """
         if self._ahead is None:
             self._count(worker, turn, state)
@@ -158,7 +154,7 @@ class EpochProgress:
             self._ahead.append((worker, turn, state))
 
     def hand_over(self) -> None:
-        """Counts the first batch that was taken ahead as delivered; without one, counts a repeated batch."""
+        """Counts the first batch that was taken ahead as delivered, or a repeated batch if there is none."""
         if self._ahead:
             self._count(*self._ahead.popleft())
         else:
@@ -173,36 +169,31 @@ class EpochProgress:
 
     @property
     def delivered(self) -> int:
-        """Batches of the workers that the consumer got."""
+        """Batches of the workers that the program got."""
         return sum(worker.delivered for worker in self.workers)
 
     @property
     def replayed(self) -> int:
-        """Delivered batches that a resumed run has to make again."""
+        """Delivered batches that a resumed run has to recompute."""
         return sum(worker.delivered - worker.position().at for worker in self.workers)
 
     def positions(self) -> list[Position]:
-        """Where the workers begin that continue this epoch."""
+        """Where the workers begin in order to continue this epoch."""
         return [worker.position(worker.received) for worker in self.workers]
 
 
 def warn_of_empty_epoch() -> None:
-    """Warns that nothing was left of an epoch that was continued."""
+    """Warns that a resumed epoch had nothing left."""
     warn(
-        "the epoch that load_state_dict continued had nothing left, so this iteration is empty. Where it "
-        "counts as an epoch of its own, that one is lost: a state that is saved when the loop has ended is "
-        "the start of the next",
+        "the epoch that load_state_dict continued had nothing left, so this iteration is empty. If your "
+        "program counts it as an epoch, that one is lost: save the state after the loop has ended, where it "
+        "is the start of the next epoch",
         UserWarning,
     )
 
 
 def pack_state(state: Any) -> bytes:
-    """A state as one value of a message, by msgpack, or by pickle where that cannot hold it.
-
-    Example:
-        >>> unpack_state(pack_state({"held": [(3, 512)]})), unpack_state(pack_state({1j}))
-        ({'held': [[3, 512]]}, {1j})
-    """
+    """Packs a state into one value of a message, by msgpack, or by pickle if msgpack cannot hold it."""
     try:
         packed: bytes = msgpack.packb(state)
     except (TypeError, ValueError, OverflowError):
@@ -211,7 +202,7 @@ def pack_state(state: Any) -> bytes:
 
 
 def unpack_state(packed: bytes) -> Any:
-    """The state that :func:`pack_state` packed in this process or one of its workers."""
+    """The state that :func:`pack_state` packed, in this process or one of its workers."""
     if packed[:1] == b"p":
         return pickle.loads(packed[1:])
     return msgpack.unpackb(packed[1:], strict_map_key=False)

@@ -1,4 +1,4 @@
-"""The stream of stages behind a loader, which is continued exactly or, where a stage cannot, by replay."""
+"""The stream of stages behind a loader. It resumes exactly, or by replay if a stage cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpwds.warn import warn
 
 STATES_KEPT = 32
 """States kept of each worker: the newest, and fewer and fewer of the older ones. A stage may hold rows of old
-batches, which are made again from the state before them."""
+batches, which are recomputed from the state before them."""
 
 Batch: TypeAlias = "tuple[int, int]"
 """A batch's address: the worker, and the batch's number among that worker's."""
@@ -29,18 +29,16 @@ class LoaderIterator(Protocol):
     def __next__(self) -> Any: ...
 
     def remake(self, worker: int) -> tuple[int, Any]:
-        """Returns the number and the batch that a worker sends next, which was delivered before."""
+        """Returns the number and the batch that a worker sends next, which had been delivered before."""
         ...
 
 
 class LoaderStream:
     """A loader's batches in an epoch, as a stream.
 
-    Batches can be fetched only while a state is loaded, and only those that stages named as held when it was
-    saved: each worker begins at the earliest of its own.
-
-    Args:
-        iterate: Begins the loader's iteration at a progress, or at the epoch's start.
+    ``iterate`` begins the loader's iteration at a progress, or at the epoch's start. Batches can be fetched
+    only while a state is loaded, and only those that the state names as held: each worker begins at the
+    earliest of its own.
     """
 
     def __init__(self, iterate: Callable[[EpochProgress | None], LoaderIterator]) -> None:
@@ -97,12 +95,12 @@ class ResumableStream:
     """The stream of stages behind a loader.
 
     Its state is the number of elements delivered, and the stages' state. If a stage has no state, or cannot
-    load it, the epoch is run again from its start.
+    load it, the epoch is replayed from its start.
 
     Args:
         start: Begins the epoch.
-        same_order: Whether the loader delivers in the same order each time it runs.
-        unaddressed: The stage that gives elements without addresses, if there is one.
+        same_order: Whether the loader delivers in the same order each time.
+        unaddressed: The stage that yields elements without addresses, if there is one.
     """
 
     def __init__(
@@ -141,18 +139,15 @@ class ResumableStream:
             return {"delivered": self._delivered, "replay": reason}
         try:
             stream = _reduced_to_needed(self._stream.state_dict())
-        except Exception as error:  # a stage may have no state; the error is told where the replay is
+        except Exception as error:  # a stage may have no state: the warning about the replay names the error
             return {"delivered": self._delivered, "replay": f"{type(error).__name__}: {error}"}
         return {"delivered": self._delivered, "stream": stream}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where the state was saved.
-
-        Warns:
-            UserWarning: The epoch is run again from its start; the message says why.
+        """Continues where the state was saved, with a warning if the epoch has to be replayed.
 
         Raises:
-            ValueError: The epoch would have to be run again, and that would yield another order.
+            ValueError: The epoch has to be replayed, and that would yield another order.
             RuntimeError: The epoch has fewer elements now.
         """
         delivered = self._loaded = field(state, "delivered", int)
@@ -177,7 +172,11 @@ class ResumableStream:
 
     def _replay(self, delivered: int, reason: str) -> None:
         if not self._same_order:
-            raise _no_order(reason)
+            raise ValueError(
+                f"this epoch cannot be continued: it would have to be run again from its start ({reason}), "
+                "and with in_order=False elements come in another order then. Use in_order=True, or begin "
+                "the epoch anew"
+            )
         warn(
             f"the stages behind the loader are continued by running the first {delivered} elements of the "
             f"epoch again ({reason})",
@@ -188,20 +187,17 @@ class ResumableStream:
 
 
 def _reduced_to_needed(state: Any) -> Any:
-    """The state of stages behind a loader, reduced to what resuming needs.
+    """The state of the last stage behind a loader, reduced to what resuming needs.
 
-    Of the states of each worker, only the last one before all batches that stages hold parts of is kept.
-    Those batches are named, so that they can be fetched while the state is loaded.
-
-    Args:
-        state: What the last stage's ``state_dict`` returned.
+    For each worker, only the last state before all batches that stages hold parts of is kept. Those batches
+    are named, so that they can be fetched while the state is loaded.
     """
     held: Counter[Batch] = Counter()
 
     def reduced(state: Any) -> Any:
         if "loaded" in state:
             return {**state, "loaded": _reduced(state["loaded"], held)}
-        if "source" not in state:  # not a stage that says what it holds
+        if "source" not in state:  # this stage does not say what it holds
             return state
         held.update(_batches_in(state.get("held", ())))
         return {**state, "source": reduced(state["source"])}
@@ -214,7 +210,7 @@ def _reduced(loaded: Any, held: Counter[Batch]) -> Any:
     batches: list[list[int]] = []
     for index, worker in enumerate(loaded["workers"]):
         delivered = worker["delivered"]
-        # A stage may hold elements with addresses of its own, which could pass for any batches.
+        # A stage may hold elements with addresses of its own, which could look like those of any batches.
         own = sorted(number for other, number in held if other == index and number < delivered)
         first = own[0] if own else delivered
         before = [entry for entry in worker["states"] if entry[0] <= first]
@@ -231,10 +227,3 @@ def _batches_in(addresses: Any) -> Iterator[Batch]:
         else:
             for address in addresses:
                 yield from _batches_in(address)
-
-
-def _no_order(reason: str) -> ValueError:
-    return ValueError(
-        f"this epoch cannot be continued: it would have to be run again from its start ({reason}), and with "
-        "in_order=False elements come in another order then. Use in_order=True, or begin the epoch anew"
-    )

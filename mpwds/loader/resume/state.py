@@ -1,4 +1,4 @@
-"""A loader's state as users keep it: made from the progress of an epoch, and checked when it comes back."""
+"""A loader's state as users save it: made from the progress of an epoch, and checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.parts import iterates_itself
 
 VERSION = 2
@@ -21,16 +21,16 @@ _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a state depends on: loading it elsewhere would give other samples, or some twice.
+    """The facts that a state depends on: under others, samples would be lost or repeated.
 
     Args:
-        kind: The class that gave the state.
+        kind: Class of the loader.
         workers: Workers; 0 counts as 1, which delivers the same.
-        rank: Index of the trainer among ``world_size``.
-        world_size: Number of trainers.
+        rank: This rank.
+        world_size: Number of ranks.
         seed: The loader's seed, or the dataset's.
         dataset: Source and stages, as :func:`described` gives them.
-        stages: Stages behind the loader, likewise.
+        stages: Stages behind the loader, as :func:`described_stages` gives them.
     """
 
     kind: str
@@ -43,13 +43,7 @@ class Facts:
 
     @staticmethod
     def of(loader: Any, dataset: list[str], stages: list[str] | None = None) -> Facts:
-        """The facts of a ``MultiLoader``.
-
-        Args:
-            loader: The loader.
-            dataset: Its dataset, as :func:`described` gives it.
-            stages: Stages behind it, likewise; ``None`` for the loader by itself.
-        """
+        """The facts of a ``MultiLoader``; with ``stages``, of a ``LoaderPipeline``."""
         here, seed = Context.current(), loader.seed
         if seed is None and isinstance(loader.dataset, DataPipeline):
             seed = loader.dataset._seed
@@ -58,13 +52,10 @@ class Facts:
         return Facts(kind, workers, here.rank, here.world_size, seed, dataset, stages or [])
 
     def check(self, state: Any) -> None:
-        """Refuses a state that does not belong here.
+        """Raises ValueError if a state does not belong here.
 
-        That of another rank does, as far as it counts: ranks that train together stand at the same batch,
-        and some trainers save the state of rank 0 for all.
-
-        Raises:
-            ValueError: It says what differs.
+        The state of another rank does, for its counts: ranks that train together are at the same batch, and
+        some trainers save the state of rank 0 for all.
         """
         if not isinstance(state, Mapping):
             raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
@@ -91,28 +82,28 @@ class Facts:
             if list(before) != now:
                 raise ValueError(
                     f"the {whose} changed since the state was saved ({_difference(list(before), now)}): load "
-                    "it into a loader that is made as that one was, or begin the epoch anew"
+                    "it into a loader with the same arguments, or begin the epoch anew"
                 )
 
 
 def replayed_because(state: Mapping[str, Any]) -> str:
-    """Why this rank can use no more of a state than its counts; empty if it is this rank's own."""
+    """Why this rank can use only the counts of a state; empty if it is this rank's own."""
     saved, here = state["facts"].get("rank"), Context.current().rank
     return "" if saved == here else f"the state is that of rank {saved}, this is rank {here}"
 
 
 _COMPARED = (
-    ("workers", "with {!r} workers", "take as many, for each goes on with its own part"),
-    ("world_size", "by {!r} ranks together", "the ranks' parts of the dataset are others now"),
-    ("seed", "with seed {!r}", "the order and the random numbers are others now"),
+    ("workers", "with {!r} workers", "use the same number, because each continues its own part"),
+    ("world_size", "by {!r} ranks together", "each rank's part of the dataset has changed"),
+    ("seed", "with seed {!r}", "the order and the random numbers have changed"),
 )
 
 
 def described(dataset: Any) -> list[str]:
-    """What is cheaply known of a dataset, and is the same for the same dataset in another process.
+    """A description of a dataset that is cheap, and the same in another process.
 
-    A pipeline's source with its number of shards or elements, and its stages; without paths, for shards may
-    have moved.
+    It has a pipeline's source with its number of shards or elements, and its stages, without paths: shards
+    may have moved.
 
     Example:
         >>> described(DataPipeline(range(10)).batched(4))
@@ -122,22 +113,22 @@ def described(dataset: Any) -> list[str]:
         return [_counted(type(dataset).__name__, dataset)]
     origin, *stages = dataset.parts
     parts = described(origin) if isinstance(origin, DataPipeline) else _origin(origin)
-    parts += described_stages(stages)
-    return parts if dataset._epochs == ONCE else [*parts, str(dataset._epochs)]
+    return parts + described_stages(stages, dataset._epochs)
 
 
-def described_stages(stages: Sequence[Any]) -> list[str]:
-    """Stages as they print, without what differs from process to process.
+def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
+    """Stages as they print, without what differs between processes, and how often they run.
 
     Example:
         >>> described_stages(["map(<f at 0x7f01>)", "cached('/tmp/x')"])
         ['map(<f>)', "cached('...')"]
     """
-    return [_lasting(str(stage)) for stage in stages]
+    parts = [_lasting(str(stage)) for stage in stages]
+    return parts if epochs == ONCE else [*parts, str(epochs)]
 
 
 def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
-    """How far an epoch is, as a dict of what JSON and msgpack can hold."""
+    """The progress of an epoch as a dict that JSON and msgpack can hold."""
     return {
         "epoch": progress.epoch,
         "turn": progress.turn,
@@ -154,11 +145,7 @@ def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
 
 
 def progress_from_state(state: Any) -> EpochProgress:
-    """The progress that :func:`progress_as_state` made a dict of.
-
-    Raises:
-        ValueError: It is no such dict; the message names the field.
-    """
+    """The progress from such a dict. Raises ValueError, which names the field, if it is not one."""
     workers = field(state, "workers", list)
     progress = EpochProgress(
         field(state, "epoch", int),
@@ -172,16 +159,7 @@ def progress_from_state(state: Any) -> EpochProgress:
 
 
 def field(state: Any, name: str, kind: type) -> Any:
-    """A field of a state.
-
-    Raises:
-        ValueError: It is not there, is of another type, or a negative number.
-
-    Example:
-        >>> field({"epoch": "3"}, "epoch", int)
-        Traceback (most recent call last):
-        ValueError: a loader's state has epoch='3', expected a whole number, not negative: ...
-    """
+    """A field of a state. Raises ValueError if it is missing, of another type, or a negative number."""
     value = state.get(name) if isinstance(state, Mapping) else None
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -192,7 +170,7 @@ def field(state: Any, name: str, kind: type) -> Any:
 
 
 def wrong(name: str, expected: str, value: Any) -> ValueError:
-    """The error for a field that is not what it should be."""
+    """The error for a field with a wrong value."""
     return ValueError(
         f"a loader's state has {name}={value!r}, expected {expected}: it is not what state_dict() gave"
     )

@@ -1,4 +1,4 @@
-"""What a loader's epochs came to: what its stats are made of."""
+"""Collects the figures of a loader's epochs, from which its stats are made."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
 from mpwds.loader.stats.trainer_times import TrainerReading, TrainerTimes
-from mpwds.loader.stats.verdict import THE_DATASET, WRITING_BATCHES
-from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.loader.worker.counters import Reading
 from mpwds.loader.worker.meter import name_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Stream
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 Since = Literal["epoch", "start"]
 
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """What the processes that were worker ``index`` have counted since the loader was made.
+    """What the processes of worker ``index`` have counted since the loader was made.
 
     Args:
         index: The worker's index.
-        pid: Of the last of these processes.
+        pid: Process id of the last one.
         reading: Their counters, added up.
-        restarts: How often the worker was started again within an epoch.
+        restarts: How often the worker was restarted within an epoch.
     """
 
     index: int
@@ -38,17 +39,13 @@ class WorkerReading:
 
 
 class Ledger:
-    """Sums up epochs and tells the one under way from those before.
+    """Adds up epochs, and tells the current one from those before.
 
     Args:
         read_workers: Reads all workers.
         read_copies: Reads how many private copies were made.
-        in_order: Whether workers take turns.
-        in_process: Whether the loader works without worker processes.
-
-    Attributes:
-        in_order: The same.
-        in_process: The same.
+        in_order: Whether workers take turns; also an attribute.
+        in_process: Whether the loader works without worker processes; also an attribute.
     """
 
     def __init__(
@@ -73,12 +70,7 @@ class Ledger:
         self._skipped_before: Counter[str] = Counter()
 
     def begin(self, epoch: int, times: TrainerTimes) -> None:
-        """Begins an epoch; to be called before workers do.
-
-        Args:
-            epoch: Its number.
-            times: The clock of its iterator.
-        """
+        """Begins an epoch with the clock of its iterator. To be called before the workers begin."""
         if self._times is not None:
             self._times.end()
             self._earlier += self._times.read()
@@ -103,18 +95,25 @@ class Ledger:
         return self._times if self._times is not None else TrainerTimes()
 
     def stats(self, since: Since) -> LoaderStats:
-        """What was counted since the epoch began, or since the loader was made.
+        """Figures since the epoch began, or since the loader was made.
 
         Raises:
             ValueError: ``since`` is neither ``"epoch"`` nor ``"start"``.
         """
+        from mpwds.loader.stats.stats import LoaderStats, worker_stats
+
         if since not in ("epoch", "start"):
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
         whole = since == "start"
         trainer = self._times.read() if self._times is not None else TrainerReading()
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
-        workers = [_worker(each, before.get(each.index)) for each in self._read_workers()]
+        workers = []
+        for now in self._read_workers():
+            reading, restarts = now.reading, now.restarts
+            if (earlier := before.get(now.index)) is not None:
+                reading, restarts = reading - earlier.reading, restarts - earlier.restarts
+            workers.append(worker_stats(now.index, now.pid, reading, restarts))
         seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:
@@ -141,40 +140,3 @@ class Ledger:
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
             epochs=self._epochs if whole else 1,
         )
-
-
-def _worker(now: WorkerReading, before: WorkerReading | None) -> WorkerStats:
-    reading = now.reading if before is None else now.reading - before.reading
-    return WorkerStats(
-        worker=now.index,
-        pid=now.pid,
-        batches=reading.batches,
-        samples=reading.samples,
-        nbytes=reading.nbytes,
-        active_s=reading.active_ns / 1e9,
-        waiting_s=reading.waiting_ns / 1e9,
-        cpu_s=reading.cpu_ns / 1e9,
-        queued_s=reading.queued_ns / 1e9,
-        skipped=dict(reading.skipped),
-        restarts=now.restarts - (0 if before is None else before.restarts),
-        stages=_stages(reading),
-    )
-
-
-def _stages(reading: Reading) -> tuple[StageStats, ...]:
-    """The stages, with the time in which the worker worked divided as the estimated times are."""
-    # In a pipeline, what is in none of its stages goes before them, in the machinery.
-    rest = "between stages" if reading.stages else THE_DATASET
-    stages = {
-        rest: replace(reading.other, elements=reading.batches),
-        **reading.stages,
-        WRITING_BATCHES: replace(reading.writing, elements=reading.batches),
-    }
-    total_ns = sum(stage.time_ns for stage in stages.values())
-    working_s = (reading.active_ns - reading.waiting_ns) / 1e9
-
-    def stats(name: str, stage: StageReading) -> StageStats:
-        share = stage.time_ns / total_ns if total_ns else 0.0
-        return StageStats(name, share * working_s, share, stage.elements, stage.storage)
-
-    return tuple(stats(name, stage) for name, stage in stages.items())

@@ -6,12 +6,9 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds.loader.stats.trainer_times import TrainerTimes
-
-if TYPE_CHECKING:
-    from mpwds.loader.multi_loader import MultiLoader
 
 _REDRAW_TERMINAL_S = 0.25
 _REDRAW_FILE_S = 10.0
@@ -33,17 +30,17 @@ def require_tqdm() -> Any:
 
 
 class ShownTimes(TrainerTimes):
-    """The clock of an epoch's iterator, which shows on stderr (in a notebook, in the cell) what it is told.
+    """The clock of an epoch's iterator, shown as a line on stderr or in a notebook's cell.
 
     The line has the batches delivered, their number where ``len(loader)`` is known, samples per second, the
     share of the time that the training process waits, and the stage that takes most of the workers' time. It
-    ends with the epoch, however that ends. Where stderr is no terminal it is written every 10 seconds.
+    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds.
 
     Args:
-        loader: The loader; it is not kept.
+        loader: The loader, which is not kept alive.
     """
 
-    def __init__(self, loader: MultiLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         super().__init__()
         self._loader = weakref.ref(loader)
         self._process = os.getpid()
@@ -60,7 +57,9 @@ class ShownTimes(TrainerTimes):
     def delivered(self, samples: int, nbytes: int) -> None:
         super().delivered(samples, nbytes)
         if self._since_ns >= self._next_ns:
-            self._show()
+            self._update(self._bar)
+            self._bar.refresh()
+            self._next_ns = self._since_ns + self._redraw_ns
 
     def end(self) -> None:
         super().end()
@@ -69,19 +68,14 @@ class ShownTimes(TrainerTimes):
             self._update(bar)
             bar.close()
 
-    def _show(self) -> None:
-        self._update(self._bar)
-        self._bar.refresh()
-        self._next_ns = self._since_ns + self._redraw_ns
-
     def _update(self, bar: Any) -> None:
         bar.n = self._batches
         loader = self._loader()
         if loader is not None:
-            bar.set_postfix_str(_essence(loader), refresh=False)
+            bar.set_postfix_str(_summary(loader.stats()), refresh=False)
 
 
-def _open_bar(loader: MultiLoader | None) -> Any:
+def _open_bar(loader: Any) -> Any:
     # Without the thread that tqdm has for slow bars, and without its lock for processes, which may start one.
     own = {"monitor_interval": 0, "_lock": threading.RLock()}
     bar = type("Bar", (require_tqdm().tqdm,), own)
@@ -99,8 +93,7 @@ def _open_bar(loader: MultiLoader | None) -> Any:
     )
 
 
-def _essence(loader: MultiLoader) -> str:
-    stats = loader.stats()
+def _summary(stats: Any) -> str:
     if stats.batches < 2:
         return ""
     parts = [f"{stats.samples_per_s:,.0f} samples/s", f"waits {stats.waiting_share:.0%}"]

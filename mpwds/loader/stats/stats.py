@@ -1,13 +1,15 @@
-"""What a loader's ``stats()`` returns: who waited for whom, and for what."""
+"""What a loader's ``stats()`` returns: figures, a table of them, and one line on what bounds the training."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+import statistics
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mpwds.loader.stats.stats_table import table_of
-from mpwds.loader.stats.verdict import verdict_on
+from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES, Reading
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,12 @@ class StageStats:
 
     Attributes:
         name: The stage as it prints, ``map(crop)``; a second one that prints alike is ``map(crop) #2``.
-            ``"the dataset"`` is what no stage of ours does, ``"writing batches"`` what puts them into shared
-            memory, collation by ``batched`` with it.
-        seconds: What it took, without the stages before it.
+            ``"the dataset"`` stands for a dataset that is not a pipeline of this package, ``"writing
+            batches"`` for collation by ``batched`` and the copy into shared memory.
+        seconds: Time it took, without the stages before it.
         share: The same as a share of the workers' own work, 0 to 1.
-        elements: What came out of it, more than was delivered if some is still on its way, or made again.
+        elements: Elements that came out of it. These can be more than were delivered: some are still on their
+            way, or were made again.
         storage: Whether it reads shards.
     """
 
@@ -42,7 +45,7 @@ class WorkerStats:
 
     Attributes:
         worker: Its index.
-        pid: Its process id; of the last one, if it was started again.
+        pid: Its process id; the latest one if it was restarted.
         batches: Batches, or single elements, that it sent.
         samples: Samples in them.
         nbytes: Bytes of their arrays.
@@ -53,8 +56,8 @@ class WorkerStats:
         queued_s: Seconds in which its main thread could run, but others had the processors; 0 where the
             system does not tell.
         skipped: Elements that error handlers left out, by ``"stage: exception"``.
-        restarts: How often it was started again.
-        stages: What it works on, in the order of the pipeline.
+        restarts: How often it was restarted.
+        stages: Its stages, in the order of the pipeline.
     """
 
     worker: int
@@ -72,7 +75,7 @@ class WorkerStats:
 
     @property
     def working_s(self) -> float:
-        """Seconds that it worked: the active ones without waiting."""
+        """Seconds in which it worked: active and not waiting."""
         return self.active_s - self.waiting_s
 
     @property
@@ -88,35 +91,41 @@ class WorkerStats:
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader did since some moment. ``print(stats)`` shows a table, ``stats.verdict`` says what to do.
+    """What a loader did in an epoch, or since it was made.
 
-    The time to the first batch of an epoch, in which workers start, is counted by itself: shares and rates
-    are of the time after it. Batches are what is delivered, be it single elements.
+    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. The time to an epoch's first batch,
+    in which workers start, is counted separately: shares and rates cover the time after it. A batch is what
+    the loader delivers, also where that is a single element.
 
     Attributes:
-        epoch: Number of the epoch, the last one that began.
-        first_batch_s: Seconds from the beginning of the epoch to its first batch; of several epochs, the sum.
-        waited_s: Seconds that the training process waited for batches.
-        received_s: Seconds that it took to make tensors of what had come, private copies with it.
-        elsewhere_s: Seconds that it spent outside: the training step.
-        stages_s: Seconds that it spent in stages behind the loader, such as ``rebatched``. Where these yield
-            many small elements, it is estimated from some of them.
-        batches: Batches delivered; behind stages, to the first of them. Batches that a resumed epoch makes
-            again, because stages held rows of them, count here too.
+        epoch: Number of the epoch that began last.
+        first_batch_s: Seconds from the beginning of the epoch to its first batch; a sum over several epochs.
+        waited_s: Seconds in which the training process waited for batches.
+        received_s: Seconds in which it made tensors of what had arrived, private copies included.
+        elsewhere_s: Seconds in which it did something else: the training step.
+        stages_s: Seconds in stages behind the loader, such as ``rebatched``. Where these yield many small
+            elements, it is estimated from some of them.
+        batches: Batches delivered, to the first stage if there are stages behind the loader. Batches that a
+            resumed epoch makes again, because stages held rows of them, are counted too.
         samples: Samples in them: the length that all columns of a batch have, 1 for a single sample, or what
-            the dataset's last stage with a method ``samples_in`` says.
+            the dataset's last stage with a method ``samples_in`` returns.
         nbytes: Bytes of their arrays.
-        batches_per_s: Batches delivered for each second.
-        samples_per_s: Samples delivered for each second.
-        bytes_per_s: Bytes delivered for each second.
-        private_copies: Batches that were copied out of shared memory because too many are kept.
+        batches_per_s: Batches delivered per second.
+        samples_per_s: Samples delivered per second.
+        bytes_per_s: Bytes delivered per second.
+        private_copies: Batches that were copied out of shared memory because the program keeps too many.
         in_order: Whether workers take turns.
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
-        workers: The workers. Without worker processes there is one, which is this process.
+        workers: The workers. Without worker processes there is one, this process.
         stages_skipped: Elements that error handlers of stages behind the loader left out, by
             ``"stage: exception"``.
-        epochs: How many epochs it is about.
+        epochs: Number of epochs that the figures cover.
+
+    Example:
+        >>> from mpwds import MultiLoader
+        >>> print(MultiLoader([1, 2], workers=0).stats())
+        epoch 0 has not begun
     """
 
     epoch: int
@@ -158,28 +167,35 @@ class LoaderStats:
     @property
     def stages(self) -> tuple[StageStats, ...]:
         """The stages, of all workers together."""
-        names = dict.fromkeys(stage.name for worker in self.workers for stage in worker.stages)
         working_s = sum(worker.working_s for worker in self.workers)
-        return tuple(self._stage(name, working_s) for name in names)
+        by_name: dict[str, list[StageStats]] = {}
+        for worker in self.workers:
+            for stage in worker.stages:
+                by_name.setdefault(stage.name, []).append(stage)
+        stages = []
+        for name, same in by_name.items():
+            seconds = sum(stage.seconds for stage in same)
+            elements = sum(stage.elements for stage in same)
+            stages.append(StageStats(name, seconds, _per(seconds, working_s), elements, same[0].storage))
+        return tuple(stages)
 
     @property
     def skipped(self) -> dict[str, int]:
         """Elements that error handlers left out, by ``"stage: exception"``, in workers and behind them."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for skipped in (*(worker.skipped for worker in self.workers), self.stages_skipped):
-            for kind, count in skipped.items():
-                total[kind] = total.get(kind, 0) + count
-        return total
+            total.update(skipped)
+        return dict(total)
 
     @property
     def restarts(self) -> int:
-        """How often workers were started again."""
+        """How often workers were restarted."""
         return sum(worker.restarts for worker in self.workers)
 
     @property
     def verdict(self) -> str:
         """One line: what bounds the training, and what to do about it."""
-        return verdict_on(self)
+        return _verdict(self)
 
     @property
     def in_short(self) -> str:
@@ -205,14 +221,286 @@ class LoaderStats:
         }
 
     def __str__(self) -> str:
-        return table_of(self)
-
-    def _stage(self, name: str, working_s: float) -> StageStats:
-        same = [stage for worker in self.workers for stage in worker.stages if stage.name == name]
-        seconds = sum(stage.seconds for stage in same)
-        elements = sum(stage.elements for stage in same)
-        return StageStats(name, seconds, _per(seconds, working_s), elements, same[0].storage)
+        return _table(self)
 
 
-def _per(amount: float, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else 0.0
+def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> WorkerStats:
+    """A worker, by what it has counted. Its working time is divided as the stages' estimated times are."""
+    # In a pipeline, time that is in none of its stages goes before them, into the machinery.
+    rest = "between stages" if reading.stages else THE_DATASET
+    stages = {
+        rest: replace(reading.other, elements=reading.batches),
+        **reading.stages,
+        WRITING_BATCHES: replace(reading.writing, elements=reading.batches),
+    }
+    total_ns = sum(stage.time_ns for stage in stages.values())
+    working_s = (reading.active_ns - reading.waiting_ns) / 1e9
+    shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items()}
+    return WorkerStats(
+        worker=worker,
+        pid=pid,
+        batches=reading.batches,
+        samples=reading.samples,
+        nbytes=reading.nbytes,
+        active_s=reading.active_ns / 1e9,
+        waiting_s=reading.waiting_ns / 1e9,
+        cpu_s=reading.cpu_ns / 1e9,
+        queued_s=reading.queued_ns / 1e9,
+        skipped=dict(reading.skipped),
+        restarts=restarts,
+        stages=tuple(
+            StageStats(name, shares[name] * working_s, shares[name], stage.elements, stage.storage)
+            for name, stage in stages.items()
+        ),
+    )
+
+
+def _per(amount: float, total: float) -> float:
+    return amount / total if total > 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+_NEGLIGIBLE = 0.005
+_LONGEST_NAME = 48
+_WORKER_COLUMNS = ["worker", "pid", "batches", "samples/s", "MB", "active"]
+_WORKER_COLUMNS += ["waits", "cpu", "queued", "skipped", "restarts"]
+_STAGE_COLUMNS = ["stage", "share", "time", "elements", "ms each", "elements/s", "by worker"]
+
+
+def _table(stats: LoaderStats) -> str:
+    """The trainer, the workers, the stages that take half a percent or more, and the verdict."""
+    if not stats.workers:
+        return f"epoch {stats.epoch} has not begun"
+    seconds = stats.seconds or 1.0
+    in_stages = f"is in stages {stats.stages_s / seconds:.0%}, " if stats.stages_s else ""
+    epochs, first_batch, which = f"epoch {stats.epoch}", "the first batch", "which"
+    if stats.epochs > 1:
+        epochs = f"{stats.epochs} epochs, the last of them number {stats.epoch}"
+        first_batch, which = "the first batches", "which together"
+    lines = [
+        f"{epochs}: {stats.batches:,} batches, {stats.samples:,} samples, "
+        f"in {stats.seconds:.1f} s after {first_batch}, {which} took {stats.first_batch_s:.1f} s",
+        f"{stats.samples_per_s:,.1f} samples/s, {stats.batches_per_s:,.1f} batches/s, "
+        f"{stats.bytes_per_s / 1e6:,.1f} MB/s",
+        f"trainer: waits {stats.waiting_share:.0%}, receives {stats.received_s / seconds:.0%}, "
+        f"{in_stages}is elsewhere {stats.elsewhere_s / seconds:.0%} of the time",
+    ]
+    if stats.private_copies:
+        lines.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
+    lines += _aligned([_WORKER_COLUMNS, *map(_worker_row, stats.workers)])
+    shown = [stage for stage in stats.stages if stage.share >= _NEGLIGIBLE]
+    lines += _aligned([_STAGE_COLUMNS, *(_stage_row(stage, stats.workers) for stage in shown)])
+    lines += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
+    return "\n".join([*lines, f"verdict: {stats.verdict}"])
+
+
+def _worker_row(worker: WorkerStats) -> list[str]:
+    return [
+        str(worker.worker),
+        str(worker.pid),
+        f"{worker.batches:,}",
+        f"{worker.samples_per_s:,.1f}",
+        f"{worker.nbytes / 1e6:,.1f}",
+        f"{worker.active_s:.1f} s",
+        f"{worker.waiting_share:.0%}",
+        f"{worker.cpu_s:.1f} s",
+        f"{worker.queued_s:.1f} s",
+        str(sum(worker.skipped.values())),
+        str(worker.restarts),
+    ]
+
+
+def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> list[str]:
+    name = stage.name
+    same = [each for worker in workers for each in worker.stages if each.name == name]
+    return [
+        name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "...",
+        f"{stage.share:.0%}",
+        f"{stage.seconds:.1f} s",
+        f"{stage.elements:,}",
+        f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-",
+        f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
+        " ".join(f"{each.share:.0%}" for each in same),
+    ]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Lines with columns of one width, the first aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return lines
+
+
+# -------------------------------------------------------------------------------------------- the verdict
+
+_LEAST_BATCHES = 5
+_LEAST_S = 0.2
+_LITTLE = 0.1
+_MUCH = 0.3
+_MOST = 0.5
+_SLOWER = 2.0
+_FULL = 0.85
+_SMALL_BATCH_NBYTES = 32 << 10
+_SPARE = 1.2
+
+
+def _verdict(stats: LoaderStats) -> str:
+    """What bounds the training: the training process, if it waits for less than a tenth of its time."""
+    if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
+        return _too_early(stats)
+    if stats.received_s > _MUCH * stats.seconds:
+        return _bound_by_receiving(stats)
+    if stats.waiting_share < _LITTLE:
+        return _bound_by_training(stats)
+    return f"the trainer waits {stats.waiting_share:.0%} of the time; {_bound_by_workers(stats)}"
+
+
+def _too_early(stats: LoaderStats) -> str:
+    if not stats.batches:
+        return "not enough data yet: 0 batches"
+    so_far = f"not enough data yet: {stats.batches} batches in {stats.first_batch_s + stats.seconds:.1f} s"
+    if stats.first_batch_s <= max(1.0, 2 * stats.seconds):
+        return so_far
+    return (
+        f"{so_far}, of which the first took {stats.first_batch_s:.1f}, in which workers start: keep the "
+        "loader for all epochs"
+    )
+
+
+def _bound_by_receiving(stats: LoaderStats) -> str:
+    share = f"receiving takes {stats.received_s / stats.seconds:.0%} of the trainer's time"
+    if stats.private_copies > _LITTLE * stats.batches:
+        return (
+            f"{share}: {stats.private_copies} batches were copied out of shared memory, as many are kept: "
+            "drop them sooner, or raise prefetch"
+        )
+    return f"{share}: {_batches_are(stats)}: make them larger"
+
+
+def _bound_by_training(stats: LoaderStats) -> str:
+    trainer = f"the trainer waits {stats.waiting_share:.0%} of the time"
+    if stats.in_process:
+        return f"the training step is the bound: making batches takes {stats.waiting_share:.0%} of the time"
+    if stats.stages_s > _MUCH * stats.seconds and stats.stages_s > stats.elsewhere_s:
+        return (
+            f"{trainer}; the stages behind the loader are the bound: they take "
+            f"{stats.stages_s / stats.seconds:.0%} of the trainer's time: have the workers do more of it, or "
+            "take rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
+        )
+    # Workers also wait while they have nothing left to do.
+    there_s = sum(max(worker.active_s, stats.seconds) for worker in stats.workers)
+    waiting = 1 - sum(worker.working_s for worker in stats.workers) / there_s
+    count = len(stats.workers)
+    if waiting < _MUCH:
+        return f"balanced: {trainer}, the workers {waiting:.0%}: a faster training step would wait for data"
+    enough = max(1, math.ceil(count * (1 - waiting) * _SPARE))
+    fewer = f"; {enough} of {count} workers would do" if enough < count else ""
+    return f"workers wait for the trainer {waiting:.0%} of the time: the training step is the bound{fewer}"
+
+
+def _bound_by_workers(stats: LoaderStats) -> str:
+    without = [worker for worker in stats.workers if not worker.batches]
+    if without:
+        return (
+            f"{len(without)} of {len(stats.workers)} workers have sent nothing: there are fewer shards than "
+            "workers, or their first batches take long"
+        )
+    slow = _slowest(stats)
+    if slow is not None and (held_up := _held_up_by(stats, slow)):
+        return held_up
+    writing = sum(stage.share for stage in stats.stages if stage.name == WRITING_BATCHES)
+    if stats.nbytes <= _SMALL_BATCH_NBYTES * stats.batches and writing > _MOST:
+        return f"{_batches_are(stats)}, and take longer to send than to make: make them larger"
+    if stats.workers_waiting_share > _MUCH:
+        return (
+            f"the workers wait {stats.workers_waiting_share:.0%} of theirs, as batches take unequal time: "
+            f"raise prefetch{', or take in_order=False' if stats.in_order else ''}"
+        )
+    top = max(stats.stages, key=lambda stage: stage.share)
+    takes = f"{_what(top)} takes {top.share:.0%} of worker time"
+    if stats.in_process:
+        return f"{takes}: take workers"
+    working_s = sum(worker.working_s for worker in stats.workers)
+    queued = _per(sum(worker.queued_s for worker in stats.workers), working_s)
+    if queued > _MUCH:
+        return (
+            f"workers wait {queued:.0%} of theirs for one of {stats.cores} processors, so more would not "
+            f"help; {takes}: {_make_cheaper(top)}"
+        )
+    advice = f"{takes}: add workers{_if_not_full(stats)} or {_make_cheaper(top)}"
+    return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
+
+
+def _slowest(stats: LoaderStats) -> WorkerStats | None:
+    """The worker whose batches take much longer than those of the others, if there is one."""
+    if len(stats.workers) < 2:
+        return None
+    slow = max(stats.workers, key=_batch_s)
+    return slow if _batch_s(slow) >= _SLOWER * _usual_batch_s(stats, slow) else None
+
+
+def _held_up_by(stats: LoaderStats, slow: WorkerStats) -> str | None:
+    """What to say if the other workers wait for a slow one, or have finished long before it."""
+    others = [worker for worker in stats.workers if worker is not slow]
+    waiting = statistics.median(worker.waiting_share for worker in others)
+    if stats.in_order and waiting >= _MUCH and slow.waiting_share <= waiting / 2:
+        return (
+            f"{_slowness(stats, slow)}, which wait for their turn {waiting:.0%} of the time: see what is in "
+            "its shards, or let the others go on by in_order=False"
+        )
+    alone = 1 - statistics.median(worker.active_s for worker in others) / slow.active_s
+    if alone >= _MUCH and slow.waiting_share < _LITTLE:
+        return (
+            f"{_slowness(stats, slow)}, which had done all of theirs for the last {alone:.0%} of its time: "
+            "see what is in its shards"
+        )
+    return None
+
+
+def _usual_batch_s(stats: LoaderStats, slow: WorkerStats) -> float:
+    return statistics.median(_batch_s(worker) for worker in stats.workers if worker is not slow)
+
+
+def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
+    times = "once" if slow.restarts == 1 else f"{slow.restarts} times"
+    restarts = f", {times} started again" if slow.restarts else ""
+    return (
+        f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the "
+        f"others {_usual_batch_s(stats, slow) * 1e3:.3g}"
+    )
+
+
+def _batch_s(worker: WorkerStats) -> float:
+    return worker.working_s / max(worker.batches, 1)
+
+
+def _what(stage: StageStats) -> str:
+    if stage.name == THE_DATASET:
+        return stage.name
+    if stage.name == WRITING_BATCHES:
+        return "collation into shared memory"
+    return f"storage: {stage.name}" if stage.storage else f"stage {stage.name}"
+
+
+def _make_cheaper(stage: StageStats) -> str:
+    if stage.name == WRITING_BATCHES:
+        return "send less: uint8 in place of float32, converted on the device"
+    if stage.storage:
+        return "keep shards on a local disk (cache_dir=)"
+    return "make it faster"
+
+
+def _if_not_full(stats: LoaderStats) -> str:
+    cpu_s = sum(worker.cpu_s for worker in stats.workers)
+    longest_s = max(worker.active_s for worker in stats.workers)
+    full = cpu_s > _FULL * stats.cores * longest_s
+    return f" (on more than {stats.cores} processors, which are all busy)" if full else ""
+
+
+def _batches_are(stats: LoaderStats) -> str:
+    samples, nbytes = stats.samples / stats.batches, stats.nbytes / stats.batches
+    return f"batches have {samples:.3g} samples and {nbytes / 1e3:.3g} kB"

@@ -10,7 +10,7 @@ _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 
 @dataclass(frozen=True)
 class TrainerReading:
-    """What was counted at some moment; readings add up.
+    """Figures of one or more epochs; readings can be added.
 
     Args:
         first_ns: From the beginning of the epoch to its first batch.
@@ -24,10 +24,6 @@ class TrainerReading:
         first_batches: Batches that were the first of an epoch.
         first_samples: Samples in those.
         first_nbytes: Bytes of their arrays.
-
-    Example:
-        >>> (TrainerReading(batches=2) + TrainerReading(batches=3)).batches
-        5
     """
 
     first_ns: int = 0
@@ -48,7 +44,7 @@ class TrainerReading:
 
 
 class TrainerTimes:
-    """The clock of an epoch's iterator. Another thread may read it meanwhile.
+    """The clock of an epoch's iterator. Another thread may read it at any time.
 
     Example:
         >>> times = TrainerTimes()
@@ -73,16 +69,11 @@ class TrainerTimes:
         self._now(_WAITED)
 
     def arrived(self) -> None:
-        """What makes a batch is here."""
+        """The data of a batch is here."""
         self._now(_RECEIVED)
 
     def delivered(self, samples: int, nbytes: int) -> None:
-        """``next()`` ends, with a batch.
-
-        Args:
-            samples: Samples in it.
-            nbytes: Bytes of its arrays.
-        """
+        """``next()`` returns a batch, with so many samples and bytes of arrays."""
         self._now(self._outside)
         self._samples += samples
         self._nbytes += nbytes
@@ -96,20 +87,20 @@ class TrainerTimes:
         self._batches += 1
 
     def left(self) -> None:
-        """``next()`` ends, without a batch."""
+        """``next()`` ends without a batch."""
         self._now(self._outside)
 
     def stages_began(self) -> None:
-        """The stages behind the loader begin to make an element, which may ask for batches."""
+        """The stages behind the loader begin to make an element, and may ask for batches."""
         self._stages_before_ns = self._spent_ns[_STAGES]
         self._outside = _STAGES
         self._now(_STAGES)
 
     def stages_ended(self, weight: float) -> None:
-        """They have made it, or there is none.
+        """The stages have made an element, or have ended.
 
         Args:
-            weight: How many elements this one stands for, those included that were not timed.
+            weight: Number of elements that this one stands for: itself and those that were not timed.
         """
         self._outside = _ELSEWHERE
         self._now(_ELSEWHERE)
@@ -117,17 +108,17 @@ class TrainerTimes:
         self._untimed_stages_ns += round(timed_ns * (weight - 1))
 
     def end(self) -> None:
-        """The epoch is over: from now on no time counts."""
+        """The epoch is over: the clock stops."""
         self._now(_ELSEWHERE)
         self._running = False
 
     def read(self) -> TrainerReading:
-        """What is counted until now."""
+        """The figures until now."""
         spent_ns, first = list(self._spent_ns), self._first
         untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
         if self._running:
             spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
-        if not self._batches:  # all that is spent is spent on the first batch
+        if not self._batches:  # all the time so far went into the first batch
             return TrainerReading(first_ns=sum(spent_ns))
         return TrainerReading(
             first_ns=first.first_ns,

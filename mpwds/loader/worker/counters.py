@@ -1,8 +1,7 @@
-"""A worker's counters: in memory that its trainer reads while it runs, and after its death.
+"""A worker's counters, in memory that its trainer reads while it runs and after its death.
 
-All numbers are signed integers of 64 bits in the machine's byte order, each written by the worker alone, in
-one store, so the trainer may read them at any moment. First come 16 cells, of
-which these are used:
+All numbers are signed integers of 64 bits in the machine's byte order. Only the worker writes them, each in
+one store, so the trainer may read them at any moment. First come 16 cells, of which these are used:
 
     ===  ==========================================================================================
       0  nanoseconds inside epochs, from ``start`` to ``end``
@@ -17,15 +16,14 @@ which these are used:
       8  number of the kinds of error that are described behind those
     ===  ==========================================================================================
 
-Cells 0 and 1 are negative while such a time runs: adding the time that it is now, by ``time.monotonic_ns``,
-which is one clock for all processes, gives what it has come to.
+Cells 0 and 1 are negative while such a time runs: adding the present time, by ``time.monotonic_ns``,
+which is one clock for all processes, gives the time until now.
 
-Then come 48 stages of 128 bytes: nanoseconds, elements that came out, 1 for what reads storage, and in the
-last 104 bytes the name in UTF-8, filled up with zeros. Nanoseconds are an estimate from some batches
-(``worker.meter``): they say how the time is shared, not how long it was. Stage 0
-stands for what belongs to no other, stage 1 for making a batch in shared memory; what comes out of these are
-the batches. Behind these 24 kinds of error, 128 bytes each: how many elements were
-left out, and the name. An entry is written before it is counted.
+Then come 48 stages of 128 bytes: nanoseconds, elements that came out, 1 for a stage that reads storage, and
+in the last 104 bytes the name in UTF-8, padded with zeros. Nanoseconds are an estimate from some batches
+(``worker.meter``): they show how the time is shared, not how long it was. Stage 0 stands for all work outside
+stages, stage 1 for writing batches into shared memory. Behind these come 24 kinds of error, 128 bytes each:
+the number of elements left out, and the name. An entry is written before it is counted.
 """
 
 from __future__ import annotations
@@ -38,7 +36,10 @@ from typing import Any
 ACTIVE_NS, WAITING_NS, BATCHES, SAMPLES, NBYTES, CPU_NS, QUEUED_NS, _STAGES, _KINDS = range(9)
 
 OTHER, WRITING = range(2)
-"""Stages that are always there."""
+"""Stages that always exist."""
+
+THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
+"""What they are called in statistics and errors."""
 
 _ENTRY_NBYTES = 128
 _ENTRY_CELLS = _ENTRY_NBYTES // 8
@@ -50,8 +51,12 @@ _NUMBERS = 3
 
 NBYTES_OF_ALL = (_FIRST_KIND + _MOST_KINDS * _ENTRY_CELLS) * 8
 
+THE_DATASET = "the dataset"
+WRITING_BATCHES = "writing batches"
+"""Names of these two, where a dataset has no stages."""
+
 _FURTHER = "further ones"
-"""Name of the last entry, which stands for all that found no room."""
+"""Name of the last entry, which stands for all that do not fit."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,7 @@ class StageReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a worker had counted at some moment. Readings add up, and one from before can be subtracted.
-
-    Example:
-        >>> (Reading(batches=5) - Reading(batches=2)).batches
-        3
-    """
+    """A worker's counters at some moment. Readings can be added, and an earlier one subtracted."""
 
     active_ns: int = 0
     waiting_ns: int = 0
@@ -92,17 +92,7 @@ class Reading:
 
 
 class Counters:
-    """The counters in a piece of memory; the worker writes them, the trainer reads them.
-
-    Args:
-        memory: ``NBYTES_OF_ALL`` bytes, zeros at first; of this process alone by default.
-
-    Example:
-        >>> counters = Counters()
-        >>> counters.set(BATCHES, 3)
-        >>> counters.read().batches
-        3
-    """
+    """The counters in ``NBYTES_OF_ALL`` bytes of memory, zeros at first; by default of this process."""
 
     def __init__(self, memory: Any = None) -> None:
         self._bytes = memoryview(bytearray(NBYTES_OF_ALL) if memory is None else memory)[:NBYTES_OF_ALL]
@@ -122,16 +112,7 @@ class Counters:
         self._cells[cell] += now_ns
 
     def describe_stage(self, stage: int, name: str, storage: bool) -> int:
-        """Describes the next stage.
-
-        Args:
-            stage: Its number: one more than that of the stage before.
-            name: What it is called.
-            storage: Whether it reads storage.
-
-        Returns:
-            Its number, or the last one's if there are too many.
-        """
+        """Describes the next stage; returns its number, or the last entry's if there are too many stages."""
         if stage >= _MOST_STAGES:
             return _MOST_STAGES - 1
         name = _FURTHER if stage == _MOST_STAGES - 1 else name
@@ -142,7 +123,7 @@ class Counters:
         return stage
 
     def add_time(self, stage: int, time_ns: int) -> None:
-        """Adds to what a stage took."""
+        """Adds to the time of a stage."""
         self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS] += time_ns
 
     def set_elements(self, stage: int, elements: int) -> None:
@@ -222,28 +203,17 @@ def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReadin
 def _combined(one: Reading, other: Reading, sign: int) -> Reading:
     def stage(a: StageReading, b: StageReading) -> StageReading:
         return StageReading(
-            a.time_ns + sign * b.time_ns,
-            a.elements + sign * b.elements,
-            a.storage or b.storage,
+            a.time_ns + sign * b.time_ns, a.elements + sign * b.elements, a.storage or b.storage
         )
 
-    none = StageReading()
-    names = {**one.stages, **other.stages}
+    def value(a: Any, b: Any) -> Any:
+        if isinstance(a, int):
+            return a + sign * b
+        if isinstance(a, StageReading):
+            return stage(a, b)
+        return {name: stage(a.get(name, StageReading()), b.get(name, StageReading())) for name in {**a, **b}}
+
+    values = {name: value(mine, vars(other)[name]) for name, mine in vars(one).items() if name != "skipped"}
     kinds = {**one.skipped, **other.skipped}
-    return Reading(
-        active_ns=one.active_ns + sign * other.active_ns,
-        waiting_ns=one.waiting_ns + sign * other.waiting_ns,
-        batches=one.batches + sign * other.batches,
-        samples=one.samples + sign * other.samples,
-        nbytes=one.nbytes + sign * other.nbytes,
-        cpu_ns=one.cpu_ns + sign * other.cpu_ns,
-        queued_ns=one.queued_ns + sign * other.queued_ns,
-        other=stage(one.other, other.other),
-        writing=stage(one.writing, other.writing),
-        stages={name: stage(one.stages.get(name, none), other.stages.get(name, none)) for name in names},
-        skipped={
-            kind: count
-            for kind in kinds
-            if (count := one.skipped.get(kind, 0) + sign * other.skipped.get(kind, 0))
-        },
-    )
+    skipped = {kind: one.skipped.get(kind, 0) + sign * other.skipped.get(kind, 0) for kind in kinds}
+    return Reading(**values, skipped={kind: count for kind, count in skipped.items() if count})

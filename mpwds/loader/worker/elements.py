@@ -1,4 +1,4 @@
-"""What a worker, or a loader without workers, iterates: the elements of any kind of dataset."""
+"""The elements of any kind of dataset, as a worker or a loader without workers iterates it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ def as_dataset(dataset: Any) -> Any:
 
     Raises:
         TypeError: It is neither iterable nor callable.
-
-    Example:
-        >>> list(elements(as_dataset([10, 20, 30]), Context(worker=1, workers=2)))
-        [20]
     """
     if isinstance(dataset, (str, bytes)):
         raise TypeError(
@@ -54,8 +50,8 @@ def as_dataset(dataset: Any) -> Any:
 def elements(dataset: Any, context: Context) -> Iterator[Any]:
     """The elements of one epoch of a dataset.
 
-    A pipeline is told the context. Any other dataset finds it in the environment and in torch's
-    ``get_worker_info()``, and if it has a ``set_epoch`` that is called first.
+    A pipeline gets the context. Any other dataset finds it in the environment and in torch's
+    ``get_worker_info()``; its ``set_epoch``, if it has one, is called first.
     """
     if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
         return plain(dataset.stream(context))
@@ -66,19 +62,14 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:
-    """The function that counts the samples in an element of this dataset.
-
-    Example:
-        >>> sample_counter(DataPipeline([[1, 2], [3]]))([1, 2]), sample_counter([[1, 2], [3]])([1, 2])
-        (1, 2)
-    """
+    """The function that counts the samples in an element of this dataset."""
     if isinstance(dataset, DataPipeline) and dataset.pipeline and not iterates_itself(dataset):
         return dataset.samples_in
     return rows_in
 
 
 def process_seed(context: Context) -> int:
-    """A seed of 64 bits for all that is random in this process in this epoch."""
+    """A seed of 64 bits for all random generators of this process in this epoch."""
     facts = (context.seed or 0, context.epoch, context.rank, context.worker)
     return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little")
 
@@ -92,7 +83,7 @@ def _made_by(function: Any) -> Any:
     made = function()
     if not (hasattr(made, "__iter__") or hasattr(made, "__getitem__")):
         raise TypeError(
-            f"the loader's dataset is a function, {arguments(function)}, which is to return an iterator or "
-            f"be a generator function, and it returned {made!r}"
+            f"the loader's dataset is a function, {arguments(function)}, which must return an iterator or "
+            f"be a generator function, but it returned {made!r}"
         )
     return made

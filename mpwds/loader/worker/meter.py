@@ -1,9 +1,9 @@
-"""What a worker counts and times of its own work.
+"""Counts and times a worker's work.
 
-Elements are counted in full: what comes out of a stage passes through a :class:`_Watched` stream, for some
-50 ns each. Timing them takes two more looks at the clock, which is longer than small elements take. So only
-some batches are timed, each as a whole: the first of an epoch, which fills buffers, then as many as 1 % of
-the time pays for, at random distances. A batch that is timed stands for those since the one before.
+All elements are counted: each passes through a :class:`_Watched` stream, which takes about 50 ns. Timing one
+reads the clock twice more, which takes longer than small elements do. So only some batches are timed, each as
+a whole: the first of an epoch, which fills buffers, then as many as fit into 1 % of the time, at random
+distances. A batch that is timed stands for those since the one before.
 """
 
 from __future__ import annotations
@@ -21,37 +21,28 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.worker import counters
 from mpwds.loader.worker.counters import OTHER, WRITING, Counters
 from mpwds.loader.worker.elements import sample_counter
-from mpwds.loader.worker.processor_times import ProcessorTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Description, Stream
 
 _BUDGET = 0.01
 _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
+_SCHEDULER = "/proc/thread-self/schedstat"
 
 
 class Meter:
     """Counts and times a worker's work for its trainer.
 
     Args:
-        counters: Where it writes what it finds.
-        dataset: What the worker iterates: it tells how many samples are in an element.
-        counts_cpu: Whether the processor time of this process is that of the worker.
+        counters: Where it writes.
+        dataset: The worker's dataset, which tells how many samples are in an element.
+        counts_cpu: Whether the processor time of this process is the worker's.
 
     Attributes:
-        samples_in: Tells how many samples an element is.
+        samples_in: Returns the number of samples in an element.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
-
-    Example:
-        >>> page = Counters()
-        >>> meter = Meter(page, ["a", "b"])
-        >>> with meter.epoch():
-        ...     for letter in meter.elements(iter("ab")):
-        ...         meter.sending(meter.samples_in(letter), nbytes=1)
-        >>> page.read().batches
-        2
     """
 
     def __init__(self, counters: Counters, dataset: Any, counts_cpu: bool = True) -> None:
@@ -97,7 +88,7 @@ class Meter:
             self._counters.end(counters.ACTIVE_NS, time.monotonic_ns())
 
     def elements(self, source: Iterator[Any]) -> Iterator[Any]:
-        """The elements of ``source``; what is done until the next is asked for counts as writing."""
+        """The elements of ``source``; the time until the next is asked for counts as writing."""
         while True:
             self.making()
             try:
@@ -108,7 +99,7 @@ class Meter:
             yield element
 
     def making(self) -> None:
-        """The next batch is begun; it may be timed."""
+        """A batch begins; it may be timed."""
         if self.timing:
             self._conclude()
         self._stands_for += 1
@@ -118,12 +109,12 @@ class Meter:
             self._now_in, self._since_ns = self._stages[OTHER], time.monotonic_ns()
 
     def made(self) -> None:
-        """A batch is there: what is done until the next one is begun counts as writing."""
+        """A batch is made: the time until the next one begins counts as writing."""
         if self.timing:
             self.enter(self._stages[WRITING])
 
     def times_this_thread(self) -> bool:
-        """Whether what this thread does now is timed. What a stage does in threads of its own is not."""
+        """Whether the work of this thread is timed. The work of a stage's own threads is not."""
         return self.timing and threading.get_ident() == self._thread
 
     def enter(self, stage: _Stage) -> _Stage:
@@ -149,12 +140,7 @@ class Meter:
             self._since_ns += end_ns - start_ns
 
     def sending(self, samples: int, nbytes: int) -> None:
-        """Counts a batch, or a single element, before it is sent: who has it finds it counted.
-
-        Args:
-            samples: Samples in it.
-            nbytes: Bytes of its arrays.
-        """
+        """Counts a batch, or a single element, before it is sent, so that its receiver finds it counted."""
         self._batches += 1
         self._samples += samples
         self._nbytes += nbytes
@@ -186,7 +172,7 @@ class Meter:
         self._counters.count_skipped(f"{stage}: {type(error).__name__}")
 
     def _conclude(self) -> None:
-        """Writes down what the batch took that was timed, and chooses the next one."""
+        """Writes the times of the batch that was timed, and chooses the next one."""
         self.enter(self._stages[OTHER])
         self.timing = False
         whole_ns = 0
@@ -263,7 +249,7 @@ class _Watched:
 
 
 class _Stage:
-    """A stage: its number, the elements that came out of it, its time in the batch that is being timed."""
+    """A stage's number, the elements that came out of it, and its time in the batch that is being timed."""
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -279,3 +265,33 @@ def name_of(part: Any) -> str:
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         return str(kind.__name__)
     return str(part).partition("\n")[0]
+
+
+class ProcessorTimes:
+    """Adds up processor time from each :meth:`resume` to the last :meth:`read` before the next."""
+
+    def __init__(self) -> None:
+        self._cpu_ns = self._queued_ns = 0
+        self.resume()
+
+    def resume(self) -> None:
+        """Begins a period: what was between this and the last read is not counted."""
+        self._cpu_before_ns = time.process_time_ns()
+        self._queued_before_ns = _queued_ns()
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds of all threads on a processor, and of this thread in the queue for one."""
+        cpu_ns, queued_ns = time.process_time_ns(), _queued_ns()
+        self._cpu_ns += cpu_ns - self._cpu_before_ns
+        self._queued_ns += queued_ns - self._queued_before_ns
+        self._cpu_before_ns, self._queued_before_ns = cpu_ns, queued_ns
+        return self._cpu_ns, self._queued_ns
+
+
+def _queued_ns() -> int:
+    """Nanoseconds that this thread waited for a processor; 0 where the kernel does not tell."""
+    try:
+        with open(_SCHEDULER, "rb", buffering=0) as file:
+            return int(file.read(100).split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

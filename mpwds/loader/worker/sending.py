@@ -1,17 +1,19 @@
-"""The worker's end: writes batches into blocks of its arena, or into the message if they are small."""
+"""The worker's end of the channel: reads the trainer's commands, and sends batches.
+
+A batch is written into a block of the worker's arena, or into the message if it is small.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine import handover, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.arrays import kinds
-from mpwds.loader.engine.channel import Channel
-from mpwds.loader.engine.out_of_band import take_apart
-from mpwds.loader.worker.commands import Commands
+from mpwds.loader.engine.channel import Channel, give_descriptor
 from mpwds.loader.worker.meter import Meter
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
@@ -25,18 +27,69 @@ class EpochStopped(Exception):
     """The trainer has stopped this epoch."""
 
 
+class Commands:
+    """Reads the trainer's commands.
+
+    Of ``start`` and ``stop`` only the newest counts. Tasks come in order; those of other epochs are dropped.
+    All methods raise ``ChannelClosed`` when the worker must end.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._start: dict[str, Any] | None = None
+        self._stopped = 0
+        self._tasks: deque[dict[str, Any]] = deque()
+        self._arrival = select.poll()
+        self._arrival.register(channel, select.POLLIN)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def wait_for_start(self) -> dict[str, Any]:
+        """Waits for the next ``start`` and returns its fields."""
+        while (start := self.next_start()) is None:
+            self._arrival.poll()
+        return start
+
+    def next_start(self) -> dict[str, Any] | None:
+        """The fields of the next ``start``, or ``None`` if none has arrived; never waits."""
+        self._read_all()
+        start, self._start = self._start, None
+        return start
+
+    def wait_for_task(self, generation: int) -> bytes | None:
+        """Waits for the next task of the running epoch, pickled; ``None`` if the epoch is stopped."""
+        while not self.stopped(generation):
+            while self._tasks:
+                task = self._tasks.popleft()
+                if task["generation"] == generation:
+                    index: bytes = task["index"]
+                    return index
+            with self._channel.waiting():
+                self._arrival.poll()
+        return None
+
+    def stopped(self, generation: int) -> bool:
+        """Whether the running epoch was stopped; never waits."""
+        self._read_all()
+        return self._start is not None or self._stopped >= generation
+
+    def _read_all(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            fields = message.fields
+            if fields["kind"] == protocol.TASK:
+                self._tasks.append(fields)
+            elif fields["kind"] == protocol.START:
+                self._start = fields
+            else:
+                self._start = None
+                self._stopped = fields["generation"]
+
+
 class BatchSender:
     """Sends batches to the trainer.
 
-    It copies each array once, into its place in the block; rows that are not stacked yet too.
-
-    Args:
-        channel: Carries messages to the trainer.
-        handover_socket: Carries descriptors to the trainer.
-        commands: The trainer's commands.
-        bell: Rung by the trainer when it releases a block.
-        blocks: Number of blocks of the arena.
-        meter: Counts batches, and the time spent waiting for blocks.
+    It copies each array, or the rows of one that is not stacked yet, once: into its place in the block.
 
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
@@ -72,11 +125,11 @@ class BatchSender:
         more: dict[str, Any] | None = None,
         samples: int | None = None,
     ) -> None:
-        """Sends one batch; waits while all blocks are in use.
+        """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
 
         Args:
             batch: The batch.
-            generation: Generation of its epoch.
+            generation: Generation of the epoch.
             sequence: Its number in the epoch.
             more: Further fields of the message.
             samples: Number of samples in it; by default the meter counts them.
@@ -90,6 +143,8 @@ class BatchSender:
         if more is not None:
             fields.update(more)
         if self.arrays_as_they_are:
+            from mpwds.loader.engine.out_of_band import take_apart
+
             apart = take_apart(batch)
             fields["apart"] = apart is not batch
             fields["structure"], arrays = nest.flatten(apart, allow_pickle=True)
@@ -134,5 +189,5 @@ class BatchSender:
 
     def _announce(self, layout: Layout, descriptor: int) -> None:
         fields = {"kind": protocol.SEGMENT, "blocks": layout.blocks, "block_nbytes": layout.block_nbytes}
-        handover.give(self._handover, descriptor)
+        give_descriptor(self._handover, descriptor)
         self._channel.send(fields)

@@ -23,21 +23,10 @@ _STAGE = re.compile(r" in stage (.+)")
 
 
 class StatusPage:
-    """A page of text in shared memory, behind it the worker's counters, then room for a dump of its stacks.
+    """A page of text in shared memory, then the worker's counters, then room for a dump of its stacks.
 
     The worker writes the page and the counters; the trainer reads them, also after the worker's death.
-
-    Args:
-        descriptor: The page's segment, taken over; ``None`` makes a new one.
-
-    Attributes:
-        counters: What the worker has done.
-
-    Example:
-        >>> page = StatusPage()
-        >>> page.write_shard("x-000003.tar")
-        >>> page.shard()
-        'x-000003.tar'
+    ``descriptor`` is the page's segment, taken over; without it, a new one is made.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -61,7 +50,7 @@ class StatusPage:
         return text.decode("utf-8", "replace")
 
     def answer_stack_requests(self) -> None:
-        """Worker: dumps its stacks whenever :meth:`stack` asks, even while it is stuck in C code."""
+        """Worker: dumps its stacks when :meth:`stack` asks, even while it is stuck in C code."""
         os.lseek(self.descriptor, _NBYTES, os.SEEK_SET)
         faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
         self._memory[_ANSWERS] = 1
@@ -84,7 +73,6 @@ class StatusPage:
         return threads[-1].strip()
 
     def close(self) -> None:
-        """Closes the page."""
         self.counters.close()
         self._memory.close()
         os.close(self.descriptor)

@@ -1,18 +1,16 @@
-"""The worker process: waits for an epoch to start, iterates its dataset, sends what comes."""
+"""The worker process: waits for an epoch to start, iterates its dataset, sends the elements."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from mpwds.loader.dataloader.task_worker import FetchingSetup, TaskWorker
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
 from mpwds.loader.processes import lifeline
@@ -20,13 +18,12 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.stats.verdict import WRITING_BATCHES
-from mpwds.loader.worker import allocation, torch_worker
-from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker import startup
+from mpwds.loader.worker.counters import WRITING_BATCHES
 from mpwds.loader.worker.elements import process_seed
 from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.sending import BatchSender, EpochStopped
-from mpwds.loader.worker.status import STACK_SIGNAL, StatusPage
+from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
+from mpwds.loader.worker.status import StatusPage
 from mpwds.loader.worker.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
@@ -43,7 +40,7 @@ def main(index: int, setup: int, *ends: int) -> None:
         os.set_inheritable(descriptor, False)
 
     def read() -> WorkerSetup:
-        gc.disable()  # what is imported stays: looking through it again and again is an eighth of the time
+        gc.disable()  # imported objects stay: collecting among them takes an eighth of the time
         try:
             return worker_setup.read(setup)
         finally:
@@ -55,13 +52,10 @@ def main(index: int, setup: int, *ends: int) -> None:
 def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
     """Runs worker ``index`` until the trainer closes its channel.
 
-    Args:
-        index: The worker's index.
-        read_setup: Gives the setup; a dataset that cannot be unpickled here fails in this call.
-        ends: The worker's descriptors, taken over.
+    ``read_setup`` unpickles the dataset here. The descriptors in ``ends`` are taken over.
     """
-    _leave_the_trainers_signals()
-    allocation.keep_freed_memory()
+    startup.leave_trainers_signals()
+    startup.keep_freed_memory()
     channel = Channel(socket.socket(fileno=ends.channel))
     handover = socket.socket(fileno=ends.handover)
     with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
@@ -77,83 +71,57 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
-        makes_batches = isinstance(setup, FetchingSetup) and setup.batches
-        meter = Meter(status.counters, None if makes_batches else setup.dataset)
-        meter.writes_each = isinstance(setup, FetchingSetup)
+        meter = Meter(status.counters, setup.dataset)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
-        _tell_dataset_its_place(index, setup)
-        if isinstance(setup, FetchingSetup):
-            sender.arrays_as_they_are = True
-            TaskWorker(index, setup, channel, commands, sender, status, meter).run()
-        else:
-            Worker(index, setup, channel, commands, sender, status, meter).run()
+        startup.tell_dataset_its_place(index, setup)
+        setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
 
 
+@dataclass
 class Worker:
-    """Iterates the dataset of worker ``index`` and sends its elements.
+    """Iterates the dataset of worker ``index`` and sends its elements."""
 
-    Args:
-        index: The worker's index.
-        setup: The dataset, and what all workers of the loader share.
-        channel: To the trainer.
-        commands: From the trainer.
-        sender: Sends batches to it.
-        status: Says which shard is read.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        setup: WorkerSetup,
-        channel: Channel,
-        commands: Commands,
-        sender: BatchSender,
-        status: StatusPage,
-        meter: Meter,
-    ) -> None:
-        self._index = index
-        self._setup = setup
-        self._channel = channel
-        self._commands = commands
-        self._sender = sender
-        self._status = status
-        self._meter = meter
+    index: int
+    setup: WorkerSetup
+    channel: Channel
+    commands: Commands
+    sender: BatchSender
+    status: StatusPage
+    meter: Meter
 
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
         while True:
-            self._run_epoch(self._commands.wait_for_start())
+            self._run_epoch(self.commands.wait_for_start())
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
         epoch, generation = start["epoch"], start["generation"]
         context = Context(
             epoch=epoch,
-            seed=self._setup.seed,
-            rank=self._setup.rank,
-            world_size=self._setup.world_size,
-            worker=self._index,
-            workers=self._setup.workers,
+            seed=self.setup.seed,
+            rank=self.setup.rank,
+            world_size=self.setup.world_size,
+            worker=self.index,
+            workers=self.setup.workers,
             owns_process=True,
             deferred=True,
-            on_shard=self._status.write_shard,
-            watch=self._meter.watch,
+            on_shard=self.status.write_shard,
+            watch=self.meter.watch,
         )
         seed = process_seed(context)
-        torch_worker.announce(self._index, self._setup.workers, seed, self._setup.dataset)
+        startup.announce_to_torch(self.index, self.setup.workers, seed, self.setup.dataset)
         seed_late_imports()
         seed_generators(seed)
         end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
         try:
             position = Position(start["first"], start["state"], start["at"])
-            with self._meter.epoch():
+            with self.meter.epoch():
                 end["sent"] = self._send_elements(context, generation, position)
-        except ChannelClosed:
-            raise
-        except SystemExit:
+        except (ChannelClosed, SystemExit):
             raise
         except BaseException as error:
             end.update(kind=protocol.ERROR, **failures.describe(error))
-        self._channel.send(end)
+        self.channel.send(end)
 
     def _send_elements(self, context: Context, generation: int, position: Position) -> int:
         """Sends the elements of one epoch from a position on.
@@ -161,14 +129,14 @@ class Worker:
         Returns:
             Elements up to the end, those before the position included; or up to ``stop``.
         """
-        iterator = WorkerIterator(self._setup.dataset, context, position)
+        iterator = WorkerIterator(self.setup.dataset, context, position)
         sent = position.first
         checked = time.monotonic()
         try:
-            for element in self._meter.elements(iterator):
+            for element in self.meter.elements(iterator):
                 now = time.monotonic()
                 if now - checked > _STOP_CHECK_S:
-                    if self._commands.stopped(generation):
+                    if self.commands.stopped(generation):
                         break
                     checked = now
                 if iterator.number >= sent:
@@ -182,31 +150,10 @@ class Worker:
 
     def _send(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> None:
         try:
-            self._sender.send(element, generation, sequence, state)
+            self.sender.send(element, generation, sequence, state)
         except (EpochStopped, ChannelClosed):
             raise
         except Exception as error:
             place = Description.of_sample(element, Description(f"element {sequence}"))
-            add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self._index} made")
+            add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self.index} made")
             raise
-
-
-def _tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
-    """Sets ``sys.argv`` and the variables in which datasets look for their place."""
-    sys.argv = list(setup.argv)
-    os.environ.update(
-        RANK=str(setup.rank),
-        WORLD_SIZE=str(setup.world_size),
-        WORKER=str(index),
-        NUM_WORKERS=str(setup.workers),
-    )
-
-
-def _leave_the_trainers_signals() -> None:
-    """Ctrl-C is the trainer's to decide on. What else it does on signals, a fork of it must not do too."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})

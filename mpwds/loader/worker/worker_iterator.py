@@ -1,4 +1,4 @@
-"""One worker's elements of an epoch, from where it is to begin, and its state behind any of them."""
+"""One worker's elements of an epoch from a position on, and its state behind any of them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,20 @@ from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.stream import Stream
 
 STATE_EVERY_S = 1.0
-"""How often a worker saves its state: what came since is made again by whoever continues from it."""
+"""How often a worker saves its state. A resumed run makes the elements since the last one again."""
 
 STATE_SHARE = 0.01
-"""The most of a worker's time that saving its state may take; a state that is dear is saved less often."""
+"""The largest share of a worker's time for saving its state: an expensive state is saved less often."""
 
 
 class WorkerIterator:
     """Iterates a dataset in one worker, for one epoch.
 
-    Args:
-        dataset: What ``as_dataset`` returned.
-        context: Epoch, seed and place.
-        position: Where to begin. The elements from ``position.at`` on are given: those before
-            ``position.first`` are to be dropped.
-        iterate: Iterates a dataset that is no pipeline of ours.
+    It yields the elements from ``position.at`` on; the caller drops those before ``position.first``.
+    ``iterate`` iterates a dataset that is not a pipeline of this package.
 
-    Example:
-        >>> iterator = WorkerIterator(DataPipeline("abcd"), Context(), Position(first=3))
-        >>> [element for element in iterator if iterator.number >= 3]
-        ['d']
+    Attributes:
+        number: Number of the last element in the worker's epoch.
     """
 
     def __init__(
@@ -73,13 +67,10 @@ class WorkerIterator:
         return element
 
     def state(self, now: float) -> dict[str, Any] | None:
-        """What a message with the last element says of the state behind it; nothing as a rule.
-
-        Args:
-            now: ``time.monotonic()``.
+        """The field ``state`` of the message with the last element, if one is due at ``now``.
 
         Returns:
-            ``{"state": bytes}`` if one is due; ``{"state": str}``, once, the reason why it cannot be had.
+            ``{"state": bytes}``; or once ``{"state": str}``, the reason why there is no state.
         """
         if now < self._due or self._stream is None:
             return None
@@ -93,7 +84,7 @@ class WorkerIterator:
         return {"state": packed}
 
     def close(self) -> None:
-        """Closes the iterator, if it can be closed, and with it the files that it reads."""
+        """Closes the iterator, if it can be closed, and the files that it reads."""
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
@@ -106,16 +97,3 @@ class WorkerIterator:
                 f"the dataset ended after {given} elements, {first} were delivered before: it gives other "
                 "elements each time it runs, or has changed, so the epoch cannot be continued"
             )
-
-
-def replays_because(dataset: Any) -> str:
-    """Why a dataset has no state, so that an epoch is continued by running it from its start; or nothing.
-
-    Example:
-        >>> replays_because(DataPipeline([1, 2])), replays_because(lambda: iter("ab"))
-        ('', 'a function has no state')
-    """
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        unaddressed = culprit(dataset)
-        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
-    return f"a {type(dataset).__name__} has no state"

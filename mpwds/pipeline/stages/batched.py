@@ -11,7 +11,7 @@ from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, check_raises, rows_in
+from mpwds.pipeline.counts import Count, RowStep, check_raises, rows_in
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
@@ -128,6 +128,12 @@ class Batched(Filter):
         count = incoming.batched(self.batchsize, self.partial)
         keeps_rows = self.collation_fn is default_collation_fn or isinstance(self.collation_fn, Padded)
         return count if keeps_rows else Count(count.elements)
+
+    @property
+    def row_step(self) -> RowStep | None:
+        if self.collation_fn is not default_collation_fn or self.handler is not reraise_exception:
+            return None
+        return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Counted(self, source, context)

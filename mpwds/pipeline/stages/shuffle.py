@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
+from mpwds.pipeline.counts import Count, RowStep
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
@@ -111,6 +111,16 @@ class Shuffle(Filter):
     def count_of(self, incoming: Count) -> Count:
         return incoming
 
+    @property
+    def first_size(self) -> int:
+        """Elements to take in before the first is yielded."""
+        return min(100, self.size) if self.initial is None else self.initial
+
+    @property
+    def row_step(self) -> RowStep | None:
+        arguments = {"shuffle": self.size, "initial": self.first_size, "seed": self.seed}
+        return RowStep("shuffle", arguments) if self.size > 1 else None
+
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         place: tuple[object, ...]
         if self.seed is None:
@@ -152,7 +162,7 @@ class _Shuffled(_Buffered):
     def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
         super().__init__(source, rng)
         self._size = stage.size
-        self._initial = min(100, stage.size) if stage.initial is None else stage.initial
+        self._initial = stage.first_size
         self._draw = rng.random
         self._started = False
 

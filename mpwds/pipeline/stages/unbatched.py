@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, check_raises, one_sample
+from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, check_raises, one_sample
 from mpwds.pipeline.filter import Filter, Handled
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed
@@ -183,6 +183,10 @@ class Unbatched(Filter):
         if incoming.rows is None:
             raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
         return Count(incoming.rows)
+
+    @property
+    def row_step(self) -> RowStep | None:
+        return RowStep("unbatch") if self.handler is reraise_exception else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Rows(source, self, "row", self.handler)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from mpwds.errors import MpwdsError, SharedMemoryError
-from mpwds.loader.engine import handover
+from mpwds.loader.engine.channel import give_descriptor, take_descriptor
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def test_descriptors_arrive_in_order_and_close_on_exec(ends):
     for content in (b"first", b"second"):
         reading, writing = os.pipe()
         os.write(writing, content)
-        handover.give(worker, reading)
+        give_descriptor(worker, reading)
         os.close(reading), os.close(writing)
     for content in (b"first", b"second"):
-        descriptor = handover.take(trainer)
+        descriptor = take_descriptor(trainer)
         assert not os.get_inheritable(descriptor)
         assert os.read(descriptor, 10) == content
         os.close(descriptor)
@@ -33,12 +33,12 @@ def test_descriptors_arrive_in_order_and_close_on_exec(ends):
 
 def test_no_descriptor_left_is_a_clear_error(ends):
     trainer, worker = ends
-    handover.give(worker, 0)
+    give_descriptor(worker, 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(SharedMemoryError, match=r"no file descriptor left .*ulimit -n"):
-            handover.take(trainer)
+            take_descriptor(trainer)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -47,10 +47,10 @@ def test_a_worker_that_is_gone_is_a_clear_error(ends):
     trainer, worker = ends
     worker.close()
     with pytest.raises(MpwdsError, match="did not hand it over"):
-        handover.take(trainer)
+        take_descriptor(trainer)
 
 
 def test_a_trainer_that_is_gone_does_not_matter_to_the_giver(ends):
     trainer, worker = ends
     trainer.close()
-    handover.give(worker, 0)
+    give_descriptor(worker, 0)

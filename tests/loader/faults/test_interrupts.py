@@ -10,7 +10,7 @@ import time
 import pytest
 
 import mpwds
-from mpwds.loader.engine.local_worker import RemoteWorker
+from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.sharedmem import interrupts
 from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, loader_of, pids_of
 from tests.loader.faults.processes import wait_until, wait_until_gone
@@ -100,7 +100,7 @@ def test_ctrl_c_while_an_iterator_is_dropped_is_heard_at_the_next_batch(monkeypa
         iterator = iter(loader)
         next(iterator)
         with monkeypatch.context() as patched:
-            patched.setattr(RemoteWorker, "stop", interrupted(RemoteWorker.stop))
+            patched.setattr(LocalWorker, "stop", interrupted(LocalWorker.stop))
             del iterator
         assert bool(loader.worker_pids) is persistent
         with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_ctrl_c_while_a_loader_is_collected_is_heard_later_and_its_workers_end(m
     next(iterator)
     pids = list(pids_of(loader, iterator))
     with monkeypatch.context() as patched:
-        patched.setattr(RemoteWorker, "disconnect", interrupted(RemoteWorker.disconnect))
+        patched.setattr(LocalWorker, "disconnect", interrupted(LocalWorker.disconnect))
         del iterator, loader
         gc.collect()
     wait_until_gone(pids)

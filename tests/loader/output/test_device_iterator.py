@@ -229,7 +229,7 @@ def test_the_cpu_is_no_device():
         ),
         ({"device": 0}, ValueError, "got 0"),
         ({"device": torch.device("meta")}, ValueError, "got device.type='meta'."),
-        ({"device": "cuda:2"}, RuntimeError, "device='cuda:2' is not there: torch finds 2 CUDA devices"),
+        ({"device": "cuda:2"}, RuntimeError, "device='cuda:2' does not exist: torch finds 2 CUDA devices"),
         ({"device": "cuda", "output": "numpy"}, ValueError, "for tensors, and output is 'numpy'"),
     ],
 )
@@ -242,5 +242,5 @@ def test_a_device_that_cannot_be_is_an_error_at_once(cuda, options, error, messa
 
 
 def test_no_device_at_all_is_an_error_at_once():
-    with pytest.raises(RuntimeError, match="device='cuda' is not there: torch finds no CUDA device"):
+    with pytest.raises(RuntimeError, match="device='cuda' does not exist: torch finds no CUDA device"):
         loader_on(None, [], device="cuda")

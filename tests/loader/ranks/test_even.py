@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.ranks.agreement import Agreement
-from mpwds.loader.ranks.even import Agreed, EvenIterator, Known
-from mpwds.loader.ranks.own_part import OwnPart
+from mpwds.loader.ranks.even_iterator import Agreed, EvenIterator, OwnPart
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
 MODES = ["drop", "pad", "wrap"]
@@ -189,12 +188,14 @@ def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
 @pytest.mark.parametrize("really", [2, 4])
 def test_a_part_of_another_length_than_was_counted_is_an_error(really):
     part = OwnPart(lambda number: iter(range(really)), "drop", counted=3)
-    with pytest.raises(EvenEpochError, match="counted were 3"):
-        list(EvenIterator(part, Known(3)))
+    with pytest.raises(EvenEpochError, match="but 3 were counted"):
+        list(EvenIterator(part, lambda delivered: 3 - delivered))
 
 
 def test_after_an_error_the_iteration_is_over():
-    epoch = EvenIterator(OwnPart(lambda number: iter("a"), "drop", counted=2), Known(2))
+    epoch = EvenIterator(
+        OwnPart(lambda number: iter("a"), "drop", counted=2), lambda delivered: 2 - delivered
+    )
     assert next(epoch) == "a"
     with pytest.raises(EvenEpochError):
         next(epoch)
@@ -312,7 +313,7 @@ def test_one_rank_alone_iterates_as_ever():
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
     monkeypatch.setattr("mpwds.loader.ranks.even.world_size", lambda: 2)
-    monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: first_rank)
+    monkeypatch.setattr("mpwds.loader.ranks.even_iterator.TorchRanks", lambda: first_rank)
     of_rank(0, 2, monkeypatch)
     large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
     options = {"workers": workers, "prefetch": prefetch, "output": "numpy", "start_method": "fork"}

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.ranks import even
+from mpwds.loader.ranks import even_iterator
 
 
 class _LikeUs:
@@ -31,7 +31,7 @@ class _LikeUs:
 def _two_ranks(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(even, "TorchRanks", _LikeUs)
+    monkeypatch.setattr(even_iterator, "TorchRanks", _LikeUs)
 
 
 def is_even(number):

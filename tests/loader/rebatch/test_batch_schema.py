@@ -143,7 +143,7 @@ def test_columns_of_different_lengths_are_an_error(batch, message):
 
 
 def test_a_sparse_tensor_is_an_error():
-    with pytest.raises(TypeError, match=r"batch\[0\] is a sparse_coo tensor on cpu: it takes dense tensors"):
+    with pytest.raises(TypeError, match=r"batch\[0\] is a sparse_coo tensor on cpu, expected a dense tensor"):
         infer_schema((torch.eye(3).to_sparse(),))
 
 

@@ -84,7 +84,7 @@ def test_its_batches_are_those_of_the_stages_but_for_the_order(
     batches = [batch(10 * number, rows) for number, rows in enumerate(sizes)]
     if kind == "bare" and isinstance(COLUMNS[names[0]]([1]), list):
         return  # a list of rows is no batch
-    stage = Regrouped(Unbatched(), Shuffle(size), Batched(batchsize, partial=partial))
+    (stage,) = regrouped([Unbatched(), Shuffle(size), Batched(batchsize, partial=partial)])
     try:
         theirs = [each for _, each in stage.by_rows(Source(batches), Context())]
     except (ValueError, TypeError) as error:
@@ -104,7 +104,7 @@ def test_its_batches_are_those_of_the_stages_but_for_the_order(
 
 def test_rows_are_mixed_over_the_whole_buffer():
     batches = [np.arange(start, start + 10) for start in range(0, 1000, 10)]
-    stage = Regrouped(Unbatched(), Shuffle(200, 200), Batched(10))
+    (stage,) = regrouped([Unbatched(), Shuffle(200, 200), Batched(10)])
     first = np.concatenate([each for _, each in stage.stream(Source(batches))][:10])
     assert first.max() > 150
     assert (np.diff(first) < 0).any()

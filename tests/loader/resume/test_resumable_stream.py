@@ -247,7 +247,7 @@ def test_set_epoch_to_another_begins_that_one_and_says_so(loader):
     next(iter(pipeline))
     pipeline.load_state_dict(pipeline.state_dict())
     pipeline.set_epoch(4)
-    with pytest.warns(UserWarning, match="epoch 4 begins, not number 0"):
+    with pytest.warns(UserWarning, match="epoch 4 begins, which drops the rest of epoch 0"):
         assert len(list(pipeline)) == 15
 
 

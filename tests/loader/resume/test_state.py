@@ -185,7 +185,7 @@ def test_set_epoch_keeps_the_state_if_it_names_the_epoch_that_is_continued(make,
         loader.set_epoch(2)
         assert plain(loader) == epochs[2][5:]
     else:
-        with pytest.warns(UserWarning, match=r"set_epoch\(3\) begins another epoch than number 2"):
+        with pytest.warns(UserWarning, match=r"set_epoch\(3\) drops the rest of epoch 2"):
             loader.set_epoch(3)
         assert plain(loader) == epochs[3]
 
@@ -283,7 +283,7 @@ def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"workers": 3}, "saved with 2 workers, here it is 3: take as many"),
+        ({"workers": 3}, "saved with 2 workers, here it is 3: use the same number"),
         ({"seed": 4}, "with seed None, here it is 4"),
         ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
         ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),

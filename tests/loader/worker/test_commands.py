@@ -6,7 +6,7 @@ import pytest
 
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
-from mpwds.loader.worker.commands import Commands
+from mpwds.loader.worker.sending import Commands
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ import socket
 import numpy as np
 import pytest
 
-from mpwds.loader.engine import handover, protocol
-from mpwds.loader.engine.channel import Channel
+from mpwds.loader.engine import protocol
+from mpwds.loader.engine.channel import Channel, take_descriptor
 from mpwds.loader.engine.receiving import BatchReceiver
-from mpwds.loader.worker.commands import Commands
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.sending import BatchSender
+from mpwds.loader.worker.sending import BatchSender, Commands
 from mpwds.pipeline.collation.collate import deferred_collation_fn
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.private import PrivateCopies
@@ -36,7 +35,7 @@ class Wire:
         """The batch of some samples, as it arrives."""
         self.sender.send(deferred_collation_fn(samples), 1, 0)
         while (message := self.trainer.receive()).fields["kind"] == protocol.SEGMENT:
-            self.receiver.map_segment(message, handover.take(self.fetched))
+            self.receiver.map_segment(message, take_descriptor(self.fetched))
         return self.receiver.batch(message)
 
     def close(self):

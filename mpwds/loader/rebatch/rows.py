@@ -1,29 +1,35 @@
-"""Columns as arrays of rows that can be copied without a look inside, and the memory of new batches."""
+"""Columns as arrays of rows that can be copied without a look inside, ids of rows, and memory for batches."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mpwds.loader.rebatch.batch_schema import ArrayColumn, Column, ListColumn
+from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem.private import PrivateCopies
 
 Rows: TypeAlias = npt.NDArray[Any]
 """The rows of a column: ``uint8 [rows, bytes of a row]``, or ``object [rows]``."""
+
+RowIds = npt.NDArray[np.int64]
+"""For each row, the number of its batch and its number in the batch, in one integer.
+
+They are a column beside those of the data, so that a state can name rows without holding them."""
+
+_ROW_BITS = 24
+_MANY_BATCHES = 1024
 
 _ALIGNMENT = 64
 _SMALL_NBYTES = 1 << 20
 
 
 def rows_of(spec: Column, column: Any) -> Rows:
-    """The rows of a column, without a copy of an array that is contiguous.
-
-    Args:
-        spec: The column's dtype and shape of a row.
-        column: Array, tensor or list.
+    """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied.
 
     Example:
         >>> rows_of(ArrayColumn(np.dtype("uint16"), (2,)), np.array([[1, 2], [3, 4]], "uint16"))
@@ -47,7 +53,7 @@ def rows_of(spec: Column, column: Any) -> Rows:
 
 
 def _without_its_batch(row: Any) -> Any:
-    """An array among the rows of a list is a view that would keep its whole batch."""
+    # An array among the rows of a list may be a view that would keep its whole batch.
     if type(row) is np.ndarray:
         return row.copy()
     torch = sys.modules.get("torch")
@@ -55,15 +61,12 @@ def _without_its_batch(row: Any) -> Any:
 
 
 class RowBuffers:
-    """Makes room for batches, in memory that is used again when nothing refers to a batch any more.
+    """Makes room for batches, in memory that is reused when nothing refers to a batch any more.
 
     Args:
-        specs: The specs of a batch's columns.
-        rows: Rows of a batch, at the most.
-        pin_memory: Whether tensors lie in pinned memory; ``None``: if this process has used CUDA.
-
-    Attributes:
-        rows: Rows of a batch, at the most.
+        specs: The columns of a batch.
+        rows: The most rows of a batch; also an attribute.
+        pin_memory: Whether tensors lie in pinned memory; with ``None`` they do if this process has used CUDA.
     """
 
     def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
@@ -81,18 +84,14 @@ class RowBuffers:
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
-        """Room for one batch.
-
-        Raises:
-            SharedMemoryError: There is no memory left.
-        """
+        """Room for one batch, or SharedMemoryError if there is no memory left."""
         return RowBuffer(self._specs, self.rows, self._offsets, self._memory())
 
     def _memory(self) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
         torch = sys.modules.get("torch") if self._has_tensors else None
         if torch is not None and self._pins(torch):
-            # torch's allocator gives such memory out again, once all that was started with it has run.
+            # torch's allocator reuses such memory once all work that was started with it has run.
             return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._nbytes < _SMALL_NBYTES:
             memory = np.empty(self._nbytes, np.uint8)
@@ -105,11 +104,7 @@ class RowBuffers:
 
 
 class RowBuffer:
-    """Room for a batch, which :class:`RowBuffers` makes.
-
-    Attributes:
-        rows: The rows of each column, to be written.
-    """
+    """Room for a batch; ``rows`` are the rows of each column, to be written."""
 
     def __init__(self, specs: list[Column], rows: int, offsets: list[int], memory: Any) -> None:
         self._specs = specs
@@ -141,9 +136,60 @@ class RowBuffer:
                 column[number] = row
             return column
         data = self._memory[offset : offset + count * spec.row_nbytes]
-        if not len(data):  # nor could a view of no bytes have another dtype
+        if not len(data):  # a view of no bytes cannot have another dtype
             empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
             return empty(shape, dtype=spec.dtype)
         if spec.is_tensor:
             return data.view(spec.dtype).view(shape)
         return np.asarray(data).view(spec.dtype).reshape(shape)
+
+
+class TakenBatches:
+    """The addresses of the batches whose rows are held, by the batches' numbers."""
+
+    def __init__(self, numbers: Sequence[int] = (), addresses: Sequence[Any] = ()) -> None:
+        self.addresses: dict[int, Address] = dict(zip(numbers, map(as_address, addresses), strict=True))
+        self._next = max(self.addresses, default=-1) + 1
+        self._kept = 0
+
+    def take(self, address: Address, rows: int) -> RowIds:
+        """Remembers a batch; returns the ids of its rows."""
+        number, self._next = self._next, self._next + 1
+        self.addresses[number] = address
+        return row_ids_of(number, rows)
+
+    @property
+    def many(self) -> bool:
+        """Whether :meth:`keep_only` should be called."""
+        return len(self.addresses) > 2 * self._kept + _MANY_BATCHES
+
+    def keep_only(self, held: Sequence[RowIds]) -> None:
+        """Forgets the batches of which no row is held."""
+        numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
+        self.addresses = {number: self.addresses[number] for number in numbers}
+        self._kept = len(numbers)
+
+    def in_order(self) -> Iterator[tuple[int, Address]]:
+        """Numbers and addresses in the order of the addresses, which is the fastest one to fetch batches."""
+        return iter(sorted(self.addresses.items(), key=lambda item: item[1]))
+
+
+def row_ids_of(batch: int, rows: int) -> RowIds:
+    """The ids of all rows of a batch, or ValueError if it has too many."""
+    if rows >= 1 << _ROW_BITS:
+        raise ValueError(f"rebatched: a batch has {rows:,} rows, it may have {(1 << _ROW_BITS) - 1:,}")
+    first = batch << _ROW_BITS
+    return np.arange(first, first + rows)
+
+
+def rows_like(rows: Sequence[Rows], count: int) -> list[Rows]:
+    """Columns for ``count`` rows like these, not filled."""
+    return [np.empty((count, *column.shape[1:]), column.dtype) for column in rows]
+
+
+def gather(batch: int, ids: RowIds, rows: Sequence[Rows], out: Sequence[Rows]) -> None:
+    """Copies rows of a batch into ``out``, whose rows have these ``ids``; those of other batches stay."""
+    (slots,) = np.nonzero(ids >> _ROW_BITS == batch)
+    numbers = ids[slots] & ((1 << _ROW_BITS) - 1)
+    for column, into in zip(rows, out, strict=True):
+        into[slots] = column[numbers]

@@ -1,0 +1,196 @@
+"""A worker as the trainer's epochs use it, wherever it runs, and waiting for several of them."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from mpwds.errors import WorkerTimeout
+from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine.channel import Message
+from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.worker.counters import Reading
+
+
+class WorkerHandle(Protocol):
+    """The trainer's end of one worker. ``engine.protocol`` describes the messages.
+
+    Only :meth:`wait` and :meth:`settle` may wait. Commands and tasks that the transport has no room for are
+    kept until :meth:`flush` can send them. An implementation must report a worker's death only after it has
+    returned every message that the worker had sent.
+
+    Attributes:
+        index: The worker's index in its loader.
+        pid: The process id, for messages and statistics.
+        is_ready: The worker has told that it has its dataset.
+    """
+
+    index: int
+    is_ready: bool
+
+    @property
+    def pid(self) -> int: ...
+
+    def start(self, epoch: int, generation: int, position: Position = START) -> None:
+        """Tells the worker to begin an epoch at a position."""
+
+    def stop(self, generation: int) -> None:
+        """Tells the worker to leave an epoch."""
+
+    def give(self, task: bytes, generation: int) -> None:
+        """Gives the worker a pickled task of the epoch that it was started on last."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is kept for :meth:`flush`."""
+
+    def flush(self) -> None:
+        """Sends what is kept, as far as there is room."""
+
+    def register(self, poller: select.poll, *, receives: bool) -> None:
+        """Registers what wakes the trainer: room for what is kept and, if it ``receives``, news."""
+
+    def receive(self, generation: int) -> Message | None:
+        """The next message of a generation, or ``None`` if none has arrived.
+
+        For ``protocol.BEFORE_ANY`` it reads until the worker is ready, and no further.
+
+        Raises:
+            WorkerDied: The worker is gone, and every message that it had sent has been received.
+        """
+
+    def batch(self, message: Message) -> Any:
+        """The batch that a message carries."""
+
+    def discard(self, message: Message) -> None:
+        """Hands back the memory of a batch that nobody wants."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the worker lacks blocks that nobody holds but that devices may still read."""
+
+    def settle(self) -> None:
+        """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
+
+    def timed_out(self, timeout_s: float, what: str = ..., slow: str = ...) -> WorkerTimeout:
+        """The error for a worker that let ``timeout_s`` seconds pass.
+
+        Args:
+            timeout_s: The seconds.
+            what: What the worker did in that time.
+            slow: What may take longer.
+        """
+
+    def reading(self) -> Reading:
+        """The worker's counters; readable until :meth:`release`, also after its death."""
+
+    def disconnect(self) -> None:
+        """Tells the worker to end."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the worker to end; false if it still runs after ``timeout_s``."""
+
+    def kill(self) -> None:
+        """Ends a worker that does not end by itself."""
+
+    def release(self) -> None:
+        """Frees the trainer's end. Batches that the consumer holds stay valid."""
+
+
+W = TypeVar("W", bound=WorkerHandle)
+
+LONGEST_POLL_S = 1.0
+"""A signal, such as Ctrl-C, that arrives just before the system call is handled only when that returns."""
+
+_DEVICE_POLL_S = 0.001
+_DEVICE_POLLS = 50
+
+
+def next_message(
+    candidates: Sequence[W],
+    generation: int,
+    timeout: float | None,
+    others: Iterable[W] = (),
+) -> tuple[W, Message]:
+    """The next message of a generation, and the worker that sent it.
+
+    A worker may lack a block that a device still reads. Nothing tells when the device is done, so this looks
+    every millisecond, and after 50 looks waits for the device.
+
+    Args:
+        candidates: Workers whose messages are wanted, the most wanted first.
+        generation: Generation of the epoch.
+        timeout: Seconds to wait; ``None`` waits for ever.
+        others: Workers that get what is kept for them meanwhile.
+
+    Raises:
+        WorkerDied: A candidate is gone, and everything it had sent has been received.
+        WorkerTimeout: None of them sent anything for ``timeout`` seconds.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    looks = 0
+    while True:
+        arrived = message_here(candidates, generation)
+        if arrived is not None:
+            return arrived
+        poller = select.poll()
+        for worker in candidates:
+            worker.register(poller, receives=True)
+        full = [worker for worker in others if worker.unsent and worker not in candidates]
+        for worker in full:
+            worker.register(poller, receives=False)
+        remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise candidates[0].timed_out(timeout or 0.0)
+        unsettled = next((worker for worker in candidates if worker.unsettled), None)
+        longest_s = LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
+        if not poller.poll(min(remaining_s, longest_s) * 1000) and unsettled is not None:
+            looks += 1
+            if looks % _DEVICE_POLLS == 0:
+                unsettled.settle()
+        for worker in full:
+            worker.flush()
+
+
+def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] | None:
+    """The next message of a generation that has arrived, and the worker that sent it; never waits.
+
+    Raises:
+        WorkerDied: A candidate is gone, and everything it had sent has been received.
+    """
+    for worker in candidates:
+        message = worker.receive(generation)
+        if message is not None:
+            return worker, message
+    return None
+
+
+def wait_until_ready(workers: Sequence[WorkerHandle], timeout: float | None) -> None:
+    """Returns when all workers have their dataset.
+
+    Args:
+        workers: The workers, started.
+        timeout: Seconds to wait for all of them; ``None`` waits for ever.
+
+    Raises:
+        Exception: What unpickling the dataset in a worker raised.
+        WorkerDied: A worker is gone.
+        WorkerTimeout: The time is over.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for worker in workers:
+        while not worker.is_ready:
+            message = worker.receive(protocol.BEFORE_ANY)
+            if message is not None:
+                raise failures.revive(message.fields, worker.index, worker.pid)
+            if worker.is_ready:
+                break
+            remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+            if remaining_s <= 0:
+                slow = "starting and unpickling the dataset"
+                raise worker.timed_out(timeout or 0.0, "was not ready within", slow)
+            poller = select.poll()
+            worker.register(poller, receives=True)
+            poller.poll(min(remaining_s, LONGEST_POLL_S) * 1000)
