@@ -75,7 +75,7 @@ class Script:
 
     def finish(self):
         """Waits for its end: exit status, output, errors."""
-        output, errors = self.process.communicate(timeout=30)
+        output, errors = self.process.communicate(timeout=240)
         return self.process.returncode, output, errors
 
 

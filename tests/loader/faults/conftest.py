@@ -2,20 +2,12 @@
 
 import gc
 import uuid
-from pathlib import Path
 
 import pytest
 
 from mpwds.loader.processes import forkserver
 from tests.loader.faults import processes
 from tests.loader.faults.programs import Program
-
-
-def pytest_collection_modifyitems(items):
-    """A test here has its own deadlines, and may meet several of them on a machine that is busy."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(autouse=True)

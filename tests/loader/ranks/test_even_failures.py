@@ -116,7 +116,7 @@ def jobs(tmp_path_factory):
     }
     yield started
     workers = [worker for job in started.values() for worker in job.end()]
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 @pytest.fixture(autouse=True)
