@@ -20,6 +20,8 @@ import torch.utils.data
 import mpwds
 from tests.loader.faults.processes import wait_until, wait_until_idle
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def pipeline(shards, **options):
     return mpwds.WebDataset(shards, **options).decode().to_tuple("npy", "cls").batched(4)

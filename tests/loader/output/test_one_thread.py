@@ -7,6 +7,8 @@ import pytest
 from mpwds import MultiLoader
 from mpwds.loader.output.one_thread import OneThread
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 NUMBERS = [0, 1, 2, 3]
 
 

@@ -16,6 +16,8 @@ from mpwds.loader.ranks.even import Agreed, EvenIterator, Known
 from mpwds.loader.ranks.own_part import OwnPart
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 MODES = ["drop", "pad", "wrap"]
 
 

@@ -8,6 +8,8 @@ from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.stats.stages_clock import clocked
 from mpwds.loader.stats.trainer_times import TrainerTimes
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Weights(TrainerTimes):
     """Notes how many elements each that is timed stands for."""
