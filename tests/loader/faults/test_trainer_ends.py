@@ -75,7 +75,7 @@ def test_a_killed_trainer_leaves_nothing(program, kind):
 @pytest.mark.parametrize(("then", "status"), [("", 0), ("    os.kill(os.getpid(), signal.SIGKILL)", -9)])
 def test_a_trainer_that_ends_leaves_no_fork_server_that_waits_for_another_loader(program, then, status):
     ends = """
-    from mpwds.loader import forkserver
+    from mpwds.loader.processes import forkserver
     list(mpwds.DataLoader(range(4), num_workers=1))
     assert not forkserver._current.is_gone
 """
@@ -142,6 +142,7 @@ TURNING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 @loaders
 def test_trainers_that_a_signal_ends_while_they_start_iterate_and_close_leave_nothing(program, kind, number):
