@@ -10,15 +10,25 @@ ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
 BENCH ?= transport pipeline rebatch loader startup large device
 
-.PHONY: demo test test-trainers lint bench soak clean
+# The tests start hundreds of interpreters, and each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: demo test test-slow test-trainers lint bench soak clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
 	$(BIN)/mpwds demo $(ARGS)
 
-# Tests mostly wait for processes to start: two at a time take half as long, a file's in one process.
+# Tests mostly wait for processes to start, so two run at a time. Each of the two takes whole files, for the
+# sake of their fixtures, until nothing else is left to do.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(VENV)/has-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+# Many rounds of faults, whole programs of users, long comparisons with other packages, type checkers.
+test-slow: $(VENV)/has-test $(VENV)/has-lint
+	$(PYTEST) -m slow $(ARGS)
 
 # With Lightning, Accelerate, Transformers, Keras and jax.
 test-trainers: $(VENV)/has-test $(VENV)/has-trainers

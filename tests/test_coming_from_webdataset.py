@@ -94,27 +94,23 @@ def test_no_name_is_made_up():
     assert made_up == []
 
 
-@pytest.mark.parametrize(
-    ("table", "name"),
-    [(table, name) for table, names, answer, _ in ROWS if answer != "not there" for name in names],
-)
-def test_what_is_there_is_there(table, name):
-    assert any(hasattr(place, name) for place in places(table, name))
+def test_what_is_there_is_there():
+    there = [(table, name) for table, names, answer, _ in ROWS if answer != "not there" for name in names]
+    assert [row for row in there if not any(hasattr(place, row[1]) for place in places(*row))] == []
+    assert len(there) > 200
 
 
-@pytest.mark.parametrize(
-    ("table", "name"),
-    [(table, name) for table, names, answer, _ in ROWS if answer == "not there" for name in names],
-)
-def test_what_is_not_there_is_not_there(table, name):
-    assert not hasattr(places(table, name)[-1], name)
+def test_what_is_not_there_is_not_there():
+    missing = [(table, name) for table, names, answer, _ in ROWS if answer == "not there" for name in names]
+    assert [row for row in missing if hasattr(places(*row)[-1], row[1])] == []
 
 
-@pytest.mark.parametrize(("table", "names", "answer", "how"), ROWS)
-def test_every_row_has_an_answer_and_says_why_it_is_not_the_same(table, names, answer, how):
-    assert names
-    assert answer in ANSWERS
-    assert how or answer == "same"
+def test_every_row_has_an_answer_and_says_why_it_is_not_the_same():
+    for row in ROWS:
+        _, names, answer, how = row
+        assert names, row
+        assert answer in ANSWERS, row
+        assert how or answer == "same", row
 
 
 FACES = ["autodecode", "cache", "filters", "gopen", "handlers", "mix", "shardlists", "tariterators", "utils"]

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parent.parent / "docs" / "distributed.md"
 
 
@@ -27,7 +29,6 @@ def write_shards(folder):
                     archive.addfile(member, io.BytesIO(data))
 
 
-@pytest.mark.timeout(300)
 def test_the_program_trains_in_step(tmp_path):
     write_shards(tmp_path)
     [program] = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE.read_text(), re.DOTALL)

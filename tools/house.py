@@ -71,36 +71,70 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the files too")
     shown = parser.parse_args().list
-    files = {_module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-    imports = {name: set(_imported_by(path, name, files)) for name, path in files.items()}
-    _tell("package", files.values())
-    _tell("loader/", [path for path in files.values() if PACKAGE / "loader" in path.parents])
-    closure = _closure(
-        "mpwds.loader.multi_loader",
-        {name: set(_at_import(path, name, files)) for name, path in files.items()},
-    )
-    _tell("import mpwds.loader.multi_loader", [files[name] for name in closure], shown)
+    _tell("package", package())
+    _tell("loader/", package("loader"))
+    _tell("import mpwds.loader.multi_loader", imported_with("mpwds.loader.multi_loader"), shown)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
         subprocess.run([sys.executable, "-c", PROGRAM, str(work)], check=True)
         _tell("imported by the README's program", _recorded(folder, "work.imported"), shown)
         _tell("on a batch's way", _recorded(folder, "work.trainer", "work.worker"), shown)
-    importers = Counter(target for name, targets in imports.items() for target in targets - {name})
-    once = [files[name] for name, count in importers.items() if count == 1]
-    _tell("imported by exactly one other", once, shown)
-    circles = list(_circles(imports))
+    _tell("imported by exactly one other", imported_once(), shown)
+    circles = import_circles()
     print(f"{'import circles':<36} {len(circles):4}")
     for circle in circles:
         print(f"    {' '.join(name.removeprefix('mpwds.') for name in circle)}")
 
 
+def package(folder: str = ".") -> list[Path]:
+    """The package's files, or those of one of its folders."""
+    return sorted((PACKAGE / folder).rglob("*.py"))
+
+
+def lines_of(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def imported_with(module: str) -> list[Path]:
+    """The files that importing a module executes."""
+    files = _files()
+    imports = {name: set(_at_import(path, name, files)) for name, path in files.items()}
+    return [files[name] for name in _closure(module, imports)]
+
+
+def imported_once() -> list[Path]:
+    """The files that exactly one other file imports."""
+    importers = Counter(target for name, targets in _imports().items() for target in targets - {name})
+    files = _files()
+    return [files[name] for name, count in importers.items() if count == 1]
+
+
+def import_circles() -> list[list[str]]:
+    """Groups of modules that import each other, however indirectly."""
+    imports = _imports()
+    reached = {name: _reachable(name, imports) for name in imports}
+    circles: list[list[str]] = []
+    for name in imports:
+        if name in reached[name] and not any(name in circle for circle in circles):
+            circles.append(sorted(other for other in reached[name] if name in reached[other]))
+    return circles
+
+
 def _tell(what: str, paths: Iterable[Path], shown: bool = False) -> None:
     paths = sorted(paths)
-    lines = sum(len(path.read_text().splitlines()) for path in paths)
-    print(f"{what:<36} {len(paths):4} files {lines:7,} lines")
+    print(f"{what:<36} {len(paths):4} files {lines_of(paths):7,} lines")
     for path in paths if shown else ():
         print(f"    {path.relative_to(PACKAGE)}")
+
+
+def _files() -> dict[str, Path]:
+    return {_module_of(path): path for path in package()}
+
+
+def _imports() -> dict[str, set[str]]:
+    files = _files()
+    return {name: set(_imported_by(path, name, files)) for name, path in files.items()}
 
 
 def _module_of(path: Path) -> str:
@@ -139,17 +173,6 @@ def _closure(start: str, imports: dict[str, set[str]]) -> set[str]:
             parent = name.rpartition(".")[0]
             waiting += [parent] if parent else []
     return found
-
-
-def _circles(imports: dict[str, set[str]]) -> Iterator[list[str]]:
-    """Groups of modules that import each other, however indirectly."""
-    reached = {name: _reachable(name, imports) for name in imports}
-    seen: set[str] = set()
-    for name in imports:
-        if name in reached[name] and name not in seen:
-            circle = sorted(other for other in reached[name] if name in reached[other])
-            seen.update(circle)
-            yield circle
 
 
 def _reachable(start: str, imports: dict[str, set[str]]) -> set[str]:

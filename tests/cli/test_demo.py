@@ -68,6 +68,7 @@ def test_a_pipe_gets_one_plain_line_per_epoch(first):
     assert "\r" not in result.stdout
 
 
+@pytest.mark.slow
 def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run):
     _, directory = first
     second, third = (run("demo", "--cache-dir", directory, "--epochs", 2) for _ in range(2))
@@ -85,6 +86,7 @@ def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
     assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_one_line_that_is_redrawn(digits, monkeypatch, read_terminal):
     controller, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stdout, ThreadPoolExecutor(1) as reader:
@@ -101,6 +103,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn(digits, monkeypatch, read_term
     assert all(len(drawn) < 80 for drawn in line.split("\r"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
     process = subprocess.Popen(
         [*command, "demo", "--cache-dir", str(digits), "--epochs", "100000"],
@@ -114,9 +117,9 @@ def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
             pass
         workers = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert (process.returncode, errors) == (130, "")
     assert len(workers) == 2
-    assert psutil.wait_procs(workers, timeout=1)[1] == []
+    assert psutil.wait_procs(workers, timeout=60)[1] == []

@@ -161,7 +161,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command, digits):
     os.close(reader)
     arguments = ["demo", "--cache-dir", str(digits)]
     result = subprocess.run(
-        [*command, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30
+        [*command, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")

@@ -30,6 +30,7 @@ def two_classes(count):
     return [{"png": b"", "cls": index % 2} for index in range(count)]
 
 
+@pytest.mark.slow
 def test_learns_images_of_all_kinds_from_one_shard_with_two_workers(run, write_shard, pictures):
     shard = write_shard("own.tar", *pictures(90))
     result = run("demo", "--data", shard, "--size", 16, "--epochs", 4, "--batch-size", 16)
@@ -41,6 +42,7 @@ def test_learns_images_of_all_kinds_from_one_shard_with_two_workers(run, write_s
     assert "accuracy   100.0%" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_held_out_samples_may_have_shards_of_their_own(run, write_shard, pictures, tmp_path):
     for number in range(2):
         write_shard(f"own-{number}.tar", *pictures(20))

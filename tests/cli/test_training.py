@@ -20,6 +20,7 @@ def test_waiting_leaves_the_start_of_the_workers_out():
     assert outcome.waiting == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_the_accuracy_is_measured_on_the_held_out_samples():
     def batches(count, label):
         images = np.full((count, 3, 8, 8), 200 * label, np.uint8)

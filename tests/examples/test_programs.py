@@ -10,7 +10,7 @@ TORCH, OURS = (
     "from torch.utils.data import DataLoader, ",
     "from mpwds import DataLoader\nfrom torch.utils.data import ",
 )
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

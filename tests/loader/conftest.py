@@ -1,5 +1,6 @@
 """Datasets and scripts for the loader's tests."""
 
+import inspect
 import io
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+import mpwds
 from mpwds.loader.processes import forkserver
 from tests.fake_cuda import kept_to_the_rules
 
@@ -25,6 +27,18 @@ def _nothing_left(nothing_left):
 def one_fork_server():
     """One for all tests of a module, so that they need not wait for a new one each."""
     forkserver.ready([])
+
+
+@pytest.fixture(scope="module")
+def quick_workers():
+    """A MultiLoader's workers are forks, with torch, of one server unless a test says something else.
+
+    Fresh interpreters, the default, take a second each to import torch. Other tests start those.
+    """
+    forkserver.ready(["torch"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(inspect.unwrap(mpwds.MultiLoader.__init__).__kwdefaults__, "start_method", "forkserver")
+        yield
 
 
 @pytest.fixture
@@ -75,7 +89,7 @@ class Script:
 
     def finish(self):
         """Waits for its end: exit status, output, errors."""
-        output, errors = self.process.communicate(timeout=30)
+        output, errors = self.process.communicate(timeout=240)
         return self.process.returncode, output, errors
 
 

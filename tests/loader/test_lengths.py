@@ -16,6 +16,8 @@ from mpwds.loader.worker.elements import elements
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def numbers():
     return DataPipeline(range(23))

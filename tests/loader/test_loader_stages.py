@@ -17,6 +17,8 @@ from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
 from mpwds.loader.loader_pipeline import LoaderPipeline
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -15,6 +15,8 @@ from mpwds.compat.multi import MultiDataset, MultiDatasetIterator, pinned
 from mpwds.errors import WorkerDied
 from mpwds.pipeline.dataset import DataPipeline
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

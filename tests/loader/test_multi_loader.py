@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import pickle
+import sys
 import threading
 import time
 import warnings
@@ -17,6 +18,9 @@ import torch
 import torch.utils.data
 
 import mpwds
+from tests.loader.faults.processes import wait_until, wait_until_idle
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
 
 
 def pipeline(shards, **options):
@@ -92,19 +96,23 @@ def test_order_depends_on_the_number_of_workers_alone(nbytes):
             assert first_values(loader) == list(range(20))
 
 
-def test_out_of_order_a_slow_worker_holds_nobody_back():
+def test_out_of_order_a_slow_worker_holds_nobody_back(tmp_path):
+    others_are_done = tmp_path / "others are done"
+
     def generate():
         worker = int(os.environ["WORKER"])
+        while worker == 0 and not others_are_done.exists():
+            time.sleep(0.01)
         for number in range(10):
-            if worker == 0:
-                time.sleep(0.02)
             yield np.array([worker, number])
 
-    with mpwds.MultiLoader(generate, workers=2, in_order=False, output="numpy") as loader:
-        loader.warm_up()
-        order = [tuple(array.tolist()) for array in loader]
-    assert sorted(order) == [(worker, number) for worker in range(2) for number in range(10)]
-    assert order.index((1, 9)) < order.index((0, 9))
+    order = []
+    with mpwds.MultiLoader(generate, workers=2, in_order=False, output="numpy", timeout=120) as loader:
+        for array in loader:
+            order.append(tuple(array.tolist()))
+            if order[-1] == (1, 9):
+                others_are_done.touch()
+    assert order == [(worker, number) for worker in (1, 0) for number in range(10)]
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
@@ -285,9 +293,10 @@ def test_a_stalled_consumer_makes_workers_wait_and_memory_stay(nbytes):
         iterator = iter(loader)
         for _ in range(100):
             next(iterator)
-        time.sleep(0.3)
+        for pid in loader.worker_pids:
+            wait_until_idle(pid)
         before = memory(loader)
-        time.sleep(0.7)
+        time.sleep(0.5)
         assert memory(loader) - before < 1_000_000
 
 
@@ -376,16 +385,21 @@ def test_a_new_iteration_ends_the_one_before(workers):
             next(first)
 
 
-def test_two_threads_at_one_iteration_are_an_error_and_no_hang():
-    entered = threading.Event()
+def is_in_the_loader(thread):
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and "/mpwds/loader/" in frame.f_code.co_filename
+
+
+def test_two_threads_at_one_iteration_are_an_error_and_no_hang(tmp_path):
+    refused = tmp_path / "refused"
 
     def generate():
         yield 1
-        time.sleep(0.5)
+        while not refused.exists():
+            time.sleep(0.01)
         yield 2
 
     def take():
-        entered.set()
         received.append(next(iterator))
 
     received = []
@@ -394,10 +408,11 @@ def test_two_threads_at_one_iteration_are_an_error_and_no_hang():
         assert next(iterator) == 1
         thread = threading.Thread(target=take)
         thread.start()
-        entered.wait()
+        wait_until(lambda: is_in_the_loader(thread), "the thread to ask for the next element")
         time.sleep(0.1)
         with pytest.raises(RuntimeError, match="another thread is in the middle of next"):
             next(iterator)
+        refused.touch()
         thread.join()
     assert received == [2]
 

@@ -23,6 +23,8 @@ from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.tar_writer import TarWriter
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 ONCE = Counter(range(12))
 
 

@@ -46,4 +46,4 @@ def test_stays_of_its_own_type_and_can_be_copied_and_pickled():
 
 def test_torch_is_not_imported_for_it():
     code = "import sys, mpwds; isinstance(mpwds.DataPipeline([1]), int); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -12,7 +12,6 @@ from mpwds.loader.output import jax_arrays
 HERE = os.path.dirname(__file__)
 
 
-@pytest.mark.timeout(300)
 def test_loaders_deliver_jax_arrays_as_specified():
     run = subprocess.run(
         [

@@ -235,11 +235,12 @@ def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_ar
     assert list(iterator) == [9, 10, 11]
 
 
-def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands():
+def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands(one_fork_server):
+    # Long enough for a worker to start on a busy machine.
     with pytest.raises(
-        RuntimeError, match=r"(?s)DataLoader timed out after 0\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
+        RuntimeError, match=r"(?s)DataLoader timed out after 2\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
     ):
-        list(DataLoader(Slow(), num_workers=1, timeout=0.5))
+        list(DataLoader(Slow(), num_workers=1, timeout=2.5))
 
 
 class Deadly(Numbers):

@@ -7,6 +7,8 @@ import torch.utils.data
 
 import mpwds
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Told(torch.utils.data.Dataset):
     """Remembers the epochs that it was told."""

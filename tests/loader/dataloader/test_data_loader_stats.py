@@ -10,6 +10,8 @@ import torch
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.dataloader.data_loader import DataLoader
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 

@@ -11,6 +11,8 @@ import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import Numbers
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def fail(element):
     raise ValueError(element)

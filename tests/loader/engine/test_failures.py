@@ -14,6 +14,8 @@ import pytest
 import mpwds
 from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 FAILING = 13
 
 

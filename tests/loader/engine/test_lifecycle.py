@@ -62,7 +62,7 @@ def test_workers_end_when_the_loop_over_a_loader_without_a_name_is_left():
             break
     gc.collect()
     assert len(workers) == 2
-    wait_until_gone(workers, 1)
+    wait_until_gone(workers, 60)
 
 
 def test_workers_end_when_loader_and_iterator_are_deleted():
@@ -74,7 +74,7 @@ def test_workers_end_when_loader_and_iterator_are_deleted():
     next(iterator)
     del iterator
     gc.collect()
-    wait_until_gone(workers, 1)
+    wait_until_gone(workers, 60)
 
 
 def test_the_dataset_is_closed_when_its_worker_ends(tmp_path):

@@ -2,20 +2,13 @@
 
 import gc
 import uuid
-from pathlib import Path
 
 import pytest
 
 from mpwds.loader.processes import forkserver
+from tests.conftest import fork_server
 from tests.loader.faults import processes
 from tests.loader.faults.programs import Program
-
-
-def pytest_collection_modifyitems(items):
-    """A test here has its own deadlines, and may meet several of them on a machine that is busy."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +16,10 @@ def _no_process_left(monkeypatch):
     """Every test ends with the processes that it started, those included that have another parent now."""
     token = uuid.uuid4().hex
     monkeypatch.setenv(processes.TOKEN, token)
+    server = fork_server()
     yield
-    forkserver.let_go()
+    if fork_server() != server:
+        forkserver.let_go()
     gc.collect()
     processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
 

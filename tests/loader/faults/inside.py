@@ -22,10 +22,10 @@ def possessions():
 
 @contextlib.contextmanager
 def nothing_left():
-    """Raises AssertionError if the block leaves anything behind, half a minute later at the latest."""
+    """Raises AssertionError if the block leaves anything behind, a minute later at the latest."""
     before = possessions()
     yield
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (left := possessions() - before) and time.monotonic() < deadline:
         forkserver.let_go()
         gc.collect()

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 TOKEN = "MPWDS_TEST_TOKEN"
-PATIENCE_S = 60
+PATIENCE_S = 120
 """How long something may take that is over at once on a machine with nothing else to do."""
 
 

@@ -5,6 +5,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
     import os, sys
     import numpy as np

@@ -9,6 +9,8 @@ import pytest
 
 from tests.loader.faults.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 LOADER = """
     import sys
     import numpy as np

@@ -6,6 +6,8 @@ import pytest
 
 from tests.loader.faults.processes import runs, wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
     import itertools, os, signal, subprocess, sys, threading, time
     import numpy as np

@@ -18,6 +18,7 @@ def soak():
     return module
 
 
+@pytest.mark.slow
 def test_loaders_well_and_badly_treated_leave_nothing_behind():
     command = [sys.executable, str(SOAK), "--minutes", "0", "--interval", "0"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -142,6 +142,7 @@ TURNING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 @loaders
 def test_trainers_that_a_signal_ends_while_they_start_iterate_and_close_leave_nothing(program, kind, number):

@@ -60,6 +60,7 @@ def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, sta
     assert (status, output) == (0, f"{1 if expected is None else expected} {list(range(LENGTH))}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["fails", "has a loader of its own"])
 def test_whatever_a_fork_of_a_trainer_with_a_dataloader_does_that_is_unharmed(program, child):
     does, expected, complaint = CHILDREN[child]

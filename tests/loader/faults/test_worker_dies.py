@@ -38,8 +38,18 @@ def happens(kind, step, fault):
     return kind in CHEAP or (step, fault) in dear
 
 
+def case(kind, step, fault):
+    """With every loader one fault of each sort at each step, but one loader goes through all of them."""
+    quick = kind == "fork" or (kind != "DataLoader by spawn" and fault in ("SIGKILL", "exception"))
+    return pytest.param(kind, step, fault, marks=() if quick else pytest.mark.slow)
+
+
 CASES = [
-    (kind, step, fault) for kind in KINDS for step in STEPS for fault in FAULTS if happens(kind, step, fault)
+    case(kind, step, fault)
+    for kind in KINDS
+    for step in STEPS
+    for fault in FAULTS
+    if happens(kind, step, fault)
 ]
 
 

@@ -99,6 +99,7 @@ def test_it_ends_when_it_has_had_no_worker_and_no_request_for_a_while(monkeypatc
     wait_until_gone([first])
 
 
+@pytest.mark.slow
 def test_it_stays_while_it_has_a_worker(monkeypatch):
     monkeypatch.setattr(forkserver, "IDLE_S", 1)
     iterator = iter(DataLoader(Numbers(10), None, num_workers=1))
@@ -426,6 +427,7 @@ class Dataset(torch.utils.data.Dataset):
 """
 
 
+@pytest.mark.slow
 def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loaders_go_on(
     tmp_path, monkeypatch
 ):
@@ -442,6 +444,7 @@ def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loade
     assert list(older) == [0, 10]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_edited_during_a_training_does_not_change_it(tmp_path, monkeypatch):
     path = tmp_path / "to_be_edited.py"
     path.write_text(RELOADED.format(factor=10))

@@ -37,6 +37,7 @@ def memory_of_an_epoch_mb(data, times):
         return memory_mb([os.getpid(), *loader.worker_pids])
 
 
+@pytest.mark.slow
 def test_all_workers_together_have_one_copy_and_it_stays_so_over_the_epoch():
     data = filled()
     without = memory_of_an_epoch_mb(data[:1], 1)

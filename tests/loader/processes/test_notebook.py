@@ -52,7 +52,7 @@ def kernel(tmp_path):
     running.end()
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.slow
 
 DEFINE = """
     import mpwds

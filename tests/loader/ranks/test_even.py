@@ -15,6 +15,8 @@ from mpwds.loader.ranks.agreement import Agreement
 from mpwds.loader.ranks.even_iterator import Agreed, EvenIterator, OwnPart
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 MODES = ["drop", "pad", "wrap"]
 
 

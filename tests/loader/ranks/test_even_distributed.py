@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MODES = ("drop", "pad", "wrap")
 RANKS = 3
 SAMPLES = (9, 4, 14, 5, 1)  # of five shards; three ranks have 14, 5 and 14
@@ -64,7 +66,6 @@ CASES = [
 OF_CASE = {"unknown": set(filter(odd, range(33))), "sequence": set(range(31))}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("case", "even"), CASES)
 def test_all_ranks_have_as_many_batches_in_each_epoch(case, even, found):
     kept = OF_CASE.get(case, EVERYTHING)
@@ -85,7 +86,6 @@ def own_batches(rank):
     return [kept[at : at + 2] for at in range(0, len(kept), 2)]
 
 
-@pytest.mark.timeout(300)
 def test_what_comes_behind_a_ranks_own_batches_is_the_last_one_or_they_all_again(found):
     own = [own_batches(rank) for rank in range(RANKS)]
     least, most = min(map(len, own)), max(map(len, own))
@@ -97,17 +97,14 @@ def test_what_comes_behind_a_ranks_own_batches_is_the_last_one_or_they_all_again
         assert rank["unknown"]["wrap"] == [(batches * most)[:most]] * 2
 
 
-@pytest.mark.timeout(300)
 def test_ranks_that_leave_an_epoch_together_have_the_next_one_whole(found):
     assert {len(rank["left early"][0]) for rank in found} == {3}
 
 
-@pytest.mark.timeout(300)
 def test_an_epoch_of_another_loader_may_come_in_between(found):
     assert [[len(epoch) for epoch in rank["in between"]] for rank in found] == [[3, 5]] * RANKS
 
 
-@pytest.mark.timeout(300)
 def test_where_a_rank_has_no_shard_all_ranks_are_told(found):
     for rank in found:
         nothing = rank["nothing here"]
@@ -116,7 +113,6 @@ def test_where_a_rank_has_no_shard_all_ranks_are_told(found):
         assert all("no batch at all" in nothing[even] for even in ("pad", "wrap"))
 
 
-@pytest.mark.timeout(300)
 def test_models_trained_in_parallel_are_the_same_on_all_ranks(found):
     for even in MODES:
         assert found[0]["trained"][even] == found[1]["trained"][even] == found[2]["trained"][even]

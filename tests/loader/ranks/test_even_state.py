@@ -9,6 +9,8 @@ import pytest
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.ranks import even_iterator
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class _LikeUs:
     """How a rank talks whose other rank always says the same."""

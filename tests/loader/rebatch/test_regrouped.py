@@ -22,6 +22,8 @@ from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
 from mpwds.sharedmem import segment
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 COLUMNS = {
     "array": lambda numbers: np.array(numbers, np.float32)[:, None] * np.ones(3, np.float32),
     "numbers": lambda numbers: np.array(numbers, np.int16),

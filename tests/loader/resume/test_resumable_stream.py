@@ -14,6 +14,8 @@ from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Derived, fetch_held
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 ROWS = DataPipeline(range(120)).shuffle(20).map(lambda number: number + np.random.random())
 
 PIPELINES = {

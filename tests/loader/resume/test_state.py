@@ -15,6 +15,8 @@ from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.loader.resume.state import described
 from mpwds.loader.worker import worker_iterator
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 ROUND_TRIPS = {
     "as it is": copy.deepcopy,
     "json": lambda state: json.loads(json.dumps(state)),

@@ -13,6 +13,8 @@ import tqdm
 
 from mpwds import DataPipeline, MultiLoader
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Terminal(io.StringIO):
     def isatty(self):

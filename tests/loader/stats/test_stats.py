@@ -18,6 +18,8 @@ from mpwds.loader.worker.counters import NBYTES_OF_ALL
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 WAIT_S = 0.004
 
 

@@ -122,7 +122,7 @@ def start(server, directory):
 
 
 def finish(process):
-    output = process.communicate(timeout=30)[0].split("\n")
+    output = process.communicate(timeout=120)[0].split("\n")
     assert process.returncode == 0
     return output[-2]
 
@@ -324,7 +324,7 @@ def test_a_process_that_ends_half_way_leaves_no_partial_file(server, directory):
     server.gate.clear()
     program = "\n".join(READER.split("\n")[:8]) + '\n        print("reading")'
     arguments = [sys.executable, "-c", program, server.url(), directory, "1000", "-1"]
-    subprocess.run(arguments, check=True, timeout=30)
+    subprocess.run(arguments, check=True, timeout=120)
     assert contents(directory) == ([], [])
 
 

@@ -1,0 +1,35 @@
+"""The package stays small enough to hold. Lower these limits when it shrinks."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+house = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tools" / "house.py")))
+
+IMPORT_CIRCLES = 5
+
+# The figures of `python tools/house.py`, rounded up.
+FILES_AND_LINES = {
+    "the package": (house.package, 280, 40_000),
+    "loader/": (lambda: house.package("loader"), 95, 13_000),
+    "import mpwds.loader.multi_loader": (
+        lambda: house.imported_with("mpwds.loader.multi_loader"),
+        150,
+        20_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", FILES_AND_LINES)
+def test_a_part_has_not_grown(part):
+    find, most_files, most_lines = FILES_AND_LINES[part]
+    paths = find()
+    assert len(paths) <= most_files
+    assert house.lines_of(paths) <= most_lines
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    circles = house.import_circles()
+    assert len(circles) <= IMPORT_CIRCLES, circles
