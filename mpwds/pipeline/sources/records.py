@@ -111,11 +111,20 @@ class _RecordStream(ShardStream):
         open: Callable[[str, int], BinaryIO] | None,
         on_error: Callable[[Exception], None],
     ) -> Reading:
-        return Reading(self._records(url_of(shard), offset, open or open_at))
-
-    def _records(self, url: str, offset: int, open: Callable[[str, int], BinaryIO]) -> Iterator[Read]:
-        with open(url, offset) as stream:
-            yield from self._read_records(stream, url, offset, self._max_record_bytes)
+        opened = open or open_at
+        return Reading(_records(self._read_records, opened, url_of(shard), offset, self._max_record_bytes))
 
     def _place(self, url: str, offset: int) -> Description:
         return Description(f"the record at offset {offset} of {url}", url, offset=offset)
+
+
+# Not a method: a stream that is dropped closes its file, so the generator must not refer to the stream.
+def _records(
+    read: Callable[..., Iterator[Read]],
+    open: Callable[[str, int], BinaryIO],
+    url: str,
+    offset: int,
+    limit: int,
+) -> Iterator[Read]:
+    with open(url, offset) as stream:
+        yield from read(stream, url, offset, limit)

@@ -49,7 +49,6 @@ def error_of(call, *arguments, **options):
         {"batch_sampler": [[1]], "drop_last": True},
         {"batch_sampler": [[1]], "sampler": SAMPLER},
         {"batch_sampler": [[1]], "shuffle": True},
-        {"unknown": 1},
     ],
     ids=lambda options: ", ".join(options),
 )
