@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mpwds.loader import options as checks
 from mpwds.loader.dataloader.web_loader import LoaderSource
+from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.output.replacing import pinned
 from mpwds.pipeline.context import ALONE, Context

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS
-from mpwds.loader.options import Even
+from mpwds.loader.engine.options import Even
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import Since
@@ -228,7 +228,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
-        from mpwds.loader.lengths import count_behind, count_delivered
+        from mpwds.loader.ranks.lengths import count_behind, count_delivered
 
         loader = self.loader
         count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
@@ -341,7 +341,7 @@ class LoaderStages(Rebatching, Fluent):
         return epoch
 
     def _count(self, context: Context, *, exact: bool = False) -> int:
-        from mpwds.loader.lengths import count_delivered
+        from mpwds.loader.ranks.lengths import count_delivered
 
         return count_delivered(self.dataset, self.workers, context, exact=exact).elements
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpwds.loader import options as checks
+from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
 from mpwds.loader.loader_pipeline import LoaderStages
-from mpwds.loader.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
@@ -35,9 +35,9 @@ from mpwds.tracebacks import shorten
 
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
-    from mpwds.loader.engine.in_process import LocalIterator
     from mpwds.loader.output.delivery import Delivery
     from mpwds.loader.stats.stats import LoaderStats
+    from mpwds.loader.worker.in_process import LocalIterator
 
 
 class MultiLoader(LoaderStages, TorchIterable):
@@ -199,7 +199,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         )
         self._in_process = None
         if self.workers == 0:
-            from mpwds.loader.engine.in_process import InProcess
+            from mpwds.loader.worker.in_process import InProcess
 
             self._in_process = InProcess(self.dataset)
         self._ledger = Ledger(
@@ -244,7 +244,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._ledger.begin(epoch, times)
         iterator: LocalIterator | EpochIterator
         if self._in_process is not None:
-            from mpwds.loader.engine.in_process import LocalIterator
+            from mpwds.loader.worker.in_process import LocalIterator
 
             context = replace(Context.current(epoch), seed=self.seed)
             iterator = LocalIterator(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.utils.data
 
-from mpwds.loader import options as checks
 from mpwds.loader.dataloader.datasets import (
     check_not_divided_again,
     has_workers,
@@ -24,6 +23,7 @@ from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import Forks, start_early
 from mpwds.loader.dataloader.state import EpochRecord
+from mpwds.loader.engine import options as checks
 from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
 from mpwds.warn import warn

@@ -26,7 +26,7 @@ from mpwds.loader.dataloader.task_epoch import TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
 from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.options import BLOCKS_OF_CONSUMER
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline

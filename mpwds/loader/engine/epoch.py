@@ -12,8 +12,8 @@ from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
-from mpwds.loader.options import LoaderOptions
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, WorkerProgress
 from mpwds.loader.stats.trainer_times import TrainerTimes

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mpwds.loader.engine.options import FinalOutput
 from mpwds.loader.engine.receiving import Output
-from mpwds.loader.options import FinalOutput
 from mpwds.loader.output.replacing import pinned
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.options import Even
+from mpwds.loader.engine.options import Even
 from mpwds.loader.ranks.even import EVEN, torch_distributed
 from mpwds.pipeline.context import Context
 

@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from typing import Any, Protocol, get_args
 
-from mpwds.loader.lengths import CountOf
-from mpwds.loader.options import Even
+from mpwds.loader.engine.options import Even
+from mpwds.loader.ranks.lengths import CountOf
 from mpwds.pipeline.context import Context
 
 EVEN: tuple[Even, ...] = get_args(Even)

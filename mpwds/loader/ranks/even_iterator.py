@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.lengths import CountOf
-from mpwds.loader.options import Even
+from mpwds.loader.engine.options import Even
 from mpwds.loader.ranks.agreement import Agreement, TorchRanks
 from mpwds.loader.ranks.even import MOST_AHEAD, WINDOW, Evened, all_ranks
+from mpwds.loader.ranks.lengths import CountOf
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.epochs import epoch_of_repetition
