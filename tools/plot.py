@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-WIDTH, LABELS, FIGURES, BAR, ROW, TITLE = 760, 220, 70, 14, 24, 46
+WIDTH, LABELS, FIGURES, BAR, ROW, TITLE = 760, 220, 84, 14, 24, 46
 
 
 @dataclass(frozen=True)
