@@ -5,8 +5,9 @@ name, and renames it. It holds the lock until it has removed the file or renamed
 the lock when the process ends, for whatever reason. So a claimed shard that can be locked has lost its
 reader.
 
-A lock is known only to one kernel and one mounted file system. The name of a claim identifies them
-(``_domain``): another machine cannot tell from the lock whether the reader still runs.
+A lock is known only to one kernel and one mounted file system. The name of a claim identifies both
+(``_domain``): another machine cannot tell from the lock whether the reader still runs. A local disk has only
+one kernel, so a claim of another kernel there was made before the machine was restarted.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.urls import expand_braces, is_local, local_path, without_credentials
 from mpwds.warn import warn
 
-_CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{8})-(?P<time_ns>\d+))?_")
-_NO_LOCKS = "0" * 8
+_CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{16})-(?P<time_ns>\d+))?_")
+_NO_LOCKS = "0" * 16
+_LOCAL_DISKS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "zfs"))
 _WITHOUT_POLL_S = 0.05
 
 SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
@@ -54,8 +56,9 @@ class DirectoryShardList(IterableSource):
 
     Readers may run in several containers on one machine, and readers on several machines may share a network
     directory. A reader cannot see whether a process on another machine still runs, so it leaves claims of
-    other machines alone, and also those made before its own machine was restarted. Pass ``claim_timeout``,
-    or rename the files, to read such shards again. On a file system without locks this holds for every claim.
+    other machines alone. On a network directory it cannot tell them from claims made before its own machine
+    was restarted. Pass ``claim_timeout``, or rename the files, to read such shards again. On a file system
+    without locks this holds for every claim.
 
     An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, with any
     ``in_order``: a worker may wait long for a shard.
@@ -152,7 +155,7 @@ class DirectoryShardList(IterableSource):
             if match is None:
                 continue
             with contextlib.suppress(FileNotFoundError), _locked(path) as lock:
-                if match["domain"] == lock.domain != _NO_LOCKS:
+                if lock.tells_of(match["domain"]):
                     is_abandoned = lock.is_held
                 else:
                     age_s = time.time() - int(match["time_ns"] or time.time_ns()) / 1e9
@@ -288,6 +291,15 @@ class _Lock(NamedTuple):
     domain: str
     descriptor: int | None = None
 
+    def tells_of(self, claim: str | None) -> bool:
+        """Whether the reader that made a claim of that domain would hold this lock if it still ran."""
+        if self.descriptor is None or claim is None or _NO_LOCKS in (claim, self.domain):
+            return False
+        if claim == self.domain:
+            return True
+        is_of_another_kernel = claim[:8] != self.domain[:8]
+        return is_of_another_kernel and _is_local_disk(os.fstat(self.descriptor).st_dev)
+
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[_Lock]:
@@ -327,7 +339,17 @@ def _domain(device: int) -> str:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         kernel = socket.gethostname()
-    return hashlib.sha256(f"{kernel} {device}".encode()).hexdigest()[:8]
+    return "".join(hashlib.sha256(part.encode()).hexdigest()[:8] for part in (kernel, str(device)))
+
+
+def _is_local_disk(device: int) -> bool:
+    """Whether a device is a disk of this machine alone, as far as its file system tells."""
+    number = f" {os.major(device)}:{os.minor(device)} "
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    return any(number in mount and mount.partition(" - ")[2].split()[0] in _LOCAL_DISKS for mount in mounts)
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:

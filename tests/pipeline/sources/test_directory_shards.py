@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams.urls import expand_urls
 
-CLAIM = re.compile(r"\._(\d+)-[0-9a-f]{8}-\d+_")
+CLAIM = re.compile(r"\._(\d+)-[0-9a-f]{16}-\d+_")
 READER = (
     "import sys, time; from mpwds.pipeline.sources.directory_shards import DirectoryShardList\n"
     "source = DirectoryShardList(sys.argv[1], mode=sys.argv[2], poll=None).stream()\n"
@@ -167,14 +168,37 @@ def test_a_process_that_got_the_number_of_a_dead_reader_does_not_keep_its_shard(
         assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
 
 
+@pytest.fixture
+def network_folder(folder, monkeypatch):
+    """A directory that other machines have mounted, too."""
+    monkeypatch.setattr(directory_shards, "_is_local_disk", lambda device: False)
+    return folder
+
+
 def elsewhere(folder, age_s):
-    """Claims a shard as a reader on another machine would."""
-    path = f"{folder}x.tar._17-0123abcd-{time.time_ns() - int(age_s * 1e9)}_"
+    """Claims a shard as a reader of another kernel would."""
+    path = f"{folder}x.tar._17-0123abcd01234567-{time.time_ns() - int(age_s * 1e9)}_"
     Path(path).touch()
     return os.path.basename(path)
 
 
-def test_a_shard_claimed_on_another_machine_is_left_alone(folder):
+def test_a_shard_claimed_before_the_machine_was_restarted_is_given_back(folder, monkeypatch):
+    monkeypatch.setattr(directory_shards, "_is_local_disk", lambda device: True)
+    elsewhere(folder, age_s=100)
+    assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
+
+
+def test_a_disk_is_local_by_its_file_system(tmp_path):
+    mounted = Path("/proc/self/mountinfo").read_text().splitlines()
+    types = {mount.split()[2]: mount.partition(" - ")[2].split()[0] for mount in mounted}
+    for device, kind in types.items():
+        major, minor = map(int, device.split(":"))
+        if kind in ("ext4", "nfs4", "proc"):
+            assert directory_shards._is_local_disk(os.makedev(major, minor)) == (kind == "ext4")
+
+
+def test_a_shard_claimed_on_another_machine_is_left_alone(network_folder):
+    folder = network_folder
     claimed = [elsewhere(folder, age_s=1e6), "y.tar._17_"]  # the second in webdataset's way
     Path(folder + claimed[1]).touch()
     assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
@@ -182,7 +206,8 @@ def test_a_shard_claimed_on_another_machine_is_left_alone(folder):
 
 
 @pytest.mark.parametrize(("age_s", "read"), [(1000, 0), (10_000, 1)])
-def test_a_claim_of_another_machine_that_is_older_than_stated_is_given_up(folder, age_s, read):
+def test_a_claim_of_another_machine_that_is_older_than_stated_is_given_up(network_folder, age_s, read):
+    folder = network_folder
     elsewhere(folder, age_s)
     shards = DirectoryShardList(folder, mode="unlink", poll=None, claim_timeout=3600)
     assert len(list(shards)) == read
