@@ -264,7 +264,12 @@ def _cache(
     if directory is None or size == 0:
         return None
     directory = os.path.expanduser(os.fspath(directory))
-    os.makedirs(directory, exist_ok=True)
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotADirectoryError(
+            f"WebDataset: cache_dir {directory!r} must be a directory, not a file"
+        ) from None
     from mpwds.storage.caches.shard_cache import ShardCache
 
     verbose = verbose or os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")

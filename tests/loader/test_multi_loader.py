@@ -449,7 +449,7 @@ def test_large_arrays_in_the_dataset_are_mapped_by_all_workers_not_copied():
     def generate():
         yield int(table.sum()), table.flags.writeable
 
-    with mpwds.MultiLoader(generate, workers=2) as loader:
+    with mpwds.MultiLoader(generate, workers=2, start_method="spawn") as loader:
         assert list(loader) == [(int(table.sum()), True)] * 2
         # Counted in part by each process that maps it: the two workers and none else.
         memory = sum(psutil.Process(pid).memory_full_info().pss for pid in loader.worker_pids)

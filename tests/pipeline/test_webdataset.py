@@ -362,6 +362,13 @@ def test_a_cache_folder_that_does_not_exist_is_created(monkeypatch, tmp_path):
     assert (tmp_path / "deep" / "cache").is_dir()
 
 
+def test_a_file_for_a_cache_folder_is_named(tmp_path):
+    (tmp_path / "x").touch()
+    for folder in (tmp_path / "x", tmp_path / "x" / "deeper"):
+        with pytest.raises(NotADirectoryError, match=f"cache_dir '{folder}' must be a directory"):
+            WebDataset("http://host/x.tar", cache_dir=folder)
+
+
 @pytest.mark.parametrize("stage", [tarfile_samples, tarfile_to_samples(), TarSamples()])
 def test_the_reader_of_shards_has_webdatasets_forms(shards, stage):
     dataset = DataPipeline(SimpleShardList(shards), stage)
