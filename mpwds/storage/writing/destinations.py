@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import secrets
+import stat
 import sys
 import warnings
 import weakref
@@ -87,8 +88,8 @@ class OwnedStream:
 
         That takes a method ``discard``, as the streams of ``gopen`` and fsspec have, or an ``__exit__`` of
         its own that is told of an error: smart_open's, obstore's and Google's streams then abort the upload.
-        A plain file is closed. Any other stream is left alone: not even garbage collection calls its
-        ``close``. Both come with a warning.
+        A plain file is closed and removed. Any other stream is left alone, with a warning: not even garbage
+        collection calls its ``close``.
         """
         discard = getattr(self.stream, "discard", None)
         if discard is not None:
@@ -98,9 +99,9 @@ class OwnedStream:
         leave = getattr(type(self.stream), "__exit__", None)
         raw = getattr(self.stream, "raw", self.stream)
         if type(raw) in (io.FileIO, io.BytesIO):
-            self.stream.close()
             if type(raw) is io.FileIO:
-                warn(f"{self._name} is not complete, and the file that the opener opened stays: remove it")
+                _remove(raw)
+            self.stream.close()
         elif leave not in (None, io.IOBase.__exit__):
             error = StreamError(f"{self._name}: writing was given up", self._name)
             self.stream.__exit__(type(error), error, None)
@@ -110,6 +111,14 @@ class OwnedStream:
                 "`discard` to take it back: look for a partial archive there, and remove it"
             )
             _let_go(self.stream)
+
+
+def _remove(file: io.FileIO) -> None:
+    """Removes an open file, unless it is a pipe or a device, or another file has its name by now."""
+    with contextlib.suppress(OSError, TypeError):  # it may have been opened by descriptor
+        opened, named = os.fstat(file.fileno()), os.lstat(file.name)
+        if stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, named):
+            os.unlink(file.name)
 
 
 def _let_go(stream: Any) -> None:

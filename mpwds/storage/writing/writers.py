@@ -29,9 +29,9 @@ class ShardWriter:
         verbose: Print a line on standard error for each complete shard.
         opener: Called with each shard's name, returns the binary stream to write it to. The stream of a
             complete shard is closed. To drop a shard, the writer calls the stream's ``discard`` (streams of
-            ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is closed and
-            left torn under the name that the opener gave it; a command is killed, and what it has written
-            elsewhere stays there. Any other stream is left open, with a warning.
+            ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is removed.
+            A command is killed; files that it has written stay. Any other stream is left open, with a
+            warning.
         **kw: Arguments of ``TarWriter``.
 
     Attributes:

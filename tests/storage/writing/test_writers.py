@@ -446,14 +446,32 @@ def test_garbage_collection_does_not_complete_a_stream_that_was_given_up(make):
     assert ends == []
 
 
-def test_a_plain_file_of_an_opener_is_closed_when_its_shard_is_given_up(tmp_path):
-    file = open(tmp_path / "x.tar", "wb")  # noqa: SIM115 - the writer closes it
-    with (
-        pytest.raises(KeyboardInterrupt),
-        pytest.warns(RuntimeWarning, match=r"x-0\.tar is not complete.*: remove it"),
-    ):
-        write_all(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: file), interrupted())
-    assert file.closed
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_plain_file_of_an_opener_is_removed_when_its_shard_is_given_up(tmp_path, error):
+    opened = []
+
+    def opener(name):
+        opened.append(open(tmp_path / name, "wb"))  # noqa: SIM115 - the writer closes it
+        return opened[-1]
+
+    with pytest.raises(error), ShardWriter("x-%d.tar", verbose=0, opener=opener) as sink:
+        sink.write(SAMPLES[0])
+        raise error
+    assert opened[0].closed
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_another_one_has_replaced_meanwhile_stays(tmp_path):
+    def opener(name):
+        opened = open(tmp_path / name, "wb")  # noqa: SIM115 - the writer closes it
+        os.rename(tmp_path / name, tmp_path / "moved.tar")
+        (tmp_path / name).write_bytes(b"another")
+        return opened
+
+    with pytest.raises(ValueError, match="stop"), ShardWriter("y-%d.tar", verbose=0, opener=opener) as sink:
+        sink.write(SAMPLES[0])
+        raise ValueError("stop")
+    assert (tmp_path / "y-0.tar").read_bytes() == b"another"
 
 
 def test_a_shard_whose_end_cannot_be_written_is_not_completed():
