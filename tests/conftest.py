@@ -22,6 +22,11 @@ hypothesis.settings.load_profile("judged")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+    """Keeps the collector from looking at torch and at thousands of tests, again and again: 0.1 s each time."""
+    gc.freeze()
+
+
 def possessions():
     """What this process has that the system knows of: children, descriptors, shared memory with a name."""
     return collections.Counter(
