@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Keeps the collector from looking at torch and at thousands of tests, again and again: 0.1 s each time."""
+    """Exempts torch and thousands of tests from garbage collection, which would take 0.1 s each time."""
     gc.freeze()
 
 

@@ -20,7 +20,10 @@ from tests.loader.dataloader.data_loader_datasets import Counting, Numbers
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
-contexts = pytest.mark.parametrize("context", [None, "fork", "forkserver", "spawn"])
+slow = pytest.mark.slow
+contexts = pytest.mark.parametrize(
+    "context", [None, "fork", pytest.param("forkserver", marks=slow), pytest.param("spawn", marks=slow)]
+)
 
 
 class Looks(Numbers):

@@ -15,8 +15,10 @@ LOADERS = {
     "forkserver": MULTI % "forkserver",
     "DataLoader": "mpwds.DataLoader(Numbers({size}), 4, num_workers=2)",
 }
-loaders = pytest.mark.parametrize("kind", LOADERS)
-multi_loaders = pytest.mark.parametrize("kind", list(LOADERS)[:3])
+QUICK = ("spawn", "fork")
+KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in LOADERS]
+loaders = pytest.mark.parametrize("kind", KINDS)
+multi_loaders = pytest.mark.parametrize("kind", KINDS[:3])
 
 PROGRAM = """
     import os, signal, sys, time

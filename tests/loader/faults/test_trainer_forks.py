@@ -49,7 +49,11 @@ CHILDREN = {
 
 @pytest.mark.parametrize(
     ("start_method", "child"),
-    [*(("fork", child) for child in CHILDREN), ("spawn", "exits"), ("spawn", "has a loader of its own")],
+    [
+        *(("fork", child) for child in CHILDREN),
+        pytest.param("spawn", "exits", marks=pytest.mark.slow),
+        pytest.param("spawn", "has a loader of its own", marks=pytest.mark.slow),
+    ],
 )
 def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, start_method, child):
     does, expected, complaint = CHILDREN[child]

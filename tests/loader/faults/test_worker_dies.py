@@ -39,8 +39,10 @@ def happens(kind, step, fault):
 
 
 def case(kind, step, fault):
-    """With every loader one fault of each sort at each step, but one loader goes through all of them."""
-    quick = kind == "fork" or (kind != "DataLoader by spawn" and fault in ("SIGKILL", "exception"))
+    """Quick: both sorts of fault at each step with two loaders, and all faults at one step."""
+    sorts = fault in ("SIGKILL", "exception")
+    quick = kind in ("fork", "DataLoader") and (sorts or (kind, step) == ("fork", "between batches"))
+    quick = quick or (kind, step, fault) == ("spawn", "unpickling", "SIGKILL")
     return pytest.param(kind, step, fault, marks=() if quick else pytest.mark.slow)
 
 
@@ -73,7 +75,7 @@ def test_a_misfortune_is_told_in_its_turn_and_the_next_epoch_is_whole(kind, step
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
 @pytest.mark.parametrize("size", [1, LARGE], ids=["to send", "for a block"])
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_killed_while_it_waits_is_told_after_what_it_had_sent(kind, size, number):
     loader = loader_of(kind, endless(size))
     iterator = iter(loader)
@@ -107,7 +109,7 @@ def test_a_worker_killed_between_epochs_is_told_in_the_next_and_the_one_after_is
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_what_happens_while_a_dataset_is_closed_with_its_loader_is_nobodys_concern(kind, fault, capfd):
     def generate():
         try:

@@ -32,7 +32,7 @@ def stop(pid):
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
-@pytest.mark.parametrize("kind", [*CHEAP, "spawn"])
+@pytest.mark.parametrize("kind", [*CHEAP, pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_stopped_for_a_while_goes_on_and_nothing_is_lost(kind, size):
     loader = loader_of(kind, Numbers(size))
     iterator = iter(loader)
