@@ -16,7 +16,7 @@ from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address
-from mpwds.storage.streams.secure import rewrite_url
+from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path
 
 if TYPE_CHECKING:

@@ -35,8 +35,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.resuming import DiscardsOnError
-from mpwds.storage.streams.secure import refuse_in_secure_mode, verbose
-from mpwds.storage.streams.urls import url_scheme, without_credentials
+from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

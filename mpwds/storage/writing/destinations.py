@@ -15,8 +15,14 @@ from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
-from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import (
+    is_local,
+    local_path,
+    refuse_in_secure_mode,
+    url_scheme,
+    without_credentials,
+)
 from mpwds.warn import warn
 
 _NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
