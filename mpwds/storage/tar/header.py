@@ -93,25 +93,6 @@ def directory_of(back: bytes) -> bytes:
     return b""
 
 
-def bad_checksum(header: bytes, url: str, position: int) -> ShardError:
-    expected = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    try:
-        stored = f"0o{int(header[148:156].partition(bytes(1))[0], 8):o}"
-    except ValueError:
-        stored = repr(header[148:156])
-    return ShardError(
-        f"tar header at offset {position} of {url} has checksum {stored}, expected 0o{expected:o}: "
-        "the shard is damaged or not a tar file"
-    )
-
-
-def bad_size(front: bytes, url: str, position: int) -> ShardError:
-    return ShardError(
-        f"tar header at offset {position} of {url} has size {front[SIZE]!r}, expected an octal "
-        "number: the shard is damaged"
-    )
-
-
 def _number(field: bytes) -> int:
     if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
         return int.from_bytes(field, "big") & ((1 << 95) - 1)
@@ -175,13 +156,6 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
             raise sparse(url, position)
         start = stop
     return known
-
-
-def too_large(size: int, url: str, position: int) -> ShardError:
-    return ShardError(
-        f"extension header at offset {position} of {url} says it has {size} bytes, more than "
-        f"{EXTENSION_LIMIT_BYTES}: the shard is damaged"
-    )
 
 
 def sparse(url: str, position: int) -> ShardError:
