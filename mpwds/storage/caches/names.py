@@ -49,14 +49,8 @@ _SIGNATURES = [
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
     """The name under which webdataset's cache keeps a URL: the last part of its path.
 
-    The name of a ``pipe:`` URL, or one of an unknown scheme, is its last 128 characters, quoted.
-
-    Args:
-        url: The URL.
-        ndir: Number of directories of its path to keep before the last part.
-
-    Raises:
-        TypeError: ``url`` is not a string.
+    ``ndir`` directories before it are kept, too. The name of a ``pipe:`` URL, or one of an unknown scheme, is
+    its last 128 characters, quoted.
 
     Source:
         ``webdataset.cache.url_to_cache_name``.
@@ -71,7 +65,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
         raise TypeError(f"a URL is a string, got {type(url).__name__}: {url!r}")
     parts = urlsplit(url)
     if parts.scheme not in _PATH_SCHEMES:
-        return quote(url, safe="_+{}*,-")[-128:]
+        return _quoted(url)
     return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
 
 
@@ -88,8 +82,7 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
         raise TypeError(f"url_to_name must return a file name, got {name!r} for {shown!r}")
     if "://" in name:
         name = url_to_cache_name(name)
-    if not name:
-        name = quote(url, safe="_+{}*,-")[-128:]
+    name = name or _quoted(url)
     parts = name.split("/")
     if {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name:
         raise ValueError(
@@ -100,6 +93,10 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
             f"url_to_name gives a name of more than {_NAME_BYTES} bytes for {shown!r}: return a shorter one"
         )
     return name
+
+
+def _quoted(url: str) -> str:
+    return quote(url, safe="_+{}*,-")[-128:]
 
 
 def distinct_name(name: str, source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.entries import read_entries
@@ -30,12 +31,15 @@ def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
     """
     if not check_tar_format(fname):
         return False
-    path = os.fspath(fname)
     try:
-        for _ in read_entries(path, 0, lambda path, _: open(path, "rb"), lambda name: None, False):
+        for _ in read_entries(os.fspath(fname), 0, _open, lambda name: None, warn_of_no_end=False):
             pass
     except ShardError:
         return False
     except ImportError:
         pass
     return True
+
+
+def _open(path: str, offset: int) -> BinaryIO:
+    return open(path, "rb")
