@@ -49,12 +49,8 @@ def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
     Raises:
         ValueError: The URL names no bucket or object, or ``AIS_ENDPOINT`` is not set.
     """
-    headers = dict(options.pop("headers", None) or {})
     token = os.environ.get("AIS_AUTHN_TOKEN", "").strip()
-    if token and "Authorization" not in headers:
-        headers["Authorization"] = f"Bearer {token}"
-    location = ais_location(url)
-    return open_http(location, mode, bufsize, headers=headers, name=f"{url} (by AIStore)", **options)
+    return open_http(ais_location(url), mode, bufsize, name=f"{url} (by AIStore)", token=token, **options)
 
 
 def ais_location(url: str) -> str:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.pipes import open_command
 from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
@@ -57,9 +57,8 @@ def open_cloud(
     S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
     the account ``R2_ACCOUNT_ID``.
 
-    *Reading* streams one request with bounded memory, and continues where the connection broke. *Writing*
-    collects in a temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises,
-    send nothing.
+    *Reading* continues where the connection broke. *Writing* collects in a temporary file and sends all at
+    ``close``. ``discard``, and a ``with`` block that raises, send nothing.
 
     obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
@@ -135,12 +134,7 @@ class _CloudObject:
         except _obstore_errors():
             return None
         if version.size is not None and version.size < position:
-            raise StreamError(
-                f"{self.name}: byte {position} is to be read, but there are only {version.size} bytes: it is "
-                "shorter than it was, or the position is of another file",
-                self.name,
-                position,
-            )
+            raise too_short(self.name, version.size, position)
         return version if version.size == position else None
 
 
@@ -295,11 +289,8 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
 def profile_settings() -> dict[str, str]:
     """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in obstore's names.
 
-    The profile is ``AWS_PROFILE`` or ``default``. The result is empty if the environment has other
-    credentials, or there is no such file. The environment's region and endpoint override the profile's.
-
-    Raises:
-        ValueError: ``AWS_PROFILE`` names a profile that has no keys.
+    Empty if the environment has other credentials, or there is no such file. The environment's region and
+    endpoint override the profile's. Raises ``ValueError`` if ``AWS_PROFILE`` names a profile without keys.
 
     Source:
         "Configuration and credential file settings" in the AWS CLI's user guide.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -20,16 +19,13 @@ from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _PASSING = (408, 425, 429)
 _LASTING_5XX = (501, 505)
-_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 300
-
-_reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
 
 
 def open_http(
@@ -42,22 +38,22 @@ def open_http(
     connect_timeout_s: float = 30.0,
     retries: Retries | None = None,
     headers: Mapping[str, str] | None = None,
+    token: str = "",
     name: str | None = None,
 ) -> BinaryIO:
     """A stream from a web server, or to one.
 
     *Reading* streams one ``GET``. When the connection breaks, stalls or ends too early, the stream continues
-    at the same byte with a ``Range`` request, after a pause. If the server has no ranges, the stream skips up
-    to that byte. A resource that changed meanwhile is an error. So is a break if bytes have been delivered
-    and the server gives neither ``ETag`` nor ``Last-Modified``. The status codes 408, 425, 429 and 5xx mean
-    another try, after the server's ``Retry-After`` of up to two minutes. A ``Content-Encoding`` is not
-    undone.
+    at the same byte with a ``Range`` request, after a pause, or skips up to that byte if the server has no
+    ranges. A resource that changed meanwhile is an error. So is a break if bytes have been delivered and the
+    server gives neither ``ETag`` nor ``Last-Modified``. The status codes 408, 425, 429 and 5xx mean another
+    try, after the server's ``Retry-After`` of up to two minutes. A ``Content-Encoding`` is not undone.
 
     *Writing* collects in a temporary file (in memory up to 16 MiB) and sends all in one ``PUT`` at ``close``,
     with tries like these. ``discard``, and a ``with`` block that raises, send nothing.
 
-    The process keeps connections for its next request. Proxies come from the environment (``https_proxy`` and
-    so on), certificates from the system or ``SSL_CERT_FILE``.
+    Proxies come from the environment (``https_proxy`` and so on), certificates from the system or
+    ``SSL_CERT_FILE``.
 
     Args:
         url: ``http:`` or ``https:``. ``user:password@`` is sent as basic authorization.
@@ -68,6 +64,7 @@ def open_http(
         connect_timeout_s: The same for connecting.
         retries: How often to try; by default ten times, in about a minute.
         headers: Headers for this server; servers that it redirects to do not get them.
+        token: Sent as bearer authorization, unless ``headers`` has another.
         name: The stream's name in messages; by default the URL without credentials.
 
     Raises:
@@ -76,7 +73,8 @@ def open_http(
             too.
     """
     timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
-    resource = _Resource(url, name or without_credentials(url), headers or {}, timeout)
+    headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
+    resource = _Resource(url, name or without_credentials(url), headers, timeout)
     if mode[0] == "r":
         return open_resuming(resource.get, resource.name, offset, retries, bufsize)
     return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries or Retries()))
@@ -140,7 +138,6 @@ class _Resource:
             raise self._invalid(error) from None
         except HTTPError as error:
             raise self._translated(_root(error)) from _root(error)
-        _reached.add(self._server)
         return response
 
     def _pools(self) -> urllib3.PoolManager:
@@ -175,12 +172,7 @@ class _Resource:
             version = asked_for  # a part, and not the whole, means that it is of this version
         if response.status == 416:
             if total != position:
-                holds = "fewer" if total is None else f"only {total}"
-                raise self._failed(
-                    f"byte {position} is to be read, but there are {holds} bytes: it is shorter than it was, "
-                    "or the position is of another file",
-                    position,
-                )
+                raise too_short(self.name, total, position)
         elif span is None or span[1] is None or int(span[1]) != position or total is None:
             raise self._failed(
                 f"bytes from {position} on were asked for, and the server sent {said!r}: it does not do "
@@ -224,11 +216,7 @@ class _Resource:
             return self._failed(f"the host is not known: {error.strerror}")
         if isinstance(error, TimeoutError):
             return Interrupted("the server is silent")
-        gone = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _UNREACHABLE
-        return Interrupted(
-            f"the connection failed ({type(error).__name__}: {error})",
-            unreached=gone and self._server not in _reached,
-        )
+        return Interrupted(f"the connection failed ({type(error).__name__}: {error})")
 
     def _invalid(self, error: Exception) -> StreamError:
         reason = without_credentials(str(error))

@@ -36,11 +36,7 @@ def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> 
     """
     if mode[0] != "r":
         raise ValueError(f"{url}: hf: URLs can be read, not written; use huggingface-cli upload")
-    headers = dict(options.pop("headers", None) or {})
-    token = _token()
-    if token and "Authorization" not in headers:
-        headers["Authorization"] = f"Bearer {token}"
-    return open_http(hf_location(url), mode, bufsize, headers=headers, name=url, **options)
+    return open_http(hf_location(url), mode, bufsize, name=url, token=_token(), **options)
 
 
 def hf_location(url: str) -> str:

@@ -87,13 +87,14 @@ def without_credentials(url: str) -> str:
     return _SECRET_HEADER.sub(r"\1***", shown)
 
 
-def too_short(name: str, end: int, offset: int) -> StreamError:
+def too_short(name: str, end: int | None, offset: int) -> StreamError:
     """The error for a resource that ends before the offset from which it is to be read."""
+    at = "" if end is None else f" at byte {end},"
     return StreamError(
-        f"{name}: it ends at byte {end}, before byte {offset}, from which it was to be read: it is shorter "
-        "than it was, or the position is of another file",
+        f"{name}: it ends{at} before byte {offset}, from which it was to be read: it is shorter than it was, "
+        "or the position is of another file",
         name,
-        end,
+        offset,
     )
 
 
