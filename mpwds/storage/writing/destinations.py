@@ -25,7 +25,7 @@ from mpwds.storage.streams.urls import (
 )
 from mpwds.warn import warn
 
-_NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
+_NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
@@ -36,15 +36,9 @@ Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
 def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
     """Opens an archive's destination.
 
-    Args:
-        target: A path or a ``file:`` URL, which becomes a ``PendingFile``; a named pipe or a device is
-            written to directly. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
-            end. A binary stream or ``"-"``, standard output, which stay open. An ``OwnedStream``.
-
-    Raises:
-        OSError: It cannot be opened.
-        ValueError: The URL's scheme is unknown.
-        SecurityError: Secure mode forbids it.
+    A path or a ``file:`` URL becomes a ``PendingFile``; a named pipe or a device is written to directly.
+    ``gopen`` opens other URLs, which are closed at the end. A binary stream stays open, and so does ``"-"``,
+    standard output.
     """
     if isinstance(target, OwnedStream):
         return target
@@ -140,22 +134,9 @@ def _let_go(stream: Any) -> None:
 class PendingFile:
     """A file written under a temporary name beside its final one.
 
-    ``publish`` makes it durable and gives it its name, replacing a file of that name. ``discard`` removes it,
-    and so does the end of this object or of the interpreter. A process that is killed leaves the file as
-    ``.NAME.XXXXXXXX.partial`` (a long ``NAME`` is cut). A fork removes nothing.
-
-    Args:
-        path: The final name, relative to the current directory at this time. A symbolic link stays; the file
-            behind it is replaced.
-
-    Attributes:
-        path: The final name, absolute.
-        stream: Where to write, unbuffered.
-
-    Raises:
-        FileNotFoundError: The file's directory does not exist.
-        FileExistsError: A directory, a pipe or a device has that name.
-        OSError: The name is too long for the file system, or it refuses for another reason.
+    ``publish`` makes it durable and gives it its name, replacing a file of that name; a symbolic link stays,
+    and the file behind it is replaced. ``discard`` removes the file, and so does the end of this object or of
+    the interpreter. A process that is killed leaves it as ``.NAME.XXXXXXXX.partial``. A fork removes nothing.
     """
 
     path: str
@@ -168,7 +149,7 @@ class PendingFile:
             )
         self.path = os.path.realpath(path)
         self._directory, name = os.path.split(self.path)
-        temporary = os.path.join(self._directory, _temporary_name(name))
+        temporary = os.path.join(self._directory, f".{name[:_NAME_LETTERS]}.{secrets.token_hex(4)}.partial")
         with contextlib.suppress(FileNotFoundError):
             os.lstat(self.path)  # a name that is too long fails here, not when everything has been written
         try:
@@ -199,13 +180,6 @@ class PendingFile:
         """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
             _close_and_remove(self.stream, self._temporary)
-
-
-def _temporary_name(name: str) -> str:
-    ending = f".{secrets.token_hex(4)}.partial"
-    while len(os.fsencode(name)) > _NAME_BYTES - len(ending) - 1:
-        name = name[:-1]
-    return f".{name}{ending}"
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

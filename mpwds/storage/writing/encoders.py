@@ -44,19 +44,13 @@ def _json_dumps(data: Any) -> bytes:
 
 
 def _text_dumps(data: Any) -> bytes:
-    if not isinstance(data, str):
-        raise TypeError("the extension is one of text, expected str or bytes")
-    return data.encode("utf-8")
+    raise TypeError("the extension is one of text, expected str or bytes")  # _text_or encodes strings
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """An array as an ``.npy`` file. An array of Python objects is pickled inside.
+    """An array, a tensor or a list of numbers as an ``.npy`` file. An array of Python objects is pickled.
 
-    Args:
-        data: An array, a tensor, or anything that ``np.asarray`` turns into an array of numbers or strings.
-
-    Raises:
-        ValueError: The result would be an array of Python objects, and ``data`` is not one.
+    Raises ``ValueError`` if something other than an array would become an array of Python objects.
 
     Source:
         ``webdataset.writer.numpy_dumps``.
@@ -87,9 +81,6 @@ def tenbin_dumps(data: Any) -> bytes:
 
 def torch_dumps(data: Any) -> bytes:
     """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
-
-    Raises:
-        ImportError: torch is missing.
 
     Source:
         ``webdataset.writer.torch_dumps``.
@@ -135,7 +126,6 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     Raises:
         ValueError: The format or the array is not one of these.
         OSError: The format cannot hold such an image (JPEG and alpha, say).
-        ImportError: Pillow is missing.
 
     Source:
         ``webdataset.writer.imageencoder``.
@@ -251,10 +241,9 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or float in [0, 1]
     =============================================  ======================================================
 
-    ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
-    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may
-    stand wherever an array may. ``.gz`` after the extension compresses, bytes included, with the same result
-    on every run.
+    ``Decoder`` decodes all of these except ``class count html htm img image``, as in webdataset. Pickles, and
+    ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may take an array's place.
+    ``.gz`` after the extension compresses, bytes included, with the same result on every run.
 
     Args:
         name: The field's name, such as ``"png"`` or ``"mask.npy.gz"``.
@@ -314,12 +303,8 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     """The function from samples to samples of bytes for a writer's ``encoder`` argument.
 
     Args:
-        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions; these get
-            strings too. A function from samples to samples: itself. ``False`` or ``None``: the sample as it
-            is. The first two leave fields alone that start with ``_``.
-
-    Raises:
-        ValueError: ``spec`` is something else; when called, a field cannot be encoded.
+        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions.
+            ``False`` or ``None``: the sample as it is. A function from samples to samples: itself.
 
     Source:
         ``webdataset.writer.make_encoder``.
@@ -331,13 +316,9 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     if spec is True:
         return encode_based_on_extension
     if spec is False or spec is None:
-        return _as_it_is
+        return dict
     if isinstance(spec, Mapping):
         return partial(encode_based_on_extension, handlers=spec)
     if callable(spec):
         return spec
     raise ValueError(f"encoder must be True, False, a function or a dictionary of functions, got {spec!r}")
-
-
-def _as_it_is(sample: dict[str, Any]) -> dict[str, Any]:
-    return sample
