@@ -53,7 +53,7 @@ _log = logging.getLogger("mpwds")
 # itself has none.
 _LEADER = 'trap : TERM HUP INT; "$@"; exit $?'
 
-_running: weakref.WeakSet[Command] = weakref.WeakSet()
+_running: weakref.WeakSet[_Command] = weakref.WeakSet()
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
@@ -107,12 +107,12 @@ def open_command(
     ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
     """
     try:
-        command = Command(arguments, shown, mode[0], environment)
+        if mode[0] == "r":
+            output = _Output(arguments, shown, "r", environment)
+            return io.BufferedReader(output, max(bufsize, _BUFFER_BYTES))
+        return _PipeWriter(_Input(arguments, shown, "w", environment), max(bufsize, 1))
     except OSError as error:
         raise StreamError(f"{shown}: the command cannot be started: {error}", shown) from error
-    if mode[0] == "r":
-        return io.BufferedReader(_Output(command, shown), max(bufsize, _BUFFER_BYTES))
-    return _PipeWriter(_Input(command, shown), max(bufsize, 1))
 
 
 def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 0) -> BinaryIO:
@@ -149,145 +149,23 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _CommandStream(io.RawIOBase):
-    def __init__(self, command: Command, name: str) -> None:
-        self.name = name
-        self._command = command
-        self._position = 0
-
-    def fileno(self) -> int:
-        return self._command.descriptor
-
-    def _check_process(self) -> None:
-        if not self._command.is_ours:
-            raise StreamError(
-                f"{self.name}: the command belongs to the process that this one was forked from; open the "
-                "stream in this process",
-                self.name,
-            )
-
-    def _error(self, what: str) -> StreamError:
-        complaint = without_credentials(self._command.complaint)
-        said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
-        return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
-
-
-class _Output(_CommandStream):
-    def __init__(self, command: Command, name: str) -> None:
-        super().__init__(command, name)
-        self._failure: StreamError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        if self._failure is not None:
-            raise self._failure
-        self._check_process()
-        if self._command.status is not None:
-            return 0
-        self._command.wait_ready()
-        count = os.readv(self._command.descriptor, [buffer])
-        self._position += count
-        if count == 0:
-            self._end()
-        return count
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            if self._command.status is None and self._command.is_ours and self._is_at_end():
-                self._end()
-        finally:
-            self._command.stop()
-            super().close()
-
-    def _is_at_end(self) -> bool:
-        """Whether a reader that stopped here, as tar's does, left nothing unread."""
-        return self._command.wait_ready(timeout_s=0) and not os.read(self._command.descriptor, 1)
-
-    def _end(self) -> None:
-        status = self._command.finish()
-        if status not in (0, _SIGPIPE_STATUS):
-            self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
-            raise self._failure
-
-
-class _Input(_CommandStream):
-    _failed = False
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer) -> int:
-        self._check_process()
-        self._command.wait_ready()
-        try:
-            count = os.write(self._command.descriptor, data)
-        except BrokenPipeError:
-            self._failed = True
-            ended = f"ended with {_described(self._command.finish())}"
-            raise self._error(f"stopped reading after {self._position} bytes and {ended}") from None
-        self._position += count
-        return count
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            status = self._command.finish()
-            if status != 0 and not self._failed:
-                raise self._error(f"was given {self._position} bytes and failed with {_described(status)}")
-        finally:
-            self._command.stop()
-            super().close()
-
-    def discard(self) -> None:
-        if self._command.status is None and self._command.is_ours:
-            self._command.stop()
-            _log.warning(
-                "%s: the command was stopped after %d bytes; what it has written elsewhere stays there",
-                self.name,
-                self._position,
-            )
-        super().close()
-
-
-class _PipeWriter(DiscardsOnError, io.BufferedWriter):
-    raw: _Input
-
-    def discard(self) -> None:
-        self.raw.discard()
-
-
-def _described(status: int) -> str:
-    if status <= 128:
-        return f"exit status {status}"
-    try:
-        name = signal.Signals(status - 128).name
-    except ValueError:
-        return f"exit status {status}"
-    hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"exit status {status} ({name}{hint})"
-
-
-class Command:
-    """A running command, whose output is read (mode ``"r"``) or whose input is written (``"w"``).
+class _Command(io.RawIOBase):
+    """A running command, whose output is read or whose input is written.
 
     Attributes:
-        descriptor: Where to read or write; non-blocking in mode ``"w"``.
         status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
     """
 
     def __init__(
-        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None = None
+        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None
     ) -> None:
-        self.status: int | None = None
-        self._shown = shown
+        self.status: int | None = 0  # so far there is nothing to end
+        self.name = shown
         self._pid = os.getpid()
+        self._position = 0
         self._tail = bytearray()
         self._passes_on = True
+        self._reads = mode == "r"
         # The lifeline is made first: descriptors are closed in their order when a process dies, so a
         # command is killed before it sees the end of an input that is not complete.
         self._lifeline, self._held_end = os.pipe()
@@ -295,8 +173,8 @@ class Command:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _LEADER, "sh", *arguments],
                 bufsize=0,
-                stdin=subprocess.PIPE if mode == "w" else None,
-                stdout=subprocess.PIPE if mode == "r" else None,
+                stdin=None if self._reads else subprocess.PIPE,
+                stdout=subprocess.PIPE if self._reads else None,
                 stderr=subprocess.PIPE,
                 pass_fds=(self._lifeline,),
                 start_new_session=True,
@@ -310,33 +188,30 @@ class Command:
             os.close(self._held_end)
             os.close(self._lifeline)
             raise
-        self._reads = mode == "r"
         self._stream = cast("IO[bytes]", self._process.stdout if self._reads else self._process.stdin)
         self._errors = cast("IO[bytes]", self._process.stderr)
-        self.descriptor = self._stream.fileno()
-        os.set_blocking(self.descriptor, self._reads)
+        self._descriptor = self._stream.fileno()
+        os.set_blocking(self._descriptor, self._reads)
         os.set_blocking(self._errors.fileno(), False)
         with contextlib.suppress(OSError):  # beyond what one user may have
-            fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.status = None
         _running.add(self)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process, and not one that it was forked from, started the command."""
-        return self._pid == os.getpid()
+    def fileno(self) -> int:
+        return self._descriptor
 
-    @property
-    def complaint(self) -> str:
-        """The end of the command's standard error."""
-        return bytes(self._tail).decode("utf-8", "replace").strip()
+    def is_live(self) -> bool:
+        """Whether the command has not ended, and this process started it: not one that it was forked from."""
+        return self.status is None and self._pid == os.getpid()
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Waits until the descriptor can be read or written; returns false after ``timeout_s``."""
-        return self._wait_for(self.descriptor, select.POLLIN if self._reads else select.POLLOUT, timeout_s)
+        return self._wait_for(self._descriptor, select.POLLIN if self._reads else select.POLLOUT, timeout_s)
 
     def finish(self) -> int:
         """Closes this end and waits for the command to end; returns its exit status."""
-        if self.status is None and self.is_ours:
+        if self.is_live():
             self._stream.close()
             self._wait_for_exit()
             self._read_errors()
@@ -345,7 +220,7 @@ class Command:
 
     def stop(self) -> None:
         """Ends the command and its children, in the background too; does nothing once it has ended."""
-        if self.status is not None or not self.is_ours:
+        if not self.is_live():
             return
         self._passes_on = False  # complaints about the broken pipe would only puzzle the user
         try:
@@ -360,6 +235,25 @@ class Command:
             self._signal(signal.SIGKILL)
             self._wait_for_exit()
             self._reap()
+
+    def abandon(self) -> None:
+        """In a fork: closes the descriptors and leaves the command alone."""
+        self._process.returncode = 0
+        self._close_descriptors()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StreamError(
+                f"{self.name}: the command belongs to the process that this one was forked from; open the "
+                "stream in this process",
+                self.name,
+            )
+
+    def _error(self, what: str) -> StreamError:
+        """An error with the end of the command's standard error."""
+        complaint = without_credentials(bytes(self._tail).decode("utf-8", "replace").strip())
+        said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
+        return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -401,21 +295,114 @@ class Command:
         self._kill_with_us(False)  # background processes of the command live on
         code = self._process.wait()
         self.status = 128 - code if code < 0 else code
-        self._close()
+        self._close_descriptors()
         _running.discard(self)
         if verbose():
-            print(f"GOPEN exit {self.status} {self._shown}", file=sys.stderr)
+            print(f"GOPEN exit {self.status} {self.name}", file=sys.stderr)
 
-    def _close(self) -> None:
+    def _close_descriptors(self) -> None:
         self._stream.close()
         self._errors.close()
         for descriptor in (self._held_end, self._lifeline, self._exited):
             os.close(descriptor)
 
-    def abandon(self) -> None:
-        """In a fork: closes the descriptors and leaves the command alone."""
-        self.status = self._process.returncode = 0
-        self._close()
+
+class _Output(_Command):
+    _failure: StreamError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if self._failure is not None:
+            raise self._failure
+        self._check_process()
+        if self.status is not None:
+            return 0
+        self.wait_ready()
+        count = os.readv(self._descriptor, [buffer])
+        self._position += count
+        if count == 0:
+            self._end()
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            if self.is_live() and self._is_at_end():
+                self._end()
+        finally:
+            self.stop()
+            super().close()
+
+    def _is_at_end(self) -> bool:
+        """Whether a reader that stopped here, as tar's does, left nothing unread."""
+        return self.wait_ready(timeout_s=0) and not os.read(self._descriptor, 1)
+
+    def _end(self) -> None:
+        status = self.finish()
+        if status not in (0, _SIGPIPE_STATUS):
+            self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
+            raise self._failure
+
+
+class _Input(_Command):
+    _failed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        self._check_process()
+        self.wait_ready()
+        try:
+            count = os.write(self._descriptor, data)
+        except BrokenPipeError:
+            self._failed = True
+            ended = f"ended with {_described(self.finish())}"
+            raise self._error(f"stopped reading after {self._position} bytes and {ended}") from None
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            status = self.finish()
+            if status != 0 and not self._failed:
+                raise self._error(f"was given {self._position} bytes and failed with {_described(status)}")
+        finally:
+            self.stop()
+            super().close()
+
+    def discard(self) -> None:
+        if self.is_live():
+            self.stop()
+            _log.warning(
+                "%s: the command was stopped after %d bytes; what it has written elsewhere stays there",
+                self.name,
+                self._position,
+            )
+        super().close()
+
+
+class _PipeWriter(DiscardsOnError, io.BufferedWriter):
+    raw: _Input
+
+    def discard(self) -> None:
+        self.raw.discard()
+
+
+def _described(status: int) -> str:
+    if status <= 128:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(status - 128).name
+    except ValueError:
+        return f"exit status {status}"
+    hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    return f"exit status {status} ({name}{hint})"
 
 
 def _abandon_in_child() -> None:
