@@ -36,9 +36,9 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
     ``http: https:``                :func:`mpwds.storage.streams.http.open_http`
-    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
+    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.hubs.open_hf`
     ``s3: gs: az: abfs: r2:`` ...   cloud storage: :func:`mpwds.storage.streams.cloud.open_cloud`
-    ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
+    ``ais:``                        AIStore: :func:`mpwds.storage.streams.hubs.open_ais`
     ``ftp: ftps: sftp: scp:``       ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
     another scheme                  its opener in ``gopen_schemes``
     =============================== ====================================================================
@@ -119,7 +119,7 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
     )
 
 
-_AIS = _BuiltIn("mpwds.storage.streams.aistore", "open_ais")
+_AIS = _BuiltIn("mpwds.storage.streams.hubs", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
 _CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl")
 _HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
@@ -129,7 +129,7 @@ gopen_schemes: dict[str, Opener] = {
     "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False),
     "http": _HTTP,
     "https": _HTTP,
-    "hf": _BuiltIn("mpwds.storage.streams.huggingface", "open_hf"),
+    "hf": _BuiltIn("mpwds.storage.streams.hubs", "open_hf"),
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
     **dict.fromkeys(("ftp", "ftps", "sftp", "scp"), _CURL),
@@ -148,7 +148,7 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
     if scheme in ("", "file") or (opener is None and os.path.exists(url)):
         return _open_local(url, mode, offset)
     if opener in (None, _CLOUD) and os.environ.get("USE_AIS_FOR"):
-        from mpwds.storage.streams.aistore import schemes_for_aistore
+        from mpwds.storage.streams.hubs import schemes_for_aistore
 
         opener = _AIS if scheme in schemes_for_aistore() else opener
     if opener is None:

@@ -144,10 +144,9 @@ class _Resource:
         proxies = urllib.request.getproxies()
         proxy = proxies.get(self._scheme) or proxies.get("all") or ""
         if not proxy or urllib.request.proxy_bypass(self._server):
-            return pools(os.getpid(), self._scheme, "", _authorities())
+            return pools(os.getpid(), self._scheme, "")
         try:
-            proxy = proxy if "://" in proxy else f"http://{proxy}"
-            return pools(os.getpid(), self._scheme, proxy, _authorities())
+            return pools(os.getpid(), self._scheme, proxy if "://" in proxy else f"http://{proxy}")
         except (HTTPError, ValueError) as error:
             raise self._failed(
                 f"the environment's proxy {without_credentials(proxy)!r} cannot be used: "
@@ -247,19 +246,16 @@ class _HttpBody:
 
 
 @functools.lru_cache(maxsize=16)
-def pools(pid: int, scheme: str, proxy: str, authorities: str | None) -> urllib3.PoolManager:
+def pools(pid: int, scheme: str, proxy: str) -> urllib3.PoolManager:
     """The connections of one process. A fork must not use those of its parent."""
+    # OpenSSL reads SSL_CERT_FILE by itself.
+    authorities = None if os.environ.get("SSL_CERT_FILE") else os.environ.get("CURL_CA_BUNDLE")
     context = ssl.create_default_context(cafile=authorities) if scheme == "https" else None
     if not proxy:
         return urllib3.PoolManager(maxsize=16, ssl_context=context)
     auth = parse_url(proxy).auth
     headers = {"Proxy-Authorization": _basic(auth)} if auth else {}
     return urllib3.ProxyManager(proxy, maxsize=16, ssl_context=context, proxy_headers=headers)
-
-
-def _authorities() -> str | None:
-    """The file of certificate authorities in the environment, as for OpenSSL and curl."""
-    return os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE") or None
 
 
 def _basic(auth: str) -> str:
