@@ -21,14 +21,9 @@ def read_msgpack_records(
 ) -> Iterator[Record]:
     """Yields each message of a stream: its offset, the next one's (``None`` for the last), the message.
 
-    Args:
-        stream: The bytes from ``offset`` on.
-        url: The file's name in errors.
-        offset: Position of the stream's first byte in the file, where a message begins.
-        limit: Bytes of the largest message.
-
-    Raises:
-        ShardError: The file is damaged, or ends inside a message; messages before have been yielded.
+    ``stream`` has the bytes from ``offset`` on, where a message begins. ``limit`` is the size of the largest
+    message in bytes. Raises ``ShardError`` if the file is damaged, or ends inside a message; messages before
+    have been yielded.
 
     Source:
         https://github.com/msgpack/msgpack/blob/master/spec.md

@@ -1,4 +1,4 @@
-"""URLs that stand for web addresses: files of the Hugging Face Hub (``hf:``), objects in AIStore (``ais:``)."""
+"""URLs that stand for web addresses: ``hf:`` (Hugging Face Hub) and ``ais:`` (AIStore)."""
 
 from __future__ import annotations
 

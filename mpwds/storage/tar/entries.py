@@ -47,12 +47,9 @@ MAX_DECOMPRESSED_BYTES = 512 << 20
 
 
 class Member(NamedTuple):
-    """A regular file in a tar archive.
+    """A regular file in a tar archive, and the offset of its first header, where reading can start again.
 
-    Attributes:
-        name: Its name; bytes that are not UTF-8 become surrogates (``surrogateescape``).
-        offset: Byte offset of its first header in the archive, where reading can start again.
-        data: Its contents.
+    Bytes of the name that are not UTF-8 become surrogates (``surrogateescape``).
     """
 
     name: str
@@ -78,7 +75,7 @@ def read_members(
     ``RuntimeWarning``: the rest of an upload may be missing.
 
     Args:
-        url: A path or URL for ``open``; see ``mpwds.storage.streams.gopen`` for the default.
+        url: A path or URL for ``open``.
         offset: Byte offset at which to start: 0, or a ``Member.offset``. In a compressed archive it counts
             decompressed bytes, and all bytes before it are decompressed again. A global pax header before it
             is not seen.
@@ -87,11 +84,8 @@ def read_members(
         rename: Takes a member's name, returns the name to yield. ``select`` gets that name.
 
     Raises:
-        FileNotFoundError: There is no such file. Other errors of ``open`` pass, too.
         ShardError: The archive is damaged or truncated, holds GNU sparse files, or is followed by other
             bytes. The message gives the file and the offset. Members before the fault have been yielded.
-        ImportError: It is compressed by zstd, and ``zstandard`` is missing.
-        ValueError: ``offset`` is negative.
 
     Source:
         POSIX.1-2001 ``pax`` (ustar and pax interchange formats); the GNU tar manual, "Basic Tar Format".
