@@ -16,7 +16,14 @@ from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
+from mpwds.storage.streams.resuming import (
+    Interrupted,
+    Retries,
+    SpooledUpload,
+    Version,
+    changed,
+    open_resuming,
+)
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
@@ -255,16 +262,8 @@ def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, 
         "read_timeout": timedelta(seconds=timeout_s),
         "allow_http": any(endpoint.startswith("http://") for endpoint in endpoints),
     }
-    first_s = max(retries.first_s, 0.001)  # the library panics when a pause can only have one length
-    retry = {
-        "max_retries": retries.tries - 1,
-        "retry_timeout": timedelta(minutes=3),
-        "backoff": {
-            "init_backoff": timedelta(seconds=first_s),
-            "max_backoff": timedelta(seconds=max(retries.longest_s, 2 * first_s)),
-            "base": 2,
-        },
-    }
+    # Its pauses are about those of Retries by default.
+    retry = {"max_retries": retries.tries - 1, "retry_timeout": timedelta(minutes=3)}
     return cast(Any, from_url)(bucket, config=config, client_options=client, retry_config=retry)
 
 
@@ -341,12 +340,7 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
         return StreamNotFound(f"{name}: there is no such object ({reason})", name, position)
     if isinstance(error, exceptions.PreconditionError):
-        return StreamError(
-            f"{name}: it changed while it was read: the connection broke at byte {position}, and now it "
-            "is another version; read it again from its beginning, and do not write over shards in use",
-            name,
-            position,
-        )
+        return changed(name, position, "it is another version")
     hint = ""
     if isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)

@@ -116,6 +116,16 @@ class Body(Protocol):
         """Ends the request, whether its body was read to the end or not."""
 
 
+def changed(name: str, position: int | None, difference: str) -> StreamError:
+    """The error for a resource of which another version is there now."""
+    return StreamError(
+        f"{name}: it changed while it was read: the connection broke at byte {position}, and now "
+        f"{difference}; read it again from its beginning, and do not write over shards in use",
+        name,
+        position,
+    )
+
+
 Ask = Callable[[int, "Version | None"], Body]
 """Requests the bytes from a position on, of a version if possible (``None`` for any)."""
 
@@ -212,10 +222,7 @@ class _ResumingReader(io.RawIOBase):
         body = self._ask(self._position, known)
         try:
             if known is not None and (difference := known.difference(body.version)):
-                raise self._failed(
-                    f"it changed while it was read: the connection broke at byte {self._position}, and now "
-                    f"{difference}; read it again from its beginning, and do not write over shards in use"
-                )
+                raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.
             self._version = known._replace(size=known.size or body.version.size) if known else body.version
             self._skip(body)
@@ -257,8 +264,8 @@ class _ResumingReader(io.RawIOBase):
 class DiscardsOnError(io.BufferedIOBase):
     """Mixin for streams whose ``close`` completes the output, and whose ``discard`` throws it away.
 
-    A ``with`` block that raises discards, so that half of a shard does not look complete. So does garbage
-    collection of a stream that was never closed.
+    A ``with`` block that raises discards, and so does garbage collection of a stream that was never closed:
+    half of a shard must not look complete.
     """
 
     @abstractmethod
@@ -266,10 +273,7 @@ class DiscardsOnError(io.BufferedIOBase):
         """Closes the stream without completing the output; does nothing once it is closed."""
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
             self.close()
@@ -278,11 +282,8 @@ class DiscardsOnError(io.BufferedIOBase):
 
     def __del__(self) -> None:
         if not self.closed:
-            warnings.warn(
-                f"{self!r} was never closed: its content is thrown away",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            message = f"{self!r} was never closed: its content is thrown away"
+            warnings.warn(message, ResourceWarning, stacklevel=2)
             self.discard()
 
 

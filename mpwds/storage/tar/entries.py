@@ -42,6 +42,8 @@ from mpwds.storage.tar.header import (
 )
 from mpwds.storage.tar.input import OpenAt, open_archive
 
+_APART_BYTES = 32 * 1024  # larger data is read by itself, not as a part of a window
+
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""
 
@@ -248,7 +250,7 @@ def read_entries(
             else:
                 position, behind = base + at, base + following
                 if behind <= source.end:
-                    if size >= source.apart_bytes:
+                    if size >= _APART_BYTES:
                         if size > source.largest:
                             raise too_large_decompressed(source, position, name, size)
                         data = source.data(base + start, size, following - stop)

@@ -32,7 +32,6 @@ class FileInput:
     docs/design.md says why the file is not mapped.
     """
 
-    apart_bytes = 32 * 1024
     largest = sys.maxsize
 
     def __init__(self, stream: BinaryIO, url: str) -> None:

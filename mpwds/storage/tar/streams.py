@@ -37,13 +37,11 @@ class Input(Protocol):
     Attributes:
         url: The archive's name in errors.
         end: Where the archive ends; ``sys.maxsize`` until that is known.
-        apart_bytes: Data of this size or more should be read with ``data`` rather than with ``window``.
         largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
     """
 
     url: str
     end: int
-    apart_bytes: int
     largest: int
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
@@ -55,14 +53,11 @@ class Input(Protocol):
     def data(self, position: int, size: int, padding: int) -> bytes:
         """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
 
-    def close(self) -> None:
-        """Closes the stream."""
+    def close(self) -> None: ...
 
 
 class StreamInput:
     """A stream at an offset of the archive. Reads pieces as they come: waits for no more than it needs."""
-
-    apart_bytes = 32 * 1024
 
     def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
         self.url = url
@@ -147,7 +142,7 @@ def reader(stream: Readable) -> Callable[[int], bytes]:
 
 
 class Compression(NamedTuple):
-    """A format: its name, and a factory of decompressors of one member, with the interface of ``lzma``'s."""
+    """A format. Its decompressors have the interface of ``lzma``'s, and decompress one member."""
 
     name: str
     decompressor: Callable[[], Any]

@@ -20,11 +20,7 @@ from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 Sample = Mapping[str, Any]
 Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
 
-_FORMATS: dict[str, Literal[0, 1, 2]] = {
-    "USTAR_FORMAT": tarfile.USTAR_FORMAT,
-    "GNU_FORMAT": tarfile.GNU_FORMAT,
-    "PAX_FORMAT": tarfile.PAX_FORMAT,
-}
+_FORMATS = ("USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT")
 
 _LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
 _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
@@ -316,10 +312,12 @@ def _as_bytes(key: str, field: str, data: Any) -> bytes:
 
 
 def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
-    known = archive_format is None or archive_format in _FORMATS or archive_format in _FORMATS.values()
-    if not known:
+    if archive_format is None or archive_format in (0, 1, 2):
+        return archive_format
+    if archive_format not in _FORMATS:
         raise ValueError(f"format {archive_format!r} is not one of {', '.join(_FORMATS)}")
-    return _FORMATS[archive_format] if isinstance(archive_format, str) else archive_format
+    number: Literal[0, 1, 2] = getattr(tarfile, archive_format)
+    return number
 
 
 def compression_of(compress: bool | str | None, name: str) -> str | None:
