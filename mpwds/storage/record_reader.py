@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from mpwds.errors import ShardError
+from mpwds.imports import require
 
 RECORD_LIMIT_BYTES = 256 * 1024 * 1024
 """A record that is larger counts as damaged, by default."""
@@ -50,10 +51,7 @@ def read_cbor_records(
     Source:
         RFC 8742, Concise Binary Object Representation (CBOR) Sequences.
     """
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
+    cbor2 = require("cbor2", "CBOR is decoded with cbor2: pip install 'mpwds[cbor]'")
     source = _Source(stream, limit)
     file = cast(BinaryIO, source)
     try:

@@ -72,9 +72,8 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
 def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> str:
     """The checked name of a URL's file, relative to the cache directory.
 
-    ``url_to_name`` returns the name, which may contain directories, or another URL, as
-    :func:`mpwds.pipe_cleaner` does, for :func:`url_to_cache_name`. Raises ``TypeError`` if it is not a
-    string, ``ValueError`` if it leads out of the cache directory or is too long.
+    ``url_to_name`` returns the name, or another URL, as :func:`mpwds.pipe_cleaner` does. Raises ``TypeError``
+    if it is not a string, ``ValueError`` if it leads out of the cache directory or is too long.
     """
     name = url_to_name(url)
     shown = without_credentials(url)

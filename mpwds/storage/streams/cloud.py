@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import ModuleType
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
+from mpwds.imports import require
 from mpwds.storage.streams.pipes import open_command
 from mpwds.storage.streams.resuming import (
     Interrupted,
@@ -79,12 +79,6 @@ def open_cloud(
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
-
-    Raises:
-        ImportError: obstore is not installed.
-        ValueError: The URL names no object.
-        StreamNotFound: There is no such object.
-        StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
@@ -207,15 +201,12 @@ def _open_by_fresh_interpreter(
     return open_command(arguments, shown, mode, bufsize, environment)
 
 
-def _obstore() -> ModuleType:
-    try:
-        import obstore
-    except ImportError as error:
-        raise ImportError(
-            "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
-            "program ('pipe:aws s3 cp s3://... -')"
-        ) from error
-    return obstore
+def _obstore() -> Any:
+    return require(
+        "obstore",
+        "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
+        "program ('pipe:aws s3 cp s3://... -')",
+    )
 
 
 def _obstore_errors() -> tuple[type[Exception], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 import urllib3
-from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, ResponseError
+from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
@@ -69,8 +70,7 @@ def open_http(
 
     Raises:
         StreamNotFound: The server has no such resource (404, 410).
-        StreamError: The resource cannot be read or written for another reason; from ``read`` and ``close``
-            too.
+        StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
     timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
@@ -184,19 +184,17 @@ class _Resource:
         """The error for a status code other than success."""
         status = response.status
         reason = f"{status} {response.reason or ''}".strip()
-        try:
+        wish_s, said = None, ""
+        with contextlib.suppress(HTTPError):  # an invalid header, or a body that breaks off
             wish_s = self._redirects.get_retry_after(response)
-            excerpt = " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split())
-        except InvalidHeader:
-            wish_s, excerpt = None, ""
-        except HTTPError:
-            excerpt = ""
-        said = f"; it said: {without_credentials(excerpt)}" if excerpt else ""
+            if excerpt := " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split()):
+                said = f"; it said: {without_credentials(excerpt)}"
         if status in _PASSING or (status >= 500 and status not in _LASTING_5XX):
             return Interrupted(f"the server answers {reason}{said}", wish_s)
         if status in (404, 410):
-            message = f"{self.name}: the server knows no such resource ({reason}){said}"
-            return StreamNotFound(message, self.name)
+            return StreamNotFound(
+                f"{self.name}: the server knows no such resource ({reason}){said}", self.name
+            )
         hint = ": does the server take PUT requests?" if doing == "writing" else ""
         if status in (401, 403, 407):
             hint = ": check the credentials and what they allow"

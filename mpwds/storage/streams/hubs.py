@@ -30,12 +30,8 @@ def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> 
     The token comes from ``HF_TOKEN`` in the environment or from ``huggingface-cli login``. Only the Hub gets
     it, not the servers that it redirects to. ``HF_ENDPOINT`` names another Hub.
 
-    Args:
-        url: ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if it is not ``main``. A
-            model has no ``datasets/``, a space has ``spaces/``.
-        mode: ``"rb"``.
-        bufsize: Bytes to buffer; at least 256 KiB.
-        options: Further arguments of ``open_http``.
+    The URL is ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if it is not ``main``. A
+    model has no ``datasets/``, a space has ``spaces/``. ``options`` are arguments of ``open_http``.
     """
     if mode[0] != "r":
         raise ValueError(f"{url}: hf: URLs can be read, not written; use huggingface-cli upload")
@@ -77,12 +73,6 @@ def open_ais(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
 
     ``AIS_ENDPOINT`` in the environment names the cluster (``http://host:51080``), ``AIS_AUTHN_TOKEN`` a token
     for it. With ``USE_AIS_FOR=gs:s3``, URLs of these schemes are read through AIStore as a cache.
-
-    Args:
-        url: ``ais://BUCKET/NAME``, or the URL of a cloud's object.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: As for ``open_http``.
-        options: Further arguments of ``open_http``.
     """
     token = os.environ.get("AIS_AUTHN_TOKEN", "").strip()
     return open_http(ais_location(url), mode, bufsize, name=f"{url} (by AIStore)", token=token, **options)

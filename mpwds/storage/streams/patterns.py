@@ -54,7 +54,12 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         ['a{1}.tar', 'b.tar']
     """
     if isinstance(urls, (str, os.PathLike)):
-        shards = _expand_pattern(as_str(urls))
+        parts = [_substitute_variables(part) for part in as_str(urls).split("::")]
+        for part in parts:
+            _check_range(part)
+        shards = expand_braces(*parts)
+        for part in parts:
+            _check_glob(part)
     elif isinstance(urls, (bytes, bytearray)) or not isinstance(urls, Iterable):
         raise TypeError(f"shards are given as a string or an iterable of strings, not {type(urls).__name__}")
     else:
@@ -81,17 +86,14 @@ def expand_braces(*patterns: str) -> list[str]:
             f"the braces in {largest!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed. If you "
             "really have that many shards, pass a list of names"
         )
-    return [name for pattern in patterns for name in _expand(pattern)]
-
-
-def _expand_pattern(pattern: str) -> list[str]:
-    parts = [_substitute_variables(part) for part in pattern.split("::")]
-    for part in parts:
-        _check_range(part)
-    shards = expand_braces(*parts)
-    for part in parts:
-        _check_glob(part)
-    return shards
+    names: list[str] = []
+    for pattern in patterns:
+        try:
+            names += braceexpand(pattern)
+        except ValueError:
+            message = f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar"
+            raise ValueError(message) from None
+    return names
 
 
 def _check_range(pattern: str) -> None:
@@ -110,13 +112,6 @@ def _check_glob(pattern: str) -> None:
             f"{pattern!r} is a glob, which is not expanded: write braces, such as train-{{000..011}}.tar, or "
             f"give a list of files, sorted(glob.glob({pattern!r}))"
         )
-
-
-def _expand(pattern: str) -> list[str]:
-    try:
-        return list(braceexpand(pattern))
-    except ValueError:
-        raise ValueError(f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar") from None
 
 
 def _count(pattern: str) -> int:

@@ -69,14 +69,7 @@ def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     before it sees the end of its input; what it has written elsewhere by then stays there. When this process
     dies, so does the command. In a fork of this process the stream cannot be used.
 
-    Args:
-        url: ``pipe:`` and the command.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-
-    Raises:
-        StreamError: The command failed; from ``read``, ``write``, ``flush`` or ``close``.
-        SecurityError: Secure mode is on.
+    Errors are ``StreamError``, and come from ``read``, ``write``, ``flush`` and ``close``, too.
 
     Source:
         ``webdataset.gopen.gopen_pipe``.
@@ -121,15 +114,6 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     The program ``curl`` opens it, as in webdataset; not every build of it supports ``sftp`` and ``scp``. A
     connection that breaks, or is silent for a minute, is an error; the stream does not resume. Keep passwords
     in ``~/.netrc`` rather than in the URL, which other users of the machine can see while the program runs.
-
-    Args:
-        url: What to read or write.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-        offset: The byte at which to start reading; not for ``scp:``.
-
-    Raises:
-        StreamError: ``curl`` is not installed, or fails; from ``read`` and ``close`` too.
 
     Source:
         ``webdataset.gopen.gopen_curl``.

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.errors import ShardError
+from mpwds.imports import require
 
 LOOK_BYTES = 10
 
@@ -253,12 +254,8 @@ class _ZstdFrame:
     """
 
     def __init__(self) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise ImportError(
-                "zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
-            ) from error
+        hint = "zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
+        zstandard = require("zstandard", hint)
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._input = b""
         self._output = b""
@@ -273,7 +270,7 @@ class _ZstdFrame:
 
     @property
     def unused_data(self) -> bytes:
-        return self._frame.unused_data + self._input
+        return bytes(self._frame.unused_data) + self._input
 
     def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
         self._input += data

@@ -64,9 +64,8 @@ class _Given:
         self.stream = stream
 
     def publish(self) -> None:
-        flush = getattr(self.stream, "flush", None)  # a writer needs only the stream's write
-        if flush is not None:
-            flush()
+        if hasattr(self.stream, "flush"):  # a writer needs only the stream's write
+            self.stream.flush()
 
     def discard(self) -> None:
         pass

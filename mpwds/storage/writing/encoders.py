@@ -10,14 +10,12 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpwds import tenbin
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from mpwds.imports import require
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -85,10 +83,7 @@ def torch_dumps(data: Any) -> bytes:
     Source:
         ``webdataset.writer.torch_dumps``.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("pth files are encoded with torch: pip install torch") from error
+    torch = require("torch", "pth files are encoded with torch: pip install torch")
     if type(data) is torch.Tensor and data.layout is torch.strided:
         stored = data.untyped_storage().nbytes()
         if stored > data.numel() * data.element_size():
@@ -106,11 +101,8 @@ def mp_dumps(data: Any) -> bytes:
 
 
 def cbor_dumps(data: Any) -> bytes:
-    """A value as CBOR. Raises ``ImportError`` if cbor2 is missing."""
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is encoded with cbor2: pip install 'mpwds[cbor]'") from error
+    """A value as CBOR."""
+    cbor2 = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'")
     return bytes(cbor2.dumps(data))
 
 
@@ -160,12 +152,9 @@ def _storable(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
     return array
 
 
-def _as_image(value: Any) -> Image:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise ImportError("images are encoded with Pillow: pip install 'mpwds[images]'") from error
-    if isinstance(value, PIL.Image.Image):
+def _as_image(value: Any) -> Any:
+    pillow = require("PIL.Image", "images are encoded with Pillow: pip install 'mpwds[images]'")
+    if isinstance(value, pillow.Image):
         return value
     pixels = _as_array(value)
     if pixels.dtype.kind == "f":
@@ -181,7 +170,7 @@ def _as_image(value: Any) -> Image:
             f"pixels have shape {pixels.shape}, expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); "
             "torch's (C, H, W) becomes that by .permute(1, 2, 0)"
         )
-    return PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    return pillow.fromarray(np.ascontiguousarray(pixels))
 
 
 def _text_or(dumps: FieldEncoder, value: Any) -> bytes:
@@ -263,9 +252,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     """
     if name.endswith(".gz"):
         return gzip.compress(encode_field(name[: -len(".gz")], value, handlers), mtime=0)
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, (bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     encoder = handlers.get(name.rpartition(".")[2].lower())
     if encoder is None and isinstance(value, str):

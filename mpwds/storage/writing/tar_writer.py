@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
+from mpwds.imports import require
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 
@@ -341,10 +342,7 @@ def _gzip() -> Any:
 
 
 def _zstd() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError("zstd is written with zstandard: pip install 'mpwds[zstd]'") from error
+    zstandard = require("zstandard", "zstd is written with zstandard: pip install 'mpwds[zstd]'")
     return zstandard.ZstdCompressor().compressobj()
 
 
