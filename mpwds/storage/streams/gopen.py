@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
+    has_rules,
     local_path,
     refuse_in_secure_mode,
     too_short,
@@ -141,7 +142,7 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
         return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
-    if os.environ.get("WDS_REWRITE") or os.environ.get("GOPEN_REWRITE"):
+    if has_rules():
         url = rewrite_url(url)
     scheme = url_scheme(url)
     opener = gopen_schemes.get(scheme)

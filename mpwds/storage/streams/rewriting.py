@@ -10,9 +10,14 @@ from urllib.parse import unquote
 
 from mpwds.errors import SecurityError
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
+from mpwds.storage.streams.urls import (
+    REWRITE_VARIABLES,
+    refuse_in_secure_mode,
+    url_scheme,
+    verbose,
+    without_credentials,
+)
 
-_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 # One word that a shell leaves unchanged, and that cannot be an option.
 _PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
 
@@ -118,7 +123,7 @@ class _Rewritten(NamedTuple):
 
 
 def _rewrite(url: str) -> _Rewritten:
-    for variable in _VARIABLES:
+    for variable in REWRITE_VARIABLES:
         rules = os.environ.get(variable, "")
         if not rules.strip():
             continue

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 from mpwds.errors import SecurityError, StreamError
 
+REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
+
 _SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -96,6 +98,11 @@ def too_short(name: str, end: int | None, offset: int) -> StreamError:
         name,
         offset,
     )
+
+
+def has_rules() -> bool:
+    """Whether the environment has rules that rewrite URLs."""
+    return any(map(os.environ.get, REWRITE_VARIABLES))
 
 
 def verbose() -> bool:

@@ -13,7 +13,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.damage import no_header, nothing_there
 from mpwds.storage.tar.header import BLOCK, begins_archive
-from mpwds.storage.tar.streams import Decompressed, Input, StreamInput, close_stream, compression_of
+from mpwds.storage.tar.streams import Decompressed, Input, StreamInput, compression_of
 
 OpenAt = Callable[[str, int], BinaryIO]
 """``open(url, offset)``: a stream of a resource's bytes from ``offset`` on."""
@@ -62,7 +62,8 @@ class FileInput:
         return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
 
     def close(self) -> None:
-        close_stream(self._stream)
+        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+            self._stream.close()
 
     def _rest(self, position: int, size: int) -> bytes:
         """Continues after ``pread``, which returns at most 2 GiB, and less when it is interrupted."""

@@ -107,7 +107,8 @@ class StreamInput:
         return data
 
     def close(self) -> None:
-        close_stream(self._stream)
+        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+            self._stream.close()
 
     def _skip_to(self, position: int) -> None:
         """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
@@ -116,11 +117,6 @@ class StreamInput:
             self._chunk = self._read(_PIECE_BYTES)
             if not self._chunk:
                 self.end, self._position = self._position, position
-
-
-def close_stream(stream: Readable) -> None:
-    if stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
-        stream.close()
 
 
 def reader(stream: Readable) -> Callable[[int], bytes]:
