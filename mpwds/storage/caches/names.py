@@ -83,13 +83,11 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
         name = url_to_cache_name(name)
     name = name or _quoted(url)
     parts = name.split("/")
-    if {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name:
+    leads_out = {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name
+    if leads_out or max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
         raise ValueError(
-            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache directory"
-        )
-    if max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
-        raise ValueError(
-            f"url_to_name gives a name of more than {_NAME_BYTES} bytes for {shown!r}: return a shorter one"
+            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache "
+            f"directory, or has more than {_NAME_BYTES} bytes"
         )
     return name
 

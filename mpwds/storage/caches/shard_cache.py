@@ -111,12 +111,8 @@ class ShardCache:
                 ``offset`` on, to read a few samples of it.
 
         Returns:
-            A binary stream. That of a kept shard is a plain file, with a lock that keeps the shard from being
-            removed until it is closed.
-
-        Raises:
-            ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
-            StreamError: While reading. Other errors of the URL's own stream pass, too.
+            A binary stream. That of a kept shard is a plain file, and the shard is not removed until it is
+            closed. Errors of the URL's own stream come from reading, too.
         """
         url = os.fspath(url)
         if offset < 0:
@@ -134,10 +130,8 @@ class ShardCache:
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
 
+        Returns whether this process fetches it now: not if it is kept, local, or fetched by another process.
         Errors are raised when the shard is opened.
-
-        Returns:
-            Whether this process fetches it now: not if it is kept, local, or fetched by another process.
         """
         url = os.fspath(url)
         if not _is_kept(url) or len(unread(self.directory)) >= self.prefetch_shards:

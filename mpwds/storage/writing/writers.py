@@ -20,8 +20,7 @@ class ShardWriter:
     ones and drops the current one. A shard without samples is never left.
 
     Args:
-        pattern: The shards' paths or URLs with a ``%`` directive for the number, such as
-            ``"digits-%06d.tar"`` or ``"pipe:gsutil cp - gs://bucket/x-%06d.tar"``.
+        pattern: The shards' paths or URLs with a ``%`` directive for the number: ``"digits-%06d.tar"``.
         maxcount: Samples in a shard, at most.
         maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
         post: Called with the name of each complete shard.
