@@ -150,8 +150,8 @@ from mpwds.sharedmem.share import share as share
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
-from mpwds.storage.streams.secure import enforce_security as enforce_security
-from mpwds.storage.streams.urls import expand_urls as expand_urls
+from mpwds.storage.streams.patterns import expand_urls as expand_urls
+from mpwds.storage.streams.urls import enforce_security as enforce_security
 from mpwds.storage.writing.encoders import numpy_dumps as numpy_dumps
 from mpwds.storage.writing.encoders import torch_dumps as torch_dumps
 from mpwds.storage.writing.tar_writer import TarWriter as TarWriter

@@ -1,13 +1,14 @@
-"""Run a function when a module is imported, without importing it."""
+"""Import optional packages, and run a function when a module is imported, without importing it."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
@@ -16,6 +17,14 @@ else:
     Loader = MetaPathFinder = object
 
 Action = Callable[[ModuleType], object]
+
+
+def require(module: str, hint: str) -> Any:
+    """Imports a module. If it is missing, the error says ``hint``: what needs it, and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(hint) from error
 
 
 def after_import(name: str, action: Action) -> None:

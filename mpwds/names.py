@@ -93,8 +93,8 @@ FURTHER_NAMES = {
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
     "mpwds.storage.streams.gopen": "gopen_schemes",
-    "mpwds.storage.streams.secure": "enforce_security",
-    "mpwds.storage.streams.urls": "expand_urls",
+    "mpwds.storage.streams.patterns": "expand_urls",
+    "mpwds.storage.streams.urls": "enforce_security",
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 

@@ -18,7 +18,8 @@ from mpwds.cli.progress import Progress
 from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask
 from mpwds.pipeline.decoding.decoders import handle_extension
 from mpwds.pipeline.decoding.images import open_image
-from mpwds.storage.streams.urls import expand_urls, local_path
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import local_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -33,7 +33,7 @@ from mpwds.pipeline.stages.pipelinefilter import stage_of
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 
 _QUOTED_DOT = "\0"  # no name in a tar file contains it
 _PASSED_AT_ONCE = 256 * 1024

@@ -11,4 +11,4 @@ from mpwds.pipeline.sources.splitting import non_empty as non_empty
 from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
 from mpwds.pipeline.sources.splitting import split_by_node as split_by_node
 from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
-from mpwds.storage.streams.urls import expand_urls as expand_urls
+from mpwds.storage.streams.patterns import expand_urls as expand_urls

@@ -10,7 +10,7 @@ from mpwds.compat.extradatasets import repeatedly as repeatedly
 from mpwds.pipeline.context import pytorch_worker_info as pytorch_worker_info
 from mpwds.pipeline.context import pytorch_worker_seed as pytorch_worker_seed
 from mpwds.pipeline.stages.pipelinefilter import PipelineStage as PipelineStage
-from mpwds.storage.streams.secure import enforce_security, security_enforced
+from mpwds.storage.streams.urls import enforce_security, security_enforced
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from mpwds.errors import ShardError
+from mpwds.imports import require
 
 RECORD_LIMIT_BYTES = 256 * 1024 * 1024
 """A record that is larger counts as damaged, by default."""
@@ -21,14 +22,9 @@ def read_msgpack_records(
 ) -> Iterator[Record]:
     """Yields each message of a stream: its offset, the next one's (``None`` for the last), the message.
 
-    Args:
-        stream: The bytes from ``offset`` on.
-        url: The file's name in errors.
-        offset: Position of the stream's first byte in the file, where a message begins.
-        limit: Bytes of the largest message.
-
-    Raises:
-        ShardError: The file is damaged, or ends inside a message; messages before have been yielded.
+    ``stream`` has the bytes from ``offset`` on, where a message begins. ``limit`` is the size of the largest
+    message in bytes. Raises ``ShardError`` if the file is damaged, or ends inside a message; messages before
+    have been yielded.
 
     Source:
         https://github.com/msgpack/msgpack/blob/master/spec.md
@@ -55,10 +51,7 @@ def read_cbor_records(
     Source:
         RFC 8742, Concise Binary Object Representation (CBOR) Sequences.
     """
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
+    cbor2 = require("cbor2", "CBOR is decoded with cbor2: pip install 'mpwds[cbor]'")
     source = _Source(stream, limit)
     file = cast(BinaryIO, source)
     try:

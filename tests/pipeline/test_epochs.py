@@ -19,7 +19,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
 from mpwds.pipeline.webdataset import WebDataset
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 
 
 @settings(max_examples=40, deadline=None)

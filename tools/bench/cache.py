@@ -76,7 +76,7 @@ def _fill(directory: str, shards: int) -> None:
     os.makedirs(os.path.join(directory, ".mpwds"))
     for number in range(shards):
         entry = CacheEntry.of(directory, f"http://host/{number:06}.tar")
-        mark = json.dumps({"source": entry.source, "size": len(_SHARD)}).encode()
+        mark = json.dumps({"source": entry.source}).encode()
         for path, data in ((entry.path, b""), (entry.mark, mark)):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             os.write(file, data) if data else os.ftruncate(file, len(_SHARD))

@@ -22,7 +22,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stream import Address, Stream, as_address
-from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.urls import refuse_in_secure_mode
 
 _FORMAT = 1
 _READERS = 1024  # at a time; LMDB's own default of 126 is less than some machines have workers

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from mpwds.errors import DecodeError
-from mpwds.storage.streams.secure import refuse_in_secure_mode
+from mpwds.storage.streams.urls import refuse_in_secure_mode
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """Default limit on what a field may decompress to: a megabyte of gzip or zip can hold a gigabyte and more."""

@@ -31,7 +31,8 @@ from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
-from mpwds.storage.streams.urls import expand_braces, is_local, local_path, without_credentials
+from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{16})-(?P<time_ns>\d+))?_")

@@ -15,7 +15,7 @@ from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.sources.shards import Urls, listed
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 
 
 class ResampledShards(IterableSource):
@@ -27,7 +27,7 @@ class ResampledShards(IterableSource):
     shard is drawn.
 
     Args:
-        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
+        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.patterns.expand_urls``.
         nshards: Number of draws in an epoch, for each worker; without end by default.
         seed: Determines the draws, together with the pipeline's seed.
         worker_seed: Returns a number for this worker, which replaces rank and worker in the draws.

@@ -17,7 +17,8 @@ from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, u
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
-from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, OpenAt, read_entries, read_members
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_entries, read_members
+from mpwds.storage.tar.input import OpenAt
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache

@@ -16,8 +16,8 @@ from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address
-from mpwds.storage.streams.secure import rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import has_rules, is_local, local_path
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -344,5 +344,6 @@ def file_of(url: str) -> str | None:
     """
     if url == "-":
         return None
-    url = rewrite_url(url)
+    if has_rules():
+        url = rewrite_url(url)
     return local_path(url) if is_local(url) else None

@@ -14,7 +14,7 @@ from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Description, Stage, Stream
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
@@ -31,7 +31,7 @@ class ShardList(IterableSource):
 
     Args:
         urls: Shards: a URL or path with braces (``"train-{000..011}.tar"``), or several; see
-            ``mpwds.storage.streams.urls.expand_urls``.
+            ``mpwds.storage.streams.patterns.expand_urls``.
         shuffle: Whether each epoch has another order.
         nodesplitter: Divides the shards among nodes: a stage, or a function that takes a list of shards
             and returns some of them. ``None`` gives all to each node; ``True`` is the default.
@@ -112,7 +112,7 @@ class SimpleShardList(IterableSource):
     To divide them, put ``split_by_node`` and ``split_by_worker`` behind it. ``ShardList`` does so itself.
 
     Args:
-        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.urls.expand_urls``.
+        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.patterns.expand_urls``.
         seed: Determines the order, which is the same in every epoch; ``None`` keeps the order given. With
             ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
 

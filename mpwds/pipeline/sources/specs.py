@@ -20,8 +20,9 @@ from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.shards import SimpleShardList, Urls
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.secure import check_url
-from mpwds.storage.streams.urls import MAX_NAMES, expand_braces, is_local, without_credentials
+from mpwds.storage.streams.patterns import MAX_NAMES, expand_braces
+from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.urls import is_local, without_credentials
 
 Path = tuple["str | int", ...]
 

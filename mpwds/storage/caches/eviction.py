@@ -1,4 +1,8 @@
-"""The size of a cache directory: noted in one file, and kept by removing the least recently used shards."""
+"""The size of a cache directory, which is kept by removing the least recently used shards.
+
+The lock file notes the bytes of all complete files, so that a fetch need not look at each of them. The space
+for a shard that is being fetched is reserved by the size of its partial file, which is sparse at its end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.caches.names import PARTIALS, PRIVATE, mark_path
@@ -21,22 +25,14 @@ _LOCK_TIMEOUT_S = 60.0
 
 @dataclass
 class Usage:
-    """The bytes in a cache directory, as its lock file notes them.
+    """The bytes of all complete files in a cache directory, and when they were counted, by ``time.time()``.
 
-    The figures may be wrong: users add and remove files, and processes are killed. So they are counted anew
-    before anything is removed, every ten minutes, and when the note cannot be read.
-
-    Attributes:
-        total: Bytes of all files but partial ones.
-        foreign: Those of them that the cache did not fetch, and never removes.
-        counted_s: When they were counted, by ``time.time()``.
-        reserved: Bytes that each partial file, by its name, may have.
+    They may be wrong: users add and remove files, and processes are killed. So they are counted anew before
+    anything is removed, every ten minutes, and when the note cannot be read.
     """
 
     total: int = 0
-    foreign: int = 0
     counted_s: float = 0.0
-    reserved: dict[str, int] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -49,9 +45,13 @@ def locked_usage(directory: str) -> Iterator[Usage]:
             errno.ETIMEDOUT, f"other processes hold the lock for {_LOCK_TIMEOUT_S:.0f} s", path
         )
     try:
-        usage = _parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        try:
+            total, counted_s = json.loads(os.pread(descriptor, 1000, 0))
+            usage = Usage(int(total), float(counted_s))
+        except (ValueError, TypeError):
+            usage = Usage()
         yield usage
-        text = json.dumps(asdict(usage)).encode()
+        text = json.dumps([usage.total, usage.counted_s]).encode()
         os.pwrite(descriptor, text, 0)
         os.ftruncate(descriptor, len(text))
     finally:
@@ -75,57 +75,48 @@ class SizeLimit:
             return sys.maxsize
         needed = max(needed, size or 0)
         with locked_usage(self.directory) as usage:
-            usage.reserved.pop(os.path.basename(partial), None)
             if abs(time.time() - usage.counted_s) > _RECOUNT_S:
                 self._count(usage)
-            free = self.size_bytes - usage.total - sum(usage.reserved.values())
+            free = self.size_bytes - usage.total - self._reserved_beside(partial)
             granted = min(free, needed if size else needed + _AHEAD_BYTES)
             if granted < needed:
-                granted = needed if self._evict(usage, self.size_bytes - needed) else 0
-            usage.reserved[os.path.basename(partial)] = granted
+                granted = needed if self._evict(usage, partial, needed) else 0
+            if granted:
+                os.truncate(partial, granted)
         return granted
 
-    def give_back(self, partial: str) -> None:
-        """Ends the reservation of a partial file that is gone."""
-        if self.size_bytes >= 0:
-            with locked_usage(self.directory) as usage:
-                usage.reserved.pop(os.path.basename(partial), None)
+    def _reserved_beside(self, partial: str) -> int:
+        """The bytes that other partial files may have."""
+        folder = os.path.join(self.directory, PRIVATE, PARTIALS)
+        own = os.path.basename(partial)
+        return sum(status.st_size for name, status in files_in(folder) if name != own)
 
-    def _evict(self, usage: Usage, allowed: int) -> bool:
-        """Removes shards until at most ``allowed`` bytes are left; returns whether that succeeded."""
-
-        def fits(held: int) -> bool:
-            return held + sum(usage.reserved.values()) <= allowed
-
-        for name in list(usage.reserved):
-            if not _is_locked(os.path.join(self.directory, PRIVATE, PARTIALS, name)):
-                del usage.reserved[name]  # its process was killed
-        if not fits(usage.foreign):
-            return False
+    def _evict(self, usage: Usage, partial: str, needed: int) -> bool:
+        """Removes shards until ``needed`` bytes are free; returns whether that succeeded."""
+        remove_abandoned(self.directory)
+        allowed = self.size_bytes - needed - self._reserved_beside(partial)
         shards = sorted(self._count(usage))
+        if usage.total - sum(size for _, _, size in shards) > allowed:
+            return False
         removed = 0
         for _, name, size in shards:
             # A sixteenth goes at once, so that the shards are rarely counted.
-            if fits(usage.total) and (removed == 0 or removed >= len(shards) // 16):
+            if usage.total <= allowed and (removed == 0 or removed >= len(shards) // 16):
                 break
             if remove(self.directory, name, self.verbose):
                 usage.total -= size
                 removed += 1
-        return fits(usage.total)
+        return usage.total <= allowed
 
     def _count(self, usage: Usage) -> list[tuple[int, str, int]]:
-        """Counts the files' bytes; returns last use, name and size of each that may be removed."""
-        usage.total = usage.foreign = 0
+        """Counts the files' bytes; returns last use, name and size of each that the cache fetched."""
+        usage.total = 0
         usage.counted_s = time.time()
         shards = []
         for name, status in files_in(self.directory):
             usage.total += status.st_size
-            try:
-                used_ns = os.stat(mark_path(self.directory, name)).st_mtime_ns
-            except FileNotFoundError:
-                usage.foreign += status.st_size
-            else:
-                shards.append((used_ns, name, status.st_size))
+            with contextlib.suppress(FileNotFoundError):
+                shards.append((os.stat(mark_path(self.directory, name)).st_mtime_ns, name, status.st_size))
         return shards
 
 
@@ -171,19 +162,3 @@ def remove_abandoned(directory: str) -> None:
                 os.unlink(path)
                 os.unlink(path + ".mark")
             release(descriptor)
-
-
-def _parse(text: bytes) -> Usage:
-    try:
-        noted = json.loads(text)
-        reserved = {str(name): int(size) for name, size in noted["reserved"].items()}
-        return Usage(int(noted["total"]), int(noted["foreign"]), float(noted["counted_s"]), reserved)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return Usage()
-
-
-def _is_locked(path: str) -> bool:
-    descriptor = lock(path)
-    if descriptor is not None:
-        release(descriptor)
-    return descriptor is None and os.path.exists(path)

@@ -3,8 +3,8 @@
 The files of a shard::
 
     000.tar                               a complete shard: the raw bytes that were fetched
-    .mpwds/000.tar.mark                   source and size of a shard that the cache fetched; touched at each
-                                          use. A shard without a mark was put there by hand
+    .mpwds/000.tar.mark                   the source of a shard that the cache fetched; touched at each use.
+                                          A shard without a mark was put there by hand
     .mpwds/partial/000.tar.0f1e...partial a shard that is being fetched
     .mpwds/lock                           locked while files get names and are removed; notes the bytes in all
 
@@ -21,15 +21,14 @@ import contextlib
 import io
 import json
 import os
-import stat
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from mpwds.errors import ShardError
 from mpwds.storage.caches.eviction import SizeLimit, locked_usage, remove_abandoned
 from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
 from mpwds.storage.caches.names import (
@@ -42,20 +41,20 @@ from mpwds.storage.caches.names import (
     url_to_cache_name,
 )
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+BUFFER_BYTES = 256 * 1024
 patience_s = 60.0
 """How long to wait for another process whose partial file does not grow."""
 
 _CHUNK_BYTES = 1024 * 1024
 _POLL_S = 0.01
-_REFUSED_MODE = 0o400  # of a partial file that is complete, but that the validator refused
-_REFUSED = "it is not a whole shard, but an error page of a server, or a download that broke off"
 
 _running: dict[str, Fetch] = {}
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, type[Exception]]] = set()
 
 
 @dataclass(frozen=True)
@@ -86,50 +85,37 @@ class CacheEntry:
 
     def chosen(self) -> CacheEntry:
         """This entry, or one of another name if another URL's shard has the name."""
-        mark = _read_mark(self.mark)
-        if mark is None or mark[0] == self.source or not os.path.exists(self.path):
+        if _source_in(self.mark) in (None, self.source) or not os.path.exists(self.path):
             return self
         return CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
 
-    def open(self) -> int | None:
-        """Opens the complete shard, locked against removal; ``None`` if it is not there.
-
-        Removes a shard whose size has changed since it was fetched, with a warning.
-        """
+    def open(self) -> BinaryIO | None:
+        """Opens the complete shard, locked against removal; ``None`` if it is not there."""
         while True:
             entry = self.chosen()
             try:
-                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+                file = open(entry.path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            usable = False
             try:
-                lock_shared(descriptor, timeout_s=0.5)  # others lock it exclusively only for a moment
-                mark = _read_mark(entry.mark)
-                if same_file(descriptor, entry.path):
-                    if mark is not None and mark[0] != self.source:
-                        return None
-                    size = os.fstat(descriptor).st_size
-                    if mark is None or mark[1] == size:
-                        usable = True
-                        with contextlib.suppress(OSError):  # no mark, or another user's
-                            os.utime(entry.mark)
-                        return descriptor
-                    entry._remove_damaged(descriptor, size, mark[1])
-            finally:
-                if not usable:
-                    os.close(descriptor)
+                lock_shared(file.fileno(), timeout_s=0.5)  # others lock it exclusively only for a moment
+                if same_file(file.fileno(), entry.path) and _source_in(entry.mark) in (None, self.source):
+                    with contextlib.suppress(OSError):  # no mark, or another user's
+                        os.utime(entry.mark)
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()  # it was removed meanwhile: look again
 
     def publish(self) -> None:
         """Gives the complete partial file its name, unless a file put there by hand has it."""
-        size = os.stat(self.partial).st_size
         new_mark = self.partial + ".mark"
         with open(new_mark, "w", encoding="ascii") as file:
-            json.dump({"source": self.source, "size": size}, file)
+            json.dump({"source": self.source}, file)
             file.flush()
             os.fsync(file.fileno())
         with locked_usage(self.directory) as usage:
-            usage.reserved.pop(os.path.basename(self.partial), None)
             entry = self.chosen()
             if os.path.exists(entry.path):
                 os.unlink(new_mark)
@@ -138,28 +124,13 @@ class CacheEntry:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             os.replace(new_mark, entry.mark)
             os.rename(self.partial, entry.path)
-            usage.total += size
-
-    def _remove_damaged(self, descriptor: int, size: int, noted: int) -> None:
-        with locked_usage(self.directory) as usage:
-            if not same_file(descriptor, self.path):
-                return
-            usage.total -= size
-            os.unlink(self.path)
-            os.unlink(self.mark)
-        warnings.warn(
-            f"{self.path} has {size} bytes and had {noted} when it was fetched: it is fetched again",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+            usage.total += os.stat(entry.path).st_size
 
 
-def _read_mark(path: str) -> tuple[str, int] | None:
-    """Source and size of a shard."""
+def _source_in(mark: str) -> str | None:
     try:
-        with open(path, encoding="ascii") as file:
-            noted = json.load(file)
-        return str(noted["source"]), int(noted["size"])
+        with open(mark, encoding="ascii") as file:
+            return str(json.load(file)["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -221,16 +192,9 @@ class Fetch:
         try:
             if self.options.limit.verbose:
                 print(f"# downloading {without_credentials(self.url)} to {self.entry.path}", file=sys.stderr)
-            stream = self.options.opener(self.url, 0)
-            complete = False
-            try:
+            with contextlib.closing(self.options.opener(self.url, 0)) as stream:
                 complete = self._copy(stream)
-            finally:
-                if not complete:
-                    with contextlib.suppress(Exception):
-                        stream.close()
             if complete:
-                stream.close()  # may raise that the stream broke off
                 with self.changed:
                     self.complete = True
                     self.changed.notify_all()
@@ -242,9 +206,7 @@ class Fetch:
 
     def end(self) -> None:
         """Removes the partial file if it is still there, and ends the lock."""
-        with contextlib.suppress(OSError):
-            if self.remove_partial():
-                self.options.limit.give_back(self.entry.partial)
+        self.remove_partial()
         with self.changed:
             self.ended = True
             os.close(self._file)
@@ -252,12 +214,10 @@ class Fetch:
             _running.pop(self.entry.partial, None)
             self.changed.notify_all()
 
-    def remove_partial(self) -> bool:
-        """Removes the partial file; returns whether it was still there."""
-        found = same_file(self._claim, self.entry.partial)
-        if found:
-            os.unlink(self.entry.partial)
-        return found
+    def remove_partial(self) -> None:
+        with contextlib.suppress(OSError):
+            if same_file(self._claim, self.entry.partial):
+                os.unlink(self.entry.partial)
 
     def _copy(self, stream: BinaryIO) -> bool:
         """Copies the stream into the partial file; returns whether all of it is there."""
@@ -274,15 +234,12 @@ class Fetch:
                 if needed > granted:
                     granted = self.options.limit.reserve(self.entry.partial, needed, size)
                     if not granted:
-                        self._warn_not_kept(
-                            "the cache has no room for it beside shards in use and foreign files"
-                        )
-                        return False
+                        raise OSError("the cache has no room for it beside shards in use and foreign files")
                 written = 0
                 while written < len(chunk):
                     written += os.write(self._claim, chunk[written:])
             except OSError as error:
-                self._warn_not_kept(f"{type(error).__name__}: {error}")
+                self._warn_not_kept(error)
                 return False
             with self.changed:
                 self.position = needed
@@ -293,16 +250,17 @@ class Fetch:
         """Gives the shard its name if the validator accepts it."""
         validator = self.options.validator
         try:
+            os.ftruncate(self._claim, self.position)
             if validator is not None and not validator(self.entry.partial):
-                self._warn_not_kept(_REFUSED)
-                os.fchmod(self._claim, _REFUSED_MODE)
-            else:
-                os.fsync(self._claim)
-                self.entry.publish()
+                raise ShardError(
+                    "it is not a whole shard, but an error page of a server, or a download that broke off"
+                )
+            os.fsync(self._claim)
+            self.entry.publish()
         except Exception as error:  # the readers have all bytes
-            self._warn_not_kept(f"{type(error).__name__}: {error}")
+            self._warn_not_kept(error)
 
-    def _warn_not_kept(self, why: str) -> None:
+    def _warn_not_kept(self, why: Exception) -> None:
         if self.readers:
             warn_not_kept(self.entry, self.url, why)
 
@@ -329,8 +287,9 @@ class FetchReader(io.RawIOBase):
                 fetch.changed.wait_for(
                     lambda: fetch.position > self._position or fetch.complete or fetch.ended
                 )
-            if fetch.position > self._position:
-                count = os.preadv(self._descriptor, [view], self._position)
+            if (there := fetch.position - self._position) > 0:
+                # The file is longer than what has been fetched: its size reserves space.
+                count = os.preadv(self._descriptor, [view[:there]], self._position)
                 self._position += count
                 return count
             if fetch.complete:
@@ -373,7 +332,7 @@ def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) ->
     try:
         complete = entry.open()
         if complete is not None:
-            os.close(complete)
+            complete.close()
             os.unlink(entry.partial)
             release(claim)
             return None
@@ -399,50 +358,39 @@ def unread(directory: str) -> list[Fetch]:
     ]
 
 
-def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
+def wait_for_other(entry: CacheEntry) -> None:
     """Waits until another process has fetched a shard, or no longer fetches it; then the caller looks again.
 
-    Returns the shard's bytes if the validator refused them. Raises ``TimeoutError`` if the partial file has
-    not grown for ``patience_s`` seconds, ``OSError`` if the cache directory cannot be used.
+    Raises ``TimeoutError`` if the partial file has not grown for ``patience_s`` seconds, ``OSError`` if the
+    cache directory cannot be used.
     """
     try:
         descriptor = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return None
-    refused = False
+        return
     try:
-        size, since = -1, time.monotonic()
-        while same_file(descriptor, entry.partial):
-            own = _running.get(entry.partial)
-            if own is not None and not own.ended:
-                return None
-            if lock_shared(descriptor) and same_file(descriptor, entry.partial):
-                return None
-            now, now_size = time.monotonic(), os.fstat(descriptor).st_size
-            if now_size != size:
-                size, since = now_size, now
-            elif now - since > patience_s:
+        written_ns, since = 0, time.monotonic()
+        while same_file(descriptor, entry.partial) and not lock_shared(descriptor):
+            last_ns = os.fstat(descriptor).st_mtime_ns
+            if last_ns != written_ns:
+                written_ns, since = last_ns, time.monotonic()
+            elif time.monotonic() - since > patience_s:
                 raise TimeoutError(f"the process that fetches it has written nothing for {patience_s:.0f} s")
             time.sleep(_POLL_S)
-        refused = stat.S_IMODE(os.fstat(descriptor).st_mode) == _REFUSED_MODE
     finally:
-        if not refused:
-            os.close(descriptor)
-    if refused:
-        warn_not_kept(entry, url, _REFUSED)
-    return os.fdopen(descriptor, "rb") if refused else None
+        os.close(descriptor)
 
 
-def warn_not_kept(entry: CacheEntry, url: str, why: str) -> None:
-    """Warns that a shard is streamed and not kept, once for each directory and reason."""
-    if (entry.directory, why) not in _warned:
-        _warned.add((entry.directory, why))
-        warnings.warn(
-            f"{without_credentials(url)} is streamed, but not kept in the cache {entry.directory}: {why} "
-            "(this is said once)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def warn_not_kept(entry: CacheEntry, url: str, why: Exception) -> None:
+    shown = without_credentials(url)
+    warn_once(entry.directory, f"{shown} is streamed, but not kept in the cache {entry.directory}", why)
+
+
+def warn_once(directory: str, what: str, why: Exception) -> None:
+    """Warns once for each directory and kind of error."""
+    if (directory, type(why)) not in _warned:
+        _warned.add((directory, type(why)))
+        warn(f"{what}: {type(why).__name__}: {why} (this is said once)")
 
 
 def _finish() -> None:
@@ -451,8 +399,7 @@ def _finish() -> None:
         with fetch.changed:
             if fetch.complete and not fetch.ended:
                 fetch.changed.wait(patience_s)
-        with contextlib.suppress(OSError):
-            fetch.remove_partial()
+        fetch.remove_partial()
 
 
 os.register_at_fork(after_in_child=_running.clear)

@@ -22,19 +22,22 @@ def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
     Returns ``None`` if the file is missing, was removed meanwhile, or is locked by another process or thread.
     Raises ``OSError`` if it cannot be opened, or its file system has no locks.
     """
+    flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
     try:
-        descriptor = _open(path, os.O_CLOEXEC | (os.O_CREAT if create else 0))
+        try:
+            descriptor = os.open(path, os.O_RDWR | flags, 0o666)  # NFS locks no other files exclusively
+        except PermissionError:
+            descriptor = os.open(path, os.O_RDONLY | flags, 0o666)
     except FileNotFoundError:
         return None
     _exclusive.add(descriptor)
+    locked = False
     try:
-        if _flock(descriptor, fcntl.LOCK_EX, timeout_s) and same_file(descriptor, path):
-            return descriptor
-    except BaseException:
-        release(descriptor)
-        raise
-    release(descriptor)
-    return None
+        locked = _flock(descriptor, fcntl.LOCK_EX, timeout_s) and same_file(descriptor, path)
+    finally:
+        if not locked:
+            release(descriptor)
+    return descriptor if locked else None
 
 
 def release(descriptor: int) -> None:
@@ -54,13 +57,6 @@ def same_file(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
-
-
-def _open(path: str, flags: int) -> int:
-    try:
-        return os.open(path, os.O_RDWR | flags, 0o666)  # NFS locks exclusively only what may be written
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | flags, 0o666)
 
 
 def _flock(descriptor: int, operation: int, timeout_s: float) -> bool:

@@ -49,14 +49,8 @@ _SIGNATURES = [
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
     """The name under which webdataset's cache keeps a URL: the last part of its path.
 
-    The name of a ``pipe:`` URL, or one of an unknown scheme, is its last 128 characters, quoted.
-
-    Args:
-        url: The URL.
-        ndir: Number of directories of its path to keep before the last part.
-
-    Raises:
-        TypeError: ``url`` is not a string.
+    ``ndir`` directories before it are kept, too. The name of a ``pipe:`` URL, or one of an unknown scheme, is
+    its last 128 characters, quoted.
 
     Source:
         ``webdataset.cache.url_to_cache_name``.
@@ -71,16 +65,15 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
         raise TypeError(f"a URL is a string, got {type(url).__name__}: {url!r}")
     parts = urlsplit(url)
     if parts.scheme not in _PATH_SCHEMES:
-        return quote(url, safe="_+{}*,-")[-128:]
+        return _quoted(url)
     return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
 
 
 def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> str:
     """The checked name of a URL's file, relative to the cache directory.
 
-    ``url_to_name`` returns the name, which may contain directories, or another URL, as
-    :func:`mpwds.pipe_cleaner` does, for :func:`url_to_cache_name`. Raises ``TypeError`` if it is not a
-    string, ``ValueError`` if it leads out of the cache directory or is too long.
+    ``url_to_name`` returns the name, or another URL, as :func:`mpwds.pipe_cleaner` does. Raises ``TypeError``
+    if it is not a string, ``ValueError`` if it leads out of the cache directory or is too long.
     """
     name = url_to_name(url)
     shown = without_credentials(url)
@@ -88,18 +81,19 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
         raise TypeError(f"url_to_name must return a file name, got {name!r} for {shown!r}")
     if "://" in name:
         name = url_to_cache_name(name)
-    if not name:
-        name = quote(url, safe="_+{}*,-")[-128:]
+    name = name or _quoted(url)
     parts = name.split("/")
-    if {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name:
+    leads_out = {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name
+    if leads_out or max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
         raise ValueError(
-            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache directory"
-        )
-    if max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
-        raise ValueError(
-            f"url_to_name gives a name of more than {_NAME_BYTES} bytes for {shown!r}: return a shorter one"
+            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache "
+            f"directory, or has more than {_NAME_BYTES} bytes"
         )
     return name
+
+
+def _quoted(url: str) -> str:
+    return quote(url, safe="_+{}*,-")[-128:]
 
 
 def distinct_name(name: str, source: str) -> str:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable
 from typing import BinaryIO
 
 from mpwds.storage.caches.eviction import SizeLimit
 from mpwds.storage.caches.fetch import (
+    BUFFER_BYTES,
     CacheEntry,
     FetchOptions,
     join,
     unread,
     wait_for_other,
     warn_not_kept,
+    warn_once,
 )
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.tar.check import is_whole_shard
-
-_BUFFER_BYTES = 256 * 1024
-
-_warned: set[str] = set()
 
 
 class ShardCache:
@@ -32,8 +29,7 @@ class ShardCache:
 
     :meth:`open` reads a kept shard from its file. It fetches any other in a thread, and its stream follows
     the growing file; so do further readers of the same process. Other processes wait until the file is
-    complete, so a node fetches each shard once. If the process that fetches dies, a waiting one takes over. A
-    shard gets its name when it is complete and on disk.
+    complete. If the process that fetches dies, a waiting one takes over.
 
     It opens local files where they are, and uses a shard that you put into the directory under its name. It
     keeps the raw bytes: compressed shards stay compressed. Two URLs that have the same name
@@ -45,23 +41,21 @@ class ShardCache:
     Objects can be pickled, and used in forks. If you close a stream early, fetching continues in the
     background, for up to ``prefetch_shards`` shards; it ends with the process.
 
-    The directory should be on a local disk. Containers may share it, under different paths. It needs
-    ``flock`` locks. On NFS, Linux passes them to the server (unless mounted with ``nolock`` or
-    ``local_lock``), so the hosts share one download. Without that, each host fetches on its own and may
-    remove a shard that another host reads.
+    The directory should be on a local disk, and its file system needs ``flock``. Containers may share it,
+    under different paths. On NFS without server locks (``nolock``, ``local_lock``), each host fetches on its
+    own and may remove a shard that another host reads.
 
     Args:
         directory: Where to keep shards; created when it is needed.
         size_bytes: Bytes that its files may have in all; negative for no limit. The least recently used
-            shards are removed, a sixteenth of them at once, but never one that is being read nor a file that
-            you put there; such files count, though. Allow for the shards that all workers read at a time, and
-            for those fetched ahead.
+            shards are removed, but never one that is being read nor a file that you put there; such files
+            count, though. Allow for the shards that all workers read at a time, and for those fetched ahead.
         url_to_name: Returns a shard's name, relative to the directory, from its URL.
         verbose: Print on standard error what is fetched and removed.
         prefetch_shards: Number of shards that each process fetches ahead at a time (:meth:`prefetch`).
-        validator: Returns, from the path of a fetched file, whether to keep it, so that a server's error page
-            or half of a shard is not kept. By default it reads the file as a tar archive
-            (:func:`mpwds.storage.tar.check.is_whole_shard`); ``None`` for no check.
+        validator: Returns, from the path of a fetched file, whether to keep it. By default it reads the file
+            as a tar archive (:func:`mpwds.storage.tar.check.is_whole_shard`), so that a server's error page
+            or half of a shard is not kept; ``None`` for no check.
         opener: ``opener(url, offset)`` opens a URL at a byte; by default
             :func:`mpwds.storage.streams.gopen.open_at`.
 
@@ -117,41 +111,36 @@ class ShardCache:
                 ``offset`` on, to read a few samples of it.
 
         Returns:
-            A binary stream. That of a kept shard is a plain file, with a lock that keeps the shard from being
-            removed until it is closed.
-
-        Raises:
-            ValueError: ``url_to_name`` returns an unusable name, or ``offset`` is negative.
-            StreamError: While reading. Other errors of the URL's own stream pass, too.
+            A binary stream. That of a kept shard is a plain file, and the shard is not removed until it is
+            closed. Errors of the URL's own stream come from reading, too.
         """
         url = os.fspath(url)
         if offset < 0:
             raise ValueError(f"offset in a shard must not be negative, got {offset}")
         stream = None
-        if self._is_kept_here(url):
+        if _is_kept(url):
             entry = self._entry(url)
             try:
                 stream = self._open_kept(url, entry, offset, keep)
             except (OSError, RuntimeError) as error:
-                self._warn(error)
+                what = f"the shard cache {self.directory} cannot be used, shards are streamed without it"
+                warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
 
+        Returns whether this process fetches it now: not if it is kept, local, or fetched by another process.
         Errors are raised when the shard is opened.
-
-        Returns:
-            Whether this process fetches it now: not if it is kept, local, or fetched by another process.
         """
         url = os.fspath(url)
-        if not self._is_kept_here(url) or len(unread(self.directory)) >= self.prefetch_shards:
+        if not _is_kept(url) or len(unread(self.directory)) >= self.prefetch_shards:
             return False
         try:
             entry = self._entry(url)
-            descriptor = entry.open()
-            if descriptor is not None:
-                os.close(descriptor)
+            file = entry.open()
+            if file is not None:
+                file.close()
                 return False
             reader = join(url, entry, self._options)
         except (OSError, RuntimeError):
@@ -163,10 +152,7 @@ class ShardCache:
     def path(self, url: str | os.PathLike[str]) -> str:
         """The path of a shard's file, which may be missing; for a local shard, its own path."""
         url = os.fspath(url)
-        return self._entry(url).chosen().path if self._is_kept_here(url) else local_path(url)
-
-    def _is_kept_here(self, url: str) -> bool:
-        return url != "-" and not is_local(url)
+        return self._entry(url).chosen().path if _is_kept(url) else local_path(url)
 
     def _entry(self, url: str) -> CacheEntry:
         return CacheEntry.of(self.directory, url, self._url_to_name)
@@ -174,32 +160,21 @@ class ShardCache:
     def _open_kept(self, url: str, entry: CacheEntry, offset: int, keep: bool) -> BinaryIO | None:
         """Opens the shard's file, or the stream of its fetch; ``None`` if it must be streamed."""
         while True:
-            descriptor = entry.open()
-            if descriptor is not None:
-                file = os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES)
+            file = entry.open()
+            if file is not None:
                 file.seek(offset)
                 return file
             if not keep:
                 return None
             reader = join(url, entry, self._options, offset)
             if reader is not None:
-                return io.BufferedReader(reader, _BUFFER_BYTES)
+                return io.BufferedReader(reader, BUFFER_BYTES)
             try:
-                refused = wait_for_other(url, entry)
+                wait_for_other(entry)
             except TimeoutError as error:
-                warn_not_kept(entry, url, str(error))
+                warn_not_kept(entry, url, error)
                 return None
-            if refused is not None:
-                refused.seek(offset)
-                return refused
 
-    def _warn(self, error: Exception) -> None:
-        if self.directory in _warned:
-            return
-        _warned.add(self.directory)
-        warnings.warn(
-            f"the shard cache {self.directory} cannot be used, shards are streamed without it: "
-            f"{type(error).__name__}: {error} (this is said once)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+
+def _is_kept(url: str) -> bool:
+    return url != "-" and not is_local(url)

@@ -10,14 +10,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import ModuleType
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
+from mpwds.imports import require
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.resuming import (
+    Interrupted,
+    Retries,
+    SpooledUpload,
+    Version,
+    changed,
+    open_resuming,
+)
+from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
@@ -57,9 +64,8 @@ def open_cloud(
     S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
     the account ``R2_ACCOUNT_ID``.
 
-    *Reading* streams one request with bounded memory, and continues where the connection broke. *Writing*
-    collects in a temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises,
-    send nothing.
+    *Reading* continues where the connection broke. *Writing* collects in a temporary file and sends all at
+    ``close``. ``discard``, and a ``with`` block that raises, send nothing.
 
     obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
@@ -73,12 +79,6 @@ def open_cloud(
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
-
-    Raises:
-        ImportError: obstore is not installed.
-        ValueError: The URL names no object.
-        StreamNotFound: There is no such object.
-        StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
@@ -135,12 +135,7 @@ class _CloudObject:
         except _obstore_errors():
             return None
         if version.size is not None and version.size < position:
-            raise StreamError(
-                f"{self.name}: byte {position} is to be read, but there are only {version.size} bytes: it is "
-                "shorter than it was, or the position is of another file",
-                self.name,
-                position,
-            )
+            raise too_short(self.name, version.size, position)
         return version if version.size == position else None
 
 
@@ -206,15 +201,12 @@ def _open_by_fresh_interpreter(
     return open_command(arguments, shown, mode, bufsize, environment)
 
 
-def _obstore() -> ModuleType:
-    try:
-        import obstore
-    except ImportError as error:
-        raise ImportError(
-            "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
-            "program ('pipe:aws s3 cp s3://... -')"
-        ) from error
-    return obstore
+def _obstore() -> Any:
+    return require(
+        "obstore",
+        "cloud storage needs obstore: pip install 'mpwds[cloud]'; or use pipe: with the storage's own "
+        "program ('pipe:aws s3 cp s3://... -')",
+    )
 
 
 def _obstore_errors() -> tuple[type[Exception], ...]:
@@ -261,16 +253,8 @@ def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, 
         "read_timeout": timedelta(seconds=timeout_s),
         "allow_http": any(endpoint.startswith("http://") for endpoint in endpoints),
     }
-    first_s = max(retries.first_s, 0.001)  # the library panics when a pause can only have one length
-    retry = {
-        "max_retries": retries.tries - 1,
-        "retry_timeout": timedelta(minutes=3),
-        "backoff": {
-            "init_backoff": timedelta(seconds=first_s),
-            "max_backoff": timedelta(seconds=max(retries.longest_s, 2 * first_s)),
-            "base": 2,
-        },
-    }
+    # Its pauses are about those of Retries by default.
+    retry = {"max_retries": retries.tries - 1, "retry_timeout": timedelta(minutes=3)}
     return cast(Any, from_url)(bucket, config=config, client_options=client, retry_config=retry)
 
 
@@ -295,11 +279,8 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
 def profile_settings() -> dict[str, str]:
     """Keys, region and endpoint of a profile in ``~/.aws``, which obstore does not read, in obstore's names.
 
-    The profile is ``AWS_PROFILE`` or ``default``. The result is empty if the environment has other
-    credentials, or there is no such file. The environment's region and endpoint override the profile's.
-
-    Raises:
-        ValueError: ``AWS_PROFILE`` names a profile that has no keys.
+    Empty if the environment has other credentials, or there is no such file. The environment's region and
+    endpoint override the profile's. Raises ``ValueError`` if ``AWS_PROFILE`` names a profile without keys.
 
     Source:
         "Configuration and credential file settings" in the AWS CLI's user guide.
@@ -350,12 +331,7 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
         return StreamNotFound(f"{name}: there is no such object ({reason})", name, position)
     if isinstance(error, exceptions.PreconditionError):
-        return StreamError(
-            f"{name}: it changed while it was read: the connection broke at byte {position}, and now it "
-            "is another version; read it again from its beginning, and do not write over shards in use",
-            name,
-            position,
-        )
+        return changed(name, position, "it is another version")
     hint = ""
     if isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)

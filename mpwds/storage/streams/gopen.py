@@ -8,11 +8,18 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from mpwds.errors import StreamError
-from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url, verbose
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import (
+    has_rules,
+    local_path,
+    refuse_in_secure_mode,
+    too_short,
+    url_scheme,
+    verbose,
+    without_credentials,
+)
 
 _MODES = {"r": "rb", "rb": "rb", "w": "wb", "wb": "wb"}
 _SKIPPED_BYTES = 256 * 1024
@@ -30,17 +37,17 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
     ``http: https:``                :func:`mpwds.storage.streams.http.open_http`
-    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.huggingface.open_hf`
+    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.hubs.open_hf`
     ``s3: gs: az: abfs: r2:`` ...   cloud storage: :func:`mpwds.storage.streams.cloud.open_cloud`
-    ``ais:``                        AIStore: :func:`mpwds.storage.streams.aistore.open_ais`
+    ``ais:``                        AIStore: :func:`mpwds.storage.streams.hubs.open_ais`
     ``ftp: ftps: sftp: scp:``       ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
     another scheme                  its opener in ``gopen_schemes``
     =============================== ====================================================================
 
-    The user's environment may rewrite the URL first: :func:`mpwds.storage.streams.secure.rewrite_url`.
+    Rules in the environment may rewrite the URL first: :func:`mpwds.storage.streams.rewriting.rewrite_url`.
 
-    Close the stream, or use ``with``. What you write to a command or a server is complete only once the
-    stream is closed. The stream's method ``discard`` throws it away; a ``with`` block that raises calls it.
+    What you write to a command or a server is complete once the stream is closed. The stream's method
+    ``discard`` throws it away; a ``with`` block that raises calls it.
 
     ``gopen_schemes`` maps schemes to functions ``opener(url, mode, bufsize, **options)``; add your own. The
     one under ``"__default__"`` gets all other schemes. :func:`open_at` passes ``offset`` to an opener that
@@ -72,17 +79,10 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
 
 
 def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
-    """Opens a URL for reading from a byte on.
+    """Opens a URL, as for :func:`gopen`, for reading from the byte ``offset`` on.
 
-    Files seek, and servers send only the rest. Other streams are read and dropped up to that byte.
-
-    Args:
-        url: As for :func:`gopen`.
-        offset: The byte at which to start.
-
-    Raises:
-        StreamError: It cannot be opened, or ends before ``offset`` (such a local file reads as empty).
-        ValueError: ``offset`` is negative; or as for :func:`gopen`.
+    Files seek, and servers send only the rest. Other streams are read and dropped up to that byte. Raises
+    ``StreamError`` if such a stream ends before it; a local file reads as empty.
 
     Example:
         >>> with open_at("pipe:echo hello", 2) as stream:
@@ -120,7 +120,7 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
     )
 
 
-_AIS = _BuiltIn("mpwds.storage.streams.aistore", "open_ais")
+_AIS = _BuiltIn("mpwds.storage.streams.hubs", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
 _CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl")
 _HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
@@ -130,7 +130,7 @@ gopen_schemes: dict[str, Opener] = {
     "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False),
     "http": _HTTP,
     "https": _HTTP,
-    "hf": _BuiltIn("mpwds.storage.streams.huggingface", "open_hf"),
+    "hf": _BuiltIn("mpwds.storage.streams.hubs", "open_hf"),
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
     **dict.fromkeys(("ftp", "ftps", "sftp", "scp"), _CURL),
@@ -142,15 +142,18 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
         return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
-    url = rewrite_url(url)
+    if has_rules():
+        url = rewrite_url(url)
     scheme = url_scheme(url)
     opener = gopen_schemes.get(scheme)
-    if scheme in ("", "file") or (opener is None and is_local(url)):
+    if scheme in ("", "file") or (opener is None and os.path.exists(url)):
         return _open_local(url, mode, offset)
+    if opener in (None, _CLOUD) and os.environ.get("USE_AIS_FOR"):
+        from mpwds.storage.streams.hubs import schemes_for_aistore
+
+        opener = _AIS if scheme in schemes_for_aistore() else opener
     if opener is None:
         opener = gopen_schemes["__default__"]
-    if (opener is _CLOUD or opener is gopen_schemes["__default__"]) and _goes_through_aistore(scheme):
-        opener = _AIS
     if offset and _takes_offset(opener):
         return opener(url, mode, bufsize, offset=offset, **options)
     return _skip(opener(url, mode, bufsize, **options), url, offset)
@@ -158,29 +161,18 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
 
 def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
     refuse_in_secure_mode(f"local files may not be opened ({without_credentials(url)})")
-    stream = open(local_path(url), mode, buffering=_buffer_bytes())  # noqa: SIM115 - the caller closes it
-    if offset and stream.seekable():
-        stream.seek(offset)
-        return stream  # type: ignore[return-value]  # binary, by its mode
-    return _skip(stream, url, offset)  # type: ignore[arg-type]  # the same
-
-
-def _buffer_bytes() -> int:
     given = os.environ.get("GOPEN_BUFFER", "-1")
     try:
-        return int(given)
+        buffer_bytes = int(given)
     except ValueError:
         raise ValueError(
             f"GOPEN_BUFFER in the environment is {given!r}, expected a number of bytes"
         ) from None
-
-
-def _goes_through_aistore(scheme: str) -> bool:
-    if not os.environ.get("USE_AIS_FOR"):
-        return False
-    from mpwds.storage.streams.aistore import schemes_for_aistore
-
-    return scheme in schemes_for_aistore()
+    stream = cast(BinaryIO, open(local_path(url), mode, buffering=buffer_bytes))  # noqa: SIM115
+    if offset and stream.seekable():
+        stream.seek(offset)
+        return stream
+    return _skip(stream, url, offset)
 
 
 def _takes_offset(opener: Opener) -> bool:
@@ -198,13 +190,7 @@ def _skip(stream: BinaryIO, url: str, offset: int) -> BinaryIO:
         while left > 0:
             block = stream.read(min(left, _SKIPPED_BYTES))
             if not block:
-                shown = without_credentials(url)
-                raise StreamError(
-                    f"{shown}: it ends at byte {offset - left}, before byte {offset}, from which it was "
-                    "to be read: it is shorter than it was, or the position is of another file",
-                    shown,
-                    offset - left,
-                )
+                raise too_short(without_credentials(url), offset - left, offset)
             left -= len(block)
     except BaseException:
         stream.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import functools
 import os
 import re
@@ -15,21 +15,18 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 import urllib3
-from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, ResponseError
+from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _PASSING = (408, 425, 429)
 _LASTING_5XX = (501, 505)
-_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 300
-
-_reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
 
 
 def open_http(
@@ -42,22 +39,22 @@ def open_http(
     connect_timeout_s: float = 30.0,
     retries: Retries | None = None,
     headers: Mapping[str, str] | None = None,
+    token: str = "",
     name: str | None = None,
 ) -> BinaryIO:
     """A stream from a web server, or to one.
 
     *Reading* streams one ``GET``. When the connection breaks, stalls or ends too early, the stream continues
-    at the same byte with a ``Range`` request, after a pause. If the server has no ranges, the stream skips up
-    to that byte. A resource that changed meanwhile is an error. So is a break if bytes have been delivered
-    and the server gives neither ``ETag`` nor ``Last-Modified``. The status codes 408, 425, 429 and 5xx mean
-    another try, after the server's ``Retry-After`` of up to two minutes. A ``Content-Encoding`` is not
-    undone.
+    at the same byte with a ``Range`` request, after a pause, or skips up to that byte if the server has no
+    ranges. A resource that changed meanwhile is an error. So is a break if bytes have been delivered and the
+    server gives neither ``ETag`` nor ``Last-Modified``. The status codes 408, 425, 429 and 5xx mean another
+    try, after the server's ``Retry-After`` of up to two minutes. A ``Content-Encoding`` is not undone.
 
     *Writing* collects in a temporary file (in memory up to 16 MiB) and sends all in one ``PUT`` at ``close``,
     with tries like these. ``discard``, and a ``with`` block that raises, send nothing.
 
-    The process keeps connections for its next request. Proxies come from the environment (``https_proxy`` and
-    so on), certificates from the system or ``SSL_CERT_FILE``.
+    Proxies come from the environment (``https_proxy`` and so on), certificates from the system or
+    ``SSL_CERT_FILE``.
 
     Args:
         url: ``http:`` or ``https:``. ``user:password@`` is sent as basic authorization.
@@ -68,15 +65,16 @@ def open_http(
         connect_timeout_s: The same for connecting.
         retries: How often to try; by default ten times, in about a minute.
         headers: Headers for this server; servers that it redirects to do not get them.
+        token: Sent as bearer authorization, unless ``headers`` has another.
         name: The stream's name in messages; by default the URL without credentials.
 
     Raises:
         StreamNotFound: The server has no such resource (404, 410).
-        StreamError: The resource cannot be read or written for another reason; from ``read`` and ``close``
-            too.
+        StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
     timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
-    resource = _Resource(url, name or without_credentials(url), headers or {}, timeout)
+    headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
+    resource = _Resource(url, name or without_credentials(url), headers, timeout)
     if mode[0] == "r":
         return open_resuming(resource.get, resource.name, offset, retries, bufsize)
     return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries or Retries()))
@@ -140,17 +138,15 @@ class _Resource:
             raise self._invalid(error) from None
         except HTTPError as error:
             raise self._translated(_root(error)) from _root(error)
-        _reached.add(self._server)
         return response
 
     def _pools(self) -> urllib3.PoolManager:
         proxies = urllib.request.getproxies()
         proxy = proxies.get(self._scheme) or proxies.get("all") or ""
         if not proxy or urllib.request.proxy_bypass(self._server):
-            return pools(os.getpid(), self._scheme, "", _authorities())
+            return pools(os.getpid(), self._scheme, "")
         try:
-            proxy = proxy if "://" in proxy else f"http://{proxy}"
-            return pools(os.getpid(), self._scheme, proxy, _authorities())
+            return pools(os.getpid(), self._scheme, proxy if "://" in proxy else f"http://{proxy}")
         except (HTTPError, ValueError) as error:
             raise self._failed(
                 f"the environment's proxy {without_credentials(proxy)!r} cannot be used: "
@@ -175,12 +171,7 @@ class _Resource:
             version = asked_for  # a part, and not the whole, means that it is of this version
         if response.status == 416:
             if total != position:
-                holds = "fewer" if total is None else f"only {total}"
-                raise self._failed(
-                    f"byte {position} is to be read, but there are {holds} bytes: it is shorter than it was, "
-                    "or the position is of another file",
-                    position,
-                )
+                raise too_short(self.name, total, position)
         elif span is None or span[1] is None or int(span[1]) != position or total is None:
             raise self._failed(
                 f"bytes from {position} on were asked for, and the server sent {said!r}: it does not do "
@@ -193,19 +184,17 @@ class _Resource:
         """The error for a status code other than success."""
         status = response.status
         reason = f"{status} {response.reason or ''}".strip()
-        try:
+        wish_s, said = None, ""
+        with contextlib.suppress(HTTPError):  # an invalid header, or a body that breaks off
             wish_s = self._redirects.get_retry_after(response)
-            excerpt = " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split())
-        except InvalidHeader:
-            wish_s, excerpt = None, ""
-        except HTTPError:
-            excerpt = ""
-        said = f"; it said: {without_credentials(excerpt)}" if excerpt else ""
+            if excerpt := " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split()):
+                said = f"; it said: {without_credentials(excerpt)}"
         if status in _PASSING or (status >= 500 and status not in _LASTING_5XX):
             return Interrupted(f"the server answers {reason}{said}", wish_s)
         if status in (404, 410):
-            message = f"{self.name}: the server knows no such resource ({reason}){said}"
-            return StreamNotFound(message, self.name)
+            return StreamNotFound(
+                f"{self.name}: the server knows no such resource ({reason}){said}", self.name
+            )
         hint = ": does the server take PUT requests?" if doing == "writing" else ""
         if status in (401, 403, 407):
             hint = ": check the credentials and what they allow"
@@ -224,11 +213,7 @@ class _Resource:
             return self._failed(f"the host is not known: {error.strerror}")
         if isinstance(error, TimeoutError):
             return Interrupted("the server is silent")
-        gone = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _UNREACHABLE
-        return Interrupted(
-            f"the connection failed ({type(error).__name__}: {error})",
-            unreached=gone and self._server not in _reached,
-        )
+        return Interrupted(f"the connection failed ({type(error).__name__}: {error})")
 
     def _invalid(self, error: Exception) -> StreamError:
         reason = without_credentials(str(error))
@@ -259,19 +244,16 @@ class _HttpBody:
 
 
 @functools.lru_cache(maxsize=16)
-def pools(pid: int, scheme: str, proxy: str, authorities: str | None) -> urllib3.PoolManager:
+def pools(pid: int, scheme: str, proxy: str) -> urllib3.PoolManager:
     """The connections of one process. A fork must not use those of its parent."""
+    # OpenSSL reads SSL_CERT_FILE by itself.
+    authorities = None if os.environ.get("SSL_CERT_FILE") else os.environ.get("CURL_CA_BUNDLE")
     context = ssl.create_default_context(cafile=authorities) if scheme == "https" else None
     if not proxy:
         return urllib3.PoolManager(maxsize=16, ssl_context=context)
     auth = parse_url(proxy).auth
     headers = {"Proxy-Authorization": _basic(auth)} if auth else {}
     return urllib3.ProxyManager(proxy, maxsize=16, ssl_context=context, proxy_headers=headers)
-
-
-def _authorities() -> str | None:
-    """The file of certificate authorities in the environment, as for OpenSSL and curl."""
-    return os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE") or None
 
 
 def _basic(auth: str) -> str:

@@ -10,8 +10,8 @@ A command is a child process that leaves nothing behind:
   end of a pipe (the lifeline) whose writing end is here, and the kernel signals the pipe's owner, the group,
   when that end closes. (The parent-death signal would come when the *thread* that started the command ends,
   and only to the leader.)
-- The command's standard error is passed on to this process's, and its end is kept for the error message.
-  This process reads it whenever it waits for the command, so a command that writes a lot does not block.
+- This process reads the command's standard error whenever it waits for the command, passes it on and keeps
+  its end for the error message. So a command that writes a lot does not block.
 - A fork of this process closes its copies of the descriptors, so that the command sees the end of its input
   when the parent closes it.
 """
@@ -30,13 +30,12 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, BinaryIO
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.resuming import DiscardsOnError
-from mpwds.storage.streams.secure import refuse_in_secure_mode, verbose
-from mpwds.storage.streams.urls import url_scheme, without_credentials
+from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -47,7 +46,6 @@ _STALL_S = 60
 _TAIL_BYTES = 2048
 _PIPE_BYTES = 256 * 1024
 _GRACE_S = 1.0
-_POLL_MS = 20  # where the system has no pidfd
 _log = logging.getLogger("mpwds")
 
 # The leader waits instead of becoming the command, which may close all descriptors that it does not know,
@@ -55,7 +53,7 @@ _log = logging.getLogger("mpwds")
 # itself has none.
 _LEADER = 'trap : TERM HUP INT; "$@"; exit $?'
 
-_running: weakref.WeakSet[Command] = weakref.WeakSet()
+_running: weakref.WeakSet[_Command] = weakref.WeakSet()
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
@@ -63,24 +61,15 @@ def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
 
     ``/bin/sh`` runs the command, so the status of ``pipe:a | b`` is that of ``b`` (``pipe:bash -o pipefail -c
     '...'`` checks all). The status is checked when the output has been read to its end, or the input was
-    closed. A status other than 0 is an error that quotes the end of the command's standard error, which is
-    also passed on to this process's. To ignore failures, end the command with ``|| true``. When reading,
-    death by SIGPIPE (status 141) is not a failure.
+    closed. A status other than 0 is an error that quotes the end of the command's standard error. To ignore
+    failures, end the command with ``|| true``. When reading, death by SIGPIPE (status 141) is not a failure.
 
-    *Reading*: ``close`` before the end stops the command and all it started (the pipe breaks, then SIGTERM,
-    and SIGKILL after a second); that is not an error. *Writing*: ``close`` waits for the command.
-    ``discard``, a ``with`` block that raises, and garbage collection stop it before it sees the end of its
-    input; what it has written elsewhere by then stays there. When this process dies, for whatever reason, so
-    does the command. In a fork of this process the stream cannot be used.
+    *Reading*: ``close`` before the end stops the command and all it started; that is not an error. *Writing*:
+    ``close`` waits for the command. ``discard``, a ``with`` block that raises, and garbage collection stop it
+    before it sees the end of its input; what it has written elsewhere by then stays there. When this process
+    dies, so does the command. In a fork of this process the stream cannot be used.
 
-    Args:
-        url: ``pipe:`` and the command.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-
-    Raises:
-        StreamError: The command failed; from ``read``, ``write``, ``flush`` or ``close``.
-        SecurityError: Secure mode is on.
+    Errors are ``StreamError``, and come from ``read``, ``write``, ``flush`` and ``close``, too.
 
     Source:
         ``webdataset.gopen.gopen_pipe``.
@@ -111,12 +100,12 @@ def open_command(
     ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
     """
     try:
-        command = Command(arguments, shown, mode[0], environment)
+        if mode[0] == "r":
+            output = _Output(arguments, shown, "r", environment)
+            return io.BufferedReader(output, max(bufsize, _BUFFER_BYTES))
+        return _PipeWriter(_Input(arguments, shown, "w", environment), max(bufsize, 1))
     except OSError as error:
         raise StreamError(f"{shown}: the command cannot be started: {error}", shown) from error
-    if mode[0] == "r":
-        return io.BufferedReader(_Output(command, shown), max(bufsize, _BUFFER_BYTES))
-    return _PipeWriter(_Input(command, shown), max(bufsize, 1))
 
 
 def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 0) -> BinaryIO:
@@ -125,15 +114,6 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     The program ``curl`` opens it, as in webdataset; not every build of it supports ``sftp`` and ``scp``. A
     connection that breaks, or is silent for a minute, is an error; the stream does not resume. Keep passwords
     in ``~/.netrc`` rather than in the URL, which other users of the machine can see while the program runs.
-
-    Args:
-        url: What to read or write.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-        offset: The byte at which to start reading; not for ``scp:``.
-
-    Raises:
-        StreamError: ``curl`` is not installed, or fails; from ``read`` and ``close`` too.
 
     Source:
         ``webdataset.gopen.gopen_curl``.
@@ -153,17 +133,100 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _CommandStream(io.RawIOBase):
-    def __init__(self, command: Command, name: str) -> None:
-        self.name = name
-        self._command = command
+class _Command(io.RawIOBase):
+    """A running command, whose output is read or whose input is written.
+
+    Attributes:
+        status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None
+    ) -> None:
+        self.status: int | None = 0  # so far there is nothing to end
+        self.name = shown
+        self._pid = os.getpid()
         self._position = 0
+        self._tail = bytearray()
+        self._passes_on = True
+        self._reads = mode == "r"
+        # The lifeline is made first: descriptors are closed in their order when a process dies, so a
+        # command is killed before it sees the end of an input that is not complete.
+        self._lifeline, self._held_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _LEADER, "sh", *arguments],
+                bufsize=0,
+                stdin=None if self._reads else subprocess.PIPE,
+                stdout=subprocess.PIPE if self._reads else None,
+                stderr=subprocess.PIPE,
+                pass_fds=(self._lifeline,),
+                start_new_session=True,
+                env=None if environment is None else {**os.environ, **environment},
+            )
+            fcntl.fcntl(self._lifeline, fcntl.F_SETOWN, -self._process.pid)
+            fcntl.fcntl(self._lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            self._kill_with_us(True)
+            self._exited = os.pidfd_open(self._process.pid)  # readable once the leader has ended
+        except BaseException:
+            os.close(self._held_end)
+            os.close(self._lifeline)
+            raise
+        self._stream = cast("IO[bytes]", self._process.stdout if self._reads else self._process.stdin)
+        self._errors = cast("IO[bytes]", self._process.stderr)
+        self._descriptor = self._stream.fileno()
+        os.set_blocking(self._descriptor, self._reads)
+        os.set_blocking(self._errors.fileno(), False)
+        with contextlib.suppress(OSError):  # beyond what one user may have
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.status = None
+        _running.add(self)
 
     def fileno(self) -> int:
-        return self._command.descriptor
+        return self._descriptor
+
+    def is_live(self) -> bool:
+        """Whether the command has not ended, and this process started it: not one that it was forked from."""
+        return self.status is None and self._pid == os.getpid()
+
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Waits until the descriptor can be read or written; returns false after ``timeout_s``."""
+        return self._wait_for(self._descriptor, select.POLLIN if self._reads else select.POLLOUT, timeout_s)
+
+    def finish(self) -> int:
+        """Closes this end and waits for the command to end; returns its exit status."""
+        if self.is_live():
+            self._stream.close()
+            self._wait_for_exit()
+            self._read_errors()
+            self._reap()
+        return self.status or 0
+
+    def stop(self) -> None:
+        """Ends the command and its children, in the background too; does nothing once it has ended."""
+        if not self.is_live():
+            return
+        self._passes_on = False  # complaints about the broken pipe would only puzzle the user
+        try:
+            self._signal(signal.SIGTERM)
+            if self._reads:
+                self._stream.close()
+            self._wait_for_exit(_GRACE_S / 10)
+            # A shell that was just about to start a program may have lost the first.
+            self._signal(signal.SIGTERM)
+            self._wait_for_exit(_GRACE_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._wait_for_exit()
+            self._reap()
+
+    def abandon(self) -> None:
+        """In a fork: closes the descriptors and leaves the command alone."""
+        self._process.returncode = 0
+        self._close_descriptors()
 
     def _check_process(self) -> None:
-        if not self._command.is_ours:
+        if self._pid != os.getpid():
             raise StreamError(
                 f"{self.name}: the command belongs to the process that this one was forked from; open the "
                 "stream in this process",
@@ -171,15 +234,65 @@ class _CommandStream(io.RawIOBase):
             )
 
     def _error(self, what: str) -> StreamError:
-        complaint = without_credentials(self._command.complaint)
+        """An error with the end of the command's standard error."""
+        complaint = without_credentials(bytes(self._tail).decode("utf-8", "replace").strip())
         said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
         return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
 
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
-class _Output(_CommandStream):
-    def __init__(self, command: Command, name: str) -> None:
-        super().__init__(command, name)
-        self._failure: StreamError | None = None
+    def _wait_for_exit(self, timeout_s: float | None = None) -> None:
+        """Waits until the leader has ended, without reaping it: its group's number must stay taken."""
+        self._wait_for(self._exited, select.POLLIN, timeout_s)
+
+    def _wait_for(self, descriptor: int, event: int, timeout_s: float | None) -> bool:
+        """Waits for a descriptor, and reads standard error meanwhile; returns false after ``timeout_s``."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            poller = select.poll()
+            poller.register(descriptor, event)
+            if not self._errors.closed:
+                poller.register(self._errors, select.POLLIN)
+            left_ms = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            ready = dict(poller.poll(left_ms))
+            if descriptor in ready or not ready:
+                return bool(ready)
+            self._read_errors()
+
+    def _read_errors(self) -> None:
+        while not self._errors.closed and (said := self._errors.read(65536)) is not None:
+            if not said:
+                self._errors.close()
+            self._tail = (self._tail + said)[-_TAIL_BYTES:]
+            if self._passes_on:
+                with contextlib.suppress(OSError):
+                    os.write(2, said)
+
+    def _kill_with_us(self, on: bool) -> None:
+        """Whether the kernel sends SIGKILL to the group when this process's end of the lifeline closes."""
+        flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+
+    def _reap(self) -> None:
+        self._kill_with_us(False)  # background processes of the command live on
+        code = self._process.wait()
+        self.status = 128 - code if code < 0 else code
+        self._close_descriptors()
+        _running.discard(self)
+        if verbose():
+            print(f"GOPEN exit {self.status} {self.name}", file=sys.stderr)
+
+    def _close_descriptors(self) -> None:
+        self._stream.close()
+        self._errors.close()
+        for descriptor in (self._held_end, self._lifeline, self._exited):
+            os.close(descriptor)
+
+
+class _Output(_Command):
+    _failure: StreamError | None = None
 
     def readable(self) -> bool:
         return True
@@ -188,10 +301,10 @@ class _Output(_CommandStream):
         if self._failure is not None:
             raise self._failure
         self._check_process()
-        if self._command.status is not None:
+        if self.status is not None:
             return 0
-        self._command.wait_ready()
-        count = os.readv(self._command.descriptor, [buffer])
+        self.wait_ready()
+        count = os.readv(self._descriptor, [buffer])
         self._position += count
         if count == 0:
             self._end()
@@ -201,24 +314,24 @@ class _Output(_CommandStream):
         if self.closed:
             return
         try:
-            if self._command.status is None and self._command.is_ours and self._is_at_end():
+            if self.is_live() and self._is_at_end():
                 self._end()
         finally:
-            self._command.stop()
+            self.stop()
             super().close()
 
     def _is_at_end(self) -> bool:
         """Whether a reader that stopped here, as tar's does, left nothing unread."""
-        return self._command.wait_ready(timeout_s=0) and not os.read(self._command.descriptor, 1)
+        return self.wait_ready(timeout_s=0) and not os.read(self._descriptor, 1)
 
     def _end(self) -> None:
-        status = self._command.finish()
+        status = self.finish()
         if status not in (0, _SIGPIPE_STATUS):
             self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
             raise self._failure
 
 
-class _Input(_CommandStream):
+class _Input(_Command):
     _failed = False
 
     def writable(self) -> bool:
@@ -226,12 +339,12 @@ class _Input(_CommandStream):
 
     def write(self, data: ReadableBuffer) -> int:
         self._check_process()
-        self._command.wait_ready()
+        self.wait_ready()
         try:
-            count = os.write(self._command.descriptor, data)
+            count = os.write(self._descriptor, data)
         except BrokenPipeError:
             self._failed = True
-            ended = f"ended with {_described(self._command.finish())}"
+            ended = f"ended with {_described(self.finish())}"
             raise self._error(f"stopped reading after {self._position} bytes and {ended}") from None
         self._position += count
         return count
@@ -240,16 +353,16 @@ class _Input(_CommandStream):
         if self.closed:
             return
         try:
-            status = self._command.finish()
+            status = self.finish()
             if status != 0 and not self._failed:
                 raise self._error(f"was given {self._position} bytes and failed with {_described(status)}")
         finally:
-            self._command.stop()
+            self.stop()
             super().close()
 
     def discard(self) -> None:
-        if self._command.status is None and self._command.is_ours:
-            self._command.stop()
+        if self.is_live():
+            self.stop()
             _log.warning(
                 "%s: the command was stopped after %d bytes; what it has written elsewhere stays there",
                 self.name,
@@ -276,219 +389,9 @@ def _described(status: int) -> str:
     return f"exit status {status} ({name}{hint})"
 
 
-class Command:
-    """A running command, whose output is read (mode ``"r"``) or whose input is written (``"w"``).
-
-    Attributes:
-        descriptor: Where to read or write; non-blocking in mode ``"w"``.
-        status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
-
-    Raises:
-        OSError: The process cannot be started.
-    """
-
-    def __init__(
-        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.status: int | None = None
-        self._shown = shown
-        self._pid = os.getpid()
-        self._tail = bytearray()
-        self._passes_on = True
-        # The lifeline is made first: descriptors are closed in their order when a process dies, so a
-        # command is killed before it sees the end of an input that is not complete.
-        self._lifeline, self._held_end = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _LEADER, "sh", *arguments],
-                bufsize=0,
-                stdin=subprocess.PIPE if mode == "w" else None,
-                stdout=subprocess.PIPE if mode == "r" else None,
-                stderr=subprocess.PIPE,
-                pass_fds=(self._lifeline,),
-                start_new_session=True,
-                env=None if environment is None else {**os.environ, **environment},
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            os.close(self._held_end)
-            raise
-        _kill_at_end_of(self._lifeline, self._process.pid)
-        self._stream = self._process.stdout if mode == "r" else self._process.stdin
-        self.descriptor = _fileno(self._stream)
-        self._errors = _fileno(self._process.stderr)
-        os.set_blocking(self._errors, False)
-        if mode == "w":
-            os.set_blocking(self.descriptor, False)
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # beyond what one user may have
-                fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._event = select.POLLIN if mode == "r" else select.POLLOUT
-        self._poller = select.poll()
-        self._poller.register(self.descriptor, self._event)
-        self._poller.register(self._errors, select.POLLIN)
-        _running.add(self)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process, and not one that it was forked from, started the command."""
-        return self._pid == os.getpid()
-
-    @property
-    def complaint(self) -> str:
-        """The end of the command's standard error."""
-        return bytes(self._tail).decode("utf-8", "replace").strip()
-
-    def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Waits until the descriptor can be read or written; returns false after ``timeout_s``."""
-        while True:
-            events = self._poller.poll(None if timeout_s is None else timeout_s * 1000)
-            if not events:
-                return False
-            for descriptor, _ in events:
-                if descriptor == self.descriptor:
-                    return True
-            self._read_errors()
-
-    def finish(self) -> int:
-        """Closes this end and waits for the command to end; returns its exit status."""
-        if self.status is None and self.is_ours:
-            self._close_stream()
-            self._wait_for_exit(None)
-            self._read_errors()
-            self._reap()
-        return self.status or 0
-
-    def stop(self) -> None:
-        """Ends the command and its children, in the background too; does nothing once it has ended."""
-        if self.status is not None or not self.is_ours:
-            return
-        self._passes_on = False  # complaints about the broken pipe would only puzzle the user
-        try:
-            self._signal(signal.SIGTERM)
-            if self._event == select.POLLIN:
-                self._close_stream()
-            self._wait_for_exit(_GRACE_S / 10)
-            self._signal(
-                signal.SIGTERM
-            )  # a shell that was just about to start a program may have lost the first
-            self._wait_for_exit(_GRACE_S)
-        finally:
-            self._signal(signal.SIGKILL)
-            self._wait_for_exit(None)
-            self._close_stream()
-            self._reap()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    def _wait_for_exit(self, timeout_s: float | None) -> None:
-        """Waits until the leader has ended, without reaping it: its group's number must stay taken."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with _exit_descriptor(self._process.pid) as exited:
-            poller = select.poll()
-            if exited is not None:
-                poller.register(exited, select.POLLIN)
-            if self._errors >= 0:
-                poller.register(self._errors, select.POLLIN)
-            while not self._has_ended():
-                left_ms = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
-                if left_ms == 0:
-                    return
-                wait_ms = left_ms if exited is not None else min(_POLL_MS, left_ms or _POLL_MS)
-                if any(descriptor == self._errors for descriptor, _ in poller.poll(wait_ms)):
-                    errors = self._errors
-                    self._read_errors()
-                    if self._errors < 0:
-                        poller.unregister(errors)
-
-    def _has_ended(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # someone reaped it for us, as a program that ignores SIGCHLD does
-            return True
-
-    def _read_errors(self) -> None:
-        while self._errors >= 0:
-            try:
-                said = os.read(self._errors, 65536)
-            except BlockingIOError:
-                return
-            if not said:
-                with contextlib.suppress(KeyError):
-                    self._poller.unregister(self._errors)
-                self._close_errors()
-                return
-            self._tail = (self._tail + said)[-_TAIL_BYTES:]
-            if self._passes_on:
-                with contextlib.suppress(OSError, ValueError):
-                    os.write(2, said)
-
-    def _close_stream(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(KeyError):
-                self._poller.unregister(self.descriptor)
-            self._stream.close()
-            self._stream = None
-
-    def _close_errors(self) -> None:
-        if self._errors >= 0 and self._process.stderr is not None:
-            self._errors = -1
-            self._process.stderr.close()
-
-    def _reap(self) -> None:
-        if hasattr(fcntl, "F_SETSIG"):  # background processes of the command live on
-            flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
-            fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags & ~os.O_ASYNC)
-        code = self._process.wait()
-        self.status = 128 - code if code < 0 else code
-        self._close_errors()
-        os.close(self._lifeline)
-        os.close(self._held_end)
-        _running.discard(self)
-        if verbose():
-            print(f"GOPEN exit {self.status} {self._shown}", file=sys.stderr)
-
-    def _abandon(self) -> None:
-        """In a fork: closes the descriptors and leaves the command alone."""
-        self.status = 0
-        self._process.returncode = 0
-        self._close_stream()
-        self._close_errors()
-        os.close(self._lifeline)
-        os.close(self._held_end)
-
-
-def _kill_at_end_of(lifeline: int, group: int) -> None:
-    """Has the kernel send SIGKILL to a process group when the pipe's writing end closes (Linux only)."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def _fileno(stream: IO[bytes] | None) -> int:
-    return -1 if stream is None else stream.fileno()
-
-
-@contextlib.contextmanager
-def _exit_descriptor(pid: int) -> Iterator[int | None]:
-    """A descriptor that becomes readable once a child has ended; ``None`` if the system has none."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _abandon_in_child() -> None:
     for command in list(_running):
-        command._abandon()
+        command.abandon()
     _running.clear()
 
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
+from mpwds.storage.streams.urls import too_short
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -33,17 +34,11 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A failure after which another try may succeed.
+    """A failure after which another try may succeed. ``wait_s`` is the pause that the server asked for."""
 
-    Attributes:
-        wait_s: The pause that the server asked for, in seconds, or ``None``.
-        unreached: The server cannot be reached and never was: it may not exist.
-    """
-
-    def __init__(self, reason: str, wait_s: float | None = None, *, unreached: bool = False) -> None:
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
-        self.unreached = unreached
 
 
 @dataclass(frozen=True)
@@ -54,32 +49,38 @@ class Retries:
         tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
         first_s: The first pause, in seconds.
         longest_s: The longest pause, in seconds. By default, ten tries take about a minute.
-        unreached: Tries of a host that is unknown or refuses connections and has never answered; at most
-            ``tries``. By default, these take about three seconds.
-
-    Raises:
-        ValueError: ``tries`` or ``unreached`` is below 1, or a pause is negative.
     """
 
     tries: int = 10
     first_s: float = 0.25
     longest_s: float = 15.0
-    unreached: int = 5
 
     def __post_init__(self) -> None:
-        if self.tries < 1 or self.unreached < 1:
-            raise ValueError(f"retries: tries and unreached must be at least 1, got {self}")
-        if self.first_s < 0 or self.longest_s < 0:
-            raise ValueError(f"retries: pauses must not be negative, got {self}")
+        if self.tries < 1 or self.first_s < 0 or self.longest_s < 0:
+            raise ValueError(f"retries: tries must be at least 1 and pauses not negative, got {self}")
 
-    def most(self, failure: Interrupted) -> int:
-        """The number of tries allowed after a failure of this kind."""
-        return min(self.tries, self.unreached) if failure.unreached else self.tries
 
-    def pause_s(self, failures: int, wish_s: float | None = None) -> float:
-        """The pause after ``failures`` failures in a row, in seconds; at least ``wish_s``, up to 120."""
-        longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
-        return max(longest * _jitter.uniform(0.5, 1.0), min(wish_s or 0.0, _LONGEST_WISH_S))
+class Attempts:
+    """Counts the failures of one stream, and pauses after each."""
+
+    def __init__(self, name: str, retries: Retries) -> None:
+        self.name = name
+        self.failures = 0
+        self._retries = retries
+
+    def failed(self, why: Interrupted, where: str, position: int | None = None) -> None:
+        """Pauses before the next try. Raises ``StreamError`` if this was the last."""
+        self.failures += 1
+        failures, retries = self.failures, self._retries
+        if failures >= retries.tries:
+            message = f"{self.name}: {why} {where}; gave up after {failures} tries"
+            raise StreamError(message, self.name, position, failures) from why
+        longest = min(retries.longest_s, retries.first_s * 2.0 ** min(failures - 1, 60))
+        pause_s = max(longest * _jitter.uniform(0.5, 1.0), min(why.wait_s or 0.0, _LONGEST_WISH_S))
+        level = logging.WARNING if failures > _QUIET_FAILURES else logging.INFO
+        tried = f"try {failures} of {retries.tries}"
+        _log.log(level, "%s: %s %s (%s); trying again in %.1f s", self.name, why, where, tried, pause_s)
+        time.sleep(pause_s)
 
 
 class Version(NamedTuple):
@@ -109,17 +110,24 @@ class Body(Protocol):
     version: Version
 
     def readinto(self, buffer: memoryview) -> int:
-        """Reads some bytes; 0 at the end. Raises ``Interrupted`` if the connection broke."""
+        """Reads some bytes; 0 at the end. Raises ``Interrupted`` if another try may succeed."""
 
     def close(self) -> None:
         """Ends the request, whether its body was read to the end or not."""
 
 
-Ask = Callable[[int, "Version | None"], Body]
-"""Requests the bytes from a position on, of a version if possible (``None`` for any).
+def changed(name: str, position: int | None, difference: str) -> StreamError:
+    """The error for a resource of which another version is there now."""
+    return StreamError(
+        f"{name}: it changed while it was read: the connection broke at byte {position}, and now "
+        f"{difference}; read it again from its beginning, and do not write over shards in use",
+        name,
+        position,
+    )
 
-Raises ``Interrupted`` if another try may succeed, otherwise ``StreamError``.
-"""
+
+Ask = Callable[[int, "Version | None"], Body]
+"""Requests the bytes from a position on, of a version if possible (``None`` for any)."""
 
 
 def open_resuming(
@@ -130,10 +138,6 @@ def open_resuming(
     It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
     date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
     process that opened the stream makes a connection of its own. Tries count anew after 64 KiB of progress.
-
-    Raises:
-        StreamError: The resource cannot be opened. Later, from ``read``: the connection broke too often, or
-            the resource changed or cannot be recognised.
     """
     return io.BufferedReader(
         _ResumingReader(ask, name, offset, retries or Retries()), max(bufsize, _BUFFER_BYTES)
@@ -146,8 +150,7 @@ class _ResumingReader(io.RawIOBase):
         self._ask = ask
         self._offset = offset
         self._position = offset
-        self._retries = retries
-        self._failures = 0
+        self._attempts = Attempts(name, retries)
         self._progress = 0
         self._version = Version()
         self._body: Body | None = None
@@ -186,7 +189,11 @@ class _ResumingReader(io.RawIOBase):
                 except Interrupted as interruption:
                     self._drop_body()
                     self._check_recognisable(interruption)
-                    self._wait(interruption)
+                    if self._progress >= _PROGRESS_BYTES:
+                        self._attempts.failures = 0
+                    self._progress = 0
+                    of = "" if self._version.size is None else f" of {self._version.size}"
+                    self._attempts.failed(interruption, f"at byte {self._position}{of}", self._position)
         except StreamError as error:
             self._error = error
             raise
@@ -215,10 +222,7 @@ class _ResumingReader(io.RawIOBase):
         body = self._ask(self._position, known)
         try:
             if known is not None and (difference := known.difference(body.version)):
-                raise self._failed(
-                    f"it changed while it was read: the connection broke at byte {self._position}, and now "
-                    f"{difference}; read it again from its beginning, and do not write over shards in use"
-                )
+                raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.
             self._version = known._replace(size=known.size or body.version.size) if known else body.version
             self._skip(body)
@@ -237,10 +241,7 @@ class _ResumingReader(io.RawIOBase):
             if count == 0 and body.version.size is not None and at < body.version.size:
                 raise Interrupted(f"the server sent a part only, which ends at byte {at},")
             if count == 0:
-                raise self._failed(
-                    f"it ends at byte {at}, before byte {self._position}, from which it was to be read: it "
-                    "is shorter than it was, or the position is of another file"
-                )
+                raise too_short(self.name, at, self._position)
             at += count
 
     def _check_recognisable(self, cause: Interrupted | None) -> None:
@@ -252,25 +253,7 @@ class _ResumingReader(io.RawIOBase):
             ) from cause
 
     def _failed(self, what: str) -> StreamError:
-        return StreamError(f"{self.name}: {what}", self.name, self._position, self._failures + 1)
-
-    def _wait(self, interruption: Interrupted) -> None:
-        """Counts a failure and pauses, or gives up."""
-        if self._progress >= _PROGRESS_BYTES:
-            self._failures = 0
-        self._progress = 0
-        self._failures += 1
-        of = "" if self._version.size is None else f" of {self._version.size}"
-        what = f"{interruption} at byte {self._position}{of}"
-        most = self._retries.most(interruption)
-        if self._failures >= most:
-            message = f"{self.name}: {what}; gave up after {self._failures} tries"
-            raise StreamError(message, self.name, self._position, self._failures) from interruption
-        pause = self._retries.pause_s(self._failures, interruption.wait_s)
-        level = logging.WARNING if self._failures > _QUIET_FAILURES else logging.INFO
-        tried = f"try {self._failures} of {most}"
-        _log.log(level, "%s: %s (%s); trying again in %.1f s", self.name, what, tried, pause)
-        time.sleep(pause)
+        return StreamError(f"{self.name}: {what}", self.name, self._position, self._attempts.failures + 1)
 
     def _drop_body(self) -> None:
         body, self._body = self._body, None
@@ -281,8 +264,8 @@ class _ResumingReader(io.RawIOBase):
 class DiscardsOnError(io.BufferedIOBase):
     """Mixin for streams whose ``close`` completes the output, and whose ``discard`` throws it away.
 
-    A ``with`` block that raises discards, so that half of a shard does not look complete. So does garbage
-    collection of a stream that was never closed.
+    A ``with`` block that raises discards, and so does garbage collection of a stream that was never closed:
+    half of a shard must not look complete.
     """
 
     @abstractmethod
@@ -290,10 +273,7 @@ class DiscardsOnError(io.BufferedIOBase):
         """Closes the stream without completing the output; does nothing once it is closed."""
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
             self.close()
@@ -302,11 +282,8 @@ class DiscardsOnError(io.BufferedIOBase):
 
     def __del__(self) -> None:
         if not self.closed:
-            warnings.warn(
-                f"{self!r} was never closed: its content is thrown away",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            message = f"{self!r} was never closed: its content is thrown away"
+            warnings.warn(message, ResourceWarning, stacklevel=2)
             self.discard()
 
 
@@ -323,7 +300,7 @@ class SpooledUpload(DiscardsOnError):
     def __init__(self, name: str, send: Callable[[BinaryIO, int], None], retries: Retries) -> None:
         self.name = name
         self._send = send
-        self._retries = retries
+        self._attempts = Attempts(name, retries)
         self._pid = os.getpid()
         self._spool = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close
 
@@ -343,8 +320,7 @@ class SpooledUpload(DiscardsOnError):
             return
         try:
             if self._pid == os.getpid():
-                self._spool.seek(0, os.SEEK_END)
-                self._send_with_tries(cast(BinaryIO, self._spool), self._spool.tell())
+                self._send_all()
         finally:
             self.discard()
 
@@ -352,18 +328,12 @@ class SpooledUpload(DiscardsOnError):
         self._spool.close()
         super().close()
 
-    def _send_with_tries(self, file: BinaryIO, size: int) -> None:
-        failures = 0
+    def _send_all(self) -> None:
+        file = cast(BinaryIO, self._spool)
+        size = file.seek(0, os.SEEK_END)
         while True:
             file.seek(0)
             try:
                 return self._send(file, size)
             except Interrupted as interruption:
-                failures += 1
-                what = f"{self.name}: {interruption}, sending {size} bytes"
-                if failures >= self._retries.most(interruption):
-                    message = f"{what}; gave up after {failures} tries, and nothing was written"
-                    raise StreamError(message, self.name, None, failures) from interruption
-                pause = self._retries.pause_s(failures, interruption.wait_s)
-                _log.info("%s (try %d of %d); again in %.1f s", what, failures, self._retries.tries, pause)
-                time.sleep(pause)
+                self._attempts.failed(interruption, f"while {size} bytes were sent, and nothing was written")

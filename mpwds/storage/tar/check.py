@@ -6,19 +6,13 @@ import os
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.entries import read_entries
 from mpwds.storage.tar.header import BLOCK, begins_archive
+from mpwds.storage.tar.streams import compression_of
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     """Whether a file begins like a tar archive or a compressed file (gzip, zstd, bzip2, xz).
-
-    Args:
-        fname: Its path.
-
-    Raises:
-        OSError: It cannot be read.
 
     Source:
         ``webdataset.cache.check_tar_format``.
@@ -34,18 +28,11 @@ def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
     Reads all headers, and decompresses a compressed archive, to find a download that broke off without an
     error (``pipe:curl ... || true``). An archive without an end mark counts as whole, and so does one that
     cannot be decompressed because a package is missing.
-
-    Args:
-        fname: Its path.
-
-    Raises:
-        OSError: It cannot be read.
     """
     if not check_tar_format(fname):
         return False
-    path = os.fspath(fname)
     try:
-        for _ in read_entries(path, 0, _open, lambda name: None, warn_of_no_end=False):
+        for _ in read_entries(os.fspath(fname), 0, _open, lambda name: None, warn_of_no_end=False):
             pass
     except ShardError:
         return False

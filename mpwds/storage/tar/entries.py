@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 from zlib import adler32
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.tar.compression import Decompressed, compression_of
+from mpwds.storage.tar.damage import (
+    bad_size,
+    data_missing,
+    extension_too_large,
+    no_header,
+    too_large_decompressed,
+    truncated,
+)
 from mpwds.storage.tar.header import (
     BLOCK,
     EXTENSION_LIMIT_BYTES,
@@ -28,33 +33,25 @@ from mpwds.storage.tar.header import (
     WITHOUT_DATA,
     ZERO_BLOCK,
     back_sum,
-    bad_checksum,
-    bad_size,
-    begins_archive,
     checksums,
     directory_of,
     extend,
     has_valid_checksum,
     sizes,
     sparse,
-    too_large,
 )
-from mpwds.storage.tar.input import FileInput, Input, StreamInput, input_of
+from mpwds.storage.tar.input import OpenAt, open_archive
+
+_APART_BYTES = 32 * 1024  # larger data is read by itself, not as a part of a window
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""
 
-OpenAt = Callable[[str, int], BinaryIO]
-"""``open(url, offset)``: a stream of a resource's bytes from ``offset`` on."""
-
 
 class Member(NamedTuple):
-    """A regular file in a tar archive.
+    """A regular file in a tar archive, and the offset of its first header, where reading can start again.
 
-    Attributes:
-        name: Its name; bytes that are not UTF-8 become surrogates (``surrogateescape``).
-        offset: Byte offset of its first header in the archive, where reading can start again.
-        data: Its contents.
+    Bytes of the name that are not UTF-8 become surrogates (``surrogateescape``).
     """
 
     name: str
@@ -72,16 +69,15 @@ def read_members(
 ) -> Iterator[Member]:
     """Yields the regular files of a tar archive in order; skips directories, links and devices.
 
-    Reads v7, ustar, GNU and pax archives, with long names and large sizes, several archives in a row with
-    zero blocks between them, and all that compressed by gzip, bzip2, xz or zstd. Memory is bounded: a length
-    in the archive is compared with the bytes that are really there before anything is allocated. The stream
-    is open while the generator is.
+    Reads v7, ustar, GNU and pax archives, with long names and large sizes, several archives in a row, and all
+    that compressed by gzip, bzip2, xz or zstd. Memory is bounded: a length in the archive is compared with
+    the bytes that are really there before anything is allocated. The stream is open while the generator is.
 
     An archive without the zero blocks that should end it is read to its end and then gives a
     ``RuntimeWarning``: the rest of an upload may be missing.
 
     Args:
-        url: A path or URL for ``open``; see ``mpwds.storage.streams.gopen`` for the default.
+        url: A path or URL for ``open``.
         offset: Byte offset at which to start: 0, or a ``Member.offset``. In a compressed archive it counts
             decompressed bytes, and all bytes before it are decompressed again. A global pax header before it
             is not seen.
@@ -90,11 +86,8 @@ def read_members(
         rename: Takes a member's name, returns the name to yield. ``select`` gets that name.
 
     Raises:
-        FileNotFoundError: There is no such file. Other errors of ``open`` pass, too.
         ShardError: The archive is damaged or truncated, holds GNU sparse files, or is followed by other
             bytes. The message gives the file and the offset. Members before the fault have been yielded.
-        ImportError: It is compressed by zstd, and ``zstandard`` is missing.
-        ValueError: ``offset`` is negative.
 
     Source:
         POSIX.1-2001 ``pax`` (ustar and pax interchange formats); the GNU tar manual, "Basic Tar Format".
@@ -122,20 +115,12 @@ def read_entries(
     """Yields name, offset and data of each member, as ``read_members`` does but as plain tuples.
 
     This is one loop, because a member of 300 bytes takes 0.8 us in it and each further call a tenth of that.
-    (A generator of its own, apart from the code that groups members into samples, costs 0.04 us.)
-
-    Args:
-        url: A path or URL for ``open``.
-        offset: Where to start.
-        open: Opens ``url`` at a byte offset.
-        choose: Takes a member's name; returns the name to yield, or ``None`` to skip the member unread.
-        warn_of_no_end: Warn of an archive without the zero blocks that should end it.
-        max_decompressed_bytes: The most data that a member of a compressed archive may have.
+    ``choose`` takes a member's name and returns the name to yield, or ``None`` to skip the member unread.
     """
-    shown = without_credentials(url)
     if offset < 0:
         raise ValueError(f"offset in a shard must not be negative, got {offset}")
     with closing(open_archive(url, offset, open, max_decompressed_bytes)) as source:
+        shown = source.url
         unpack = LAYOUT.unpack_from
         window = b""  # of the archive, from `base` on
         base = offset
@@ -178,14 +163,14 @@ def read_entries(
                     position = base + at
                     size = sizes[front[SIZE]]
                     if size < 0:
-                        raise bad_size(front, shown, position)
+                        raise bad_size(front, source, position)
                     start = at + BLOCK
                     following = start + size + (-size & 511)
                     if following > available:
                         if base + following > source.end:
                             raise data_missing(source, position, size)
                         if size > EXTENSION_LIMIT_BYTES:
-                            raise too_large(size, shown, position)
+                            raise extension_too_large(source, position, size, EXTENSION_LIMIT_BYTES)
                         window, start = source.window(position + BLOCK, following - start)
                         base = position + BLOCK - start
                         available = len(window)
@@ -215,7 +200,7 @@ def read_entries(
                     if kind not in WITHOUT_DATA:
                         size = sizes[front[SIZE]] if extended.size is None else extended.size
                     if size < 0:
-                        raise bad_size(front, shown, base + at)
+                        raise bad_size(front, source, base + at)
                     following = at + BLOCK + size + (-size & 511)
                     if base + following > source.end:
                         raise data_missing(source, base + at, size)
@@ -243,7 +228,7 @@ def read_entries(
                 except UnicodeDecodeError:
                     name = raw_name.decode("utf-8", "surrogateescape")
             if size < 0:
-                raise bad_size(front, shown, base + at)
+                raise bad_size(front, source, base + at)
             start = at + BLOCK
             stop = start + size
             following = stop + (-size & 511)
@@ -265,7 +250,7 @@ def read_entries(
             else:
                 position, behind = base + at, base + following
                 if behind <= source.end:
-                    if size >= source.apart_bytes:
+                    if size >= _APART_BYTES:
                         if size > source.largest:
                             raise too_large_decompressed(source, position, name, size)
                         data = source.data(base + start, size, following - stop)
@@ -293,88 +278,3 @@ def read_entries(
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-
-def open_archive(
-    url: str, offset: int, open: OpenAt, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
-) -> Input:
-    """Opens an archive, decompressed if need be, for reading from ``offset`` on. Close the result.
-
-    Raises:
-        ShardError: Nothing can be read at ``offset``.
-    """
-    shown = without_credentials(url)
-    fault: Exception | None = None
-    if offset > 0:
-        try:
-            return _open_inside(url, offset, open)
-        except Exception as error:  # as it must be if the archive is compressed: then look at its beginning
-            fault = error
-    source: Input = input_of(open(url, 0), shown, 0)
-    try:
-        start = source.window(0, BLOCK)[0][:BLOCK]
-        compression = None if begins_archive(start) else compression_of(start)
-        if compression is not None:
-            source = StreamInput(Decompressed(source, compression), shown, 0, max_decompressed_bytes)
-            source.window(offset, BLOCK)
-            if offset > source.end or source.end == 0:
-                raise nothing_there(source, offset)
-        elif fault is not None:
-            raise fault
-        elif not start:
-            raise nothing_there(source, offset)
-    except BaseException:
-        source.close()
-        raise
-    return source
-
-
-def _open_inside(url: str, offset: int, open: OpenAt) -> Input:
-    source = input_of(open(url, offset), without_credentials(url), offset)
-    try:
-        block = source.window(offset, BLOCK)[0][:BLOCK]
-        if offset > source.end or not (block or isinstance(source, FileInput)):
-            raise nothing_there(source, offset)
-        if not begins_archive(block):
-            raise no_header(block, source, offset, offset, offset)
-    except BaseException:
-        source.close()
-        raise
-    return source
-
-
-def nothing_there(source: Input, offset: int) -> ShardError:
-    length = "" if 0 < offset == source.end else f" has {source.end} bytes,"
-    return ShardError(f"{source.url}{length} nothing can be read at offset {offset}: it is truncated")
-
-
-def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
-    """The error for a block, perhaps cut off, that is not a header; zero blocks ended at ``after_zeros``."""
-    if offset < after_zeros == position:
-        number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
-        cut = f" (truncate -s {position})" if isinstance(source, FileInput) else ""
-        return ShardError(
-            f"{number} at offset {position} of {source.url} follow the end of the archive and are no tar "
-            f"header: cut them off{cut}, or write the shard again if more members should follow"
-        )
-    if len(block) < BLOCK:
-        return truncated(source, position, f"{len(block)} bytes are left of a header's {BLOCK}")
-    if block == ZERO_BLOCK:
-        return truncated(source, position, "the archive ends after an extension header, before its member")
-    return bad_checksum(block, source.url, position)
-
-
-def data_missing(source: Input, position: int, size: int) -> ShardError:
-    return truncated(source, position, f"its {size} bytes of data reach beyond the end at {source.end}")
-
-
-def too_large_decompressed(source: Input, position: int, name: str, size: int) -> ShardError:
-    return ShardError(
-        f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
-        f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
-        "WebDataset(..., max_decompressed_bytes=...)"
-    )
-
-
-def truncated(source: Input, position: int, why: str) -> ShardError:
-    return ShardError(f"{source.url} is truncated or damaged in the member at offset {position}: {why}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 from zlib import adler32
 
@@ -30,35 +31,41 @@ GLOBAL: Final = ord("g")
 SPARSE: Final = ord("S")
 
 _KNOWN_LIMIT = 1 << 16
-_NO_SUM = 1 << 40  # which no header has
 
 
-class _Checksums(dict[bytes, int]):
-    """Maps a checksum field to the sum that all other bytes of its header must have."""
+class _Known(dict[bytes, int]):
+    """The numbers that header fields stand for, computed once for each field."""
 
-    def __missing__(self, field: bytes) -> int:
-        try:
-            total = int(field.partition(b"\0")[0], 8) - len(field) * ord(" ")
-        except ValueError:
-            total = _NO_SUM
-        if len(self) >= _KNOWN_LIMIT:
-            self.clear()
-        self[field] = total
-        return total
-
-
-class _Sizes(dict[bytes, int]):
-    """Maps a size field to the number in it; -1 if it is not a number."""
+    def __init__(self, number_in: Callable[[bytes], int]) -> None:
+        self._number_in = number_in
 
     def __missing__(self, field: bytes) -> int:
         if len(self) >= _KNOWN_LIMIT:
             self.clear()
-        size = self[field] = _number(field)
-        return size
+        number = self[field] = self._number_in(field)
+        return number
 
 
-checksums: Final = _Checksums()
-sizes: Final = _Sizes()
+def _checksum_in(field: bytes) -> int:
+    """The sum that all other bytes of a header must have."""
+    try:
+        return int(field.partition(b"\0")[0], 8) - len(field) * ord(" ")
+    except ValueError:
+        return 1 << 40  # which no header has
+
+
+def _size_in(field: bytes) -> int:
+    """The number in a size field; -1 if there is none."""
+    if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
+        return int.from_bytes(field, "big") & ((1 << 95) - 1)
+    try:
+        return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
+    except ValueError:
+        return -1
+
+
+checksums: Final = _Known(_checksum_in)
+sizes: Final = _Known(_size_in)
 
 
 def back_sum(back: bytes) -> int:
@@ -91,34 +98,6 @@ def directory_of(back: bytes) -> bytes:
     if back[189] and back[101:107] == b"ustar\0":
         return back[189:344].partition(b"\0")[0] + b"/"
     return b""
-
-
-def bad_checksum(header: bytes, url: str, position: int) -> ShardError:
-    expected = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    try:
-        stored = f"0o{int(header[148:156].partition(bytes(1))[0], 8):o}"
-    except ValueError:
-        stored = repr(header[148:156])
-    return ShardError(
-        f"tar header at offset {position} of {url} has checksum {stored}, expected 0o{expected:o}: "
-        "the shard is damaged or not a tar file"
-    )
-
-
-def bad_size(front: bytes, url: str, position: int) -> ShardError:
-    return ShardError(
-        f"tar header at offset {position} of {url} has size {front[SIZE]!r}, expected an octal "
-        "number: the shard is damaged"
-    )
-
-
-def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
-        return int.from_bytes(field, "big") & ((1 << 95) - 1)
-    try:
-        return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
-    except ValueError:
-        return -1
 
 
 EXTENSION_LIMIT_BYTES: Final = 16 * 1024 * 1024
@@ -175,13 +154,6 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
             raise sparse(url, position)
         start = stop
     return known
-
-
-def too_large(size: int, url: str, position: int) -> ShardError:
-    return ShardError(
-        f"extension header at offset {position} of {url} says it has {size} bytes, more than "
-        f"{EXTENSION_LIMIT_BYTES}: the shard is damaged"
-    )
 
 
 def sparse(url: str, position: int) -> ShardError:

@@ -15,11 +15,17 @@ from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
-from mpwds.storage.streams.secure import refuse_in_secure_mode, rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import (
+    is_local,
+    local_path,
+    refuse_in_secure_mode,
+    url_scheme,
+    without_credentials,
+)
 from mpwds.warn import warn
 
-_NAME_BYTES = 255  # of a file, at most, in Linux's and macOS's file systems
+_NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
@@ -30,15 +36,9 @@ Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
 def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
     """Opens an archive's destination.
 
-    Args:
-        target: A path or a ``file:`` URL, which becomes a ``PendingFile``; a named pipe or a device is
-            written to directly. ``pipe:`` or another URL, which ``gopen`` opens and which is closed at the
-            end. A binary stream or ``"-"``, standard output, which stay open. An ``OwnedStream``.
-
-    Raises:
-        OSError: It cannot be opened.
-        ValueError: The URL's scheme is unknown.
-        SecurityError: Secure mode forbids it.
+    A path or a ``file:`` URL becomes a ``PendingFile``; a named pipe or a device is written to directly.
+    ``gopen`` opens other URLs, which are closed at the end. A binary stream stays open, and so does ``"-"``,
+    standard output.
     """
     if isinstance(target, OwnedStream):
         return target
@@ -64,9 +64,8 @@ class _Given:
         self.stream = stream
 
     def publish(self) -> None:
-        flush = getattr(self.stream, "flush", None)  # a writer needs only the stream's write
-        if flush is not None:
-            flush()
+        if hasattr(self.stream, "flush"):  # a writer needs only the stream's write
+            self.stream.flush()
 
     def discard(self) -> None:
         pass
@@ -134,22 +133,9 @@ def _let_go(stream: Any) -> None:
 class PendingFile:
     """A file written under a temporary name beside its final one.
 
-    ``publish`` makes it durable and gives it its name, replacing a file of that name. ``discard`` removes it,
-    and so does the end of this object or of the interpreter. A process that is killed leaves the file as
-    ``.NAME.XXXXXXXX.partial`` (a long ``NAME`` is cut). A fork removes nothing.
-
-    Args:
-        path: The final name, relative to the current directory at this time. A symbolic link stays; the file
-            behind it is replaced.
-
-    Attributes:
-        path: The final name, absolute.
-        stream: Where to write, unbuffered.
-
-    Raises:
-        FileNotFoundError: The file's directory does not exist.
-        FileExistsError: A directory, a pipe or a device has that name.
-        OSError: The name is too long for the file system, or it refuses for another reason.
+    ``publish`` makes it durable and gives it its name, replacing a file of that name; a symbolic link stays,
+    and the file behind it is replaced. ``discard`` removes the file, and so does the end of this object or of
+    the interpreter. A process that is killed leaves it as ``.NAME.XXXXXXXX.partial``. A fork removes nothing.
     """
 
     path: str
@@ -162,7 +148,7 @@ class PendingFile:
             )
         self.path = os.path.realpath(path)
         self._directory, name = os.path.split(self.path)
-        temporary = os.path.join(self._directory, _temporary_name(name))
+        temporary = os.path.join(self._directory, f".{name[:_NAME_LETTERS]}.{secrets.token_hex(4)}.partial")
         with contextlib.suppress(FileNotFoundError):
             os.lstat(self.path)  # a name that is too long fails here, not when everything has been written
         try:
@@ -193,13 +179,6 @@ class PendingFile:
         """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
             _close_and_remove(self.stream, self._temporary)
-
-
-def _temporary_name(name: str) -> str:
-    ending = f".{secrets.token_hex(4)}.partial"
-    while len(os.fsencode(name)) > _NAME_BYTES - len(ending) - 1:
-        name = name[:-1]
-    return f".{name}{ending}"
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

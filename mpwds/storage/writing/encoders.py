@@ -10,14 +10,12 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpwds import tenbin
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from mpwds.imports import require
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -44,19 +42,13 @@ def _json_dumps(data: Any) -> bytes:
 
 
 def _text_dumps(data: Any) -> bytes:
-    if not isinstance(data, str):
-        raise TypeError("the extension is one of text, expected str or bytes")
-    return data.encode("utf-8")
+    raise TypeError("the extension is one of text, expected str or bytes")  # _text_or encodes strings
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """An array as an ``.npy`` file. An array of Python objects is pickled inside.
+    """An array, a tensor or a list of numbers as an ``.npy`` file. An array of Python objects is pickled.
 
-    Args:
-        data: An array, a tensor, or anything that ``np.asarray`` turns into an array of numbers or strings.
-
-    Raises:
-        ValueError: The result would be an array of Python objects, and ``data`` is not one.
+    Raises ``ValueError`` if something other than an array would become an array of Python objects.
 
     Source:
         ``webdataset.writer.numpy_dumps``.
@@ -88,16 +80,10 @@ def tenbin_dumps(data: Any) -> bytes:
 def torch_dumps(data: Any) -> bytes:
     """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
 
-    Raises:
-        ImportError: torch is missing.
-
     Source:
         ``webdataset.writer.torch_dumps``.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("pth files are encoded with torch: pip install torch") from error
+    torch = require("torch", "pth files are encoded with torch: pip install torch")
     if type(data) is torch.Tensor and data.layout is torch.strided:
         stored = data.untyped_storage().nbytes()
         if stored > data.numel() * data.element_size():
@@ -115,11 +101,8 @@ def mp_dumps(data: Any) -> bytes:
 
 
 def cbor_dumps(data: Any) -> bytes:
-    """A value as CBOR. Raises ``ImportError`` if cbor2 is missing."""
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is encoded with cbor2: pip install 'mpwds[cbor]'") from error
+    """A value as CBOR."""
+    cbor2 = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'")
     return bytes(cbor2.dumps(data))
 
 
@@ -135,7 +118,6 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     Raises:
         ValueError: The format or the array is not one of these.
         OSError: The format cannot hold such an image (JPEG and alpha, say).
-        ImportError: Pillow is missing.
 
     Source:
         ``webdataset.writer.imageencoder``.
@@ -170,12 +152,9 @@ def _storable(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
     return array
 
 
-def _as_image(value: Any) -> Image:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise ImportError("images are encoded with Pillow: pip install 'mpwds[images]'") from error
-    if isinstance(value, PIL.Image.Image):
+def _as_image(value: Any) -> Any:
+    pillow = require("PIL.Image", "images are encoded with Pillow: pip install 'mpwds[images]'")
+    if isinstance(value, pillow.Image):
         return value
     pixels = _as_array(value)
     if pixels.dtype.kind == "f":
@@ -191,7 +170,7 @@ def _as_image(value: Any) -> Image:
             f"pixels have shape {pixels.shape}, expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); "
             "torch's (C, H, W) becomes that by .permute(1, 2, 0)"
         )
-    return PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    return pillow.fromarray(np.ascontiguousarray(pixels))
 
 
 def _text_or(dumps: FieldEncoder, value: Any) -> bytes:
@@ -251,10 +230,9 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or float in [0, 1]
     =============================================  ======================================================
 
-    ``Decoder`` decodes all of these except ``class count html htm img image``, which come back as bytes, as
-    in webdataset. Pickles, and ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may
-    stand wherever an array may. ``.gz`` after the extension compresses, bytes included, with the same result
-    on every run.
+    ``Decoder`` decodes all of these except ``class count html htm img image``, as in webdataset. Pickles, and
+    ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may take an array's place.
+    ``.gz`` after the extension compresses, bytes included, with the same result on every run.
 
     Args:
         name: The field's name, such as ``"png"`` or ``"mask.npy.gz"``.
@@ -274,9 +252,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     """
     if name.endswith(".gz"):
         return gzip.compress(encode_field(name[: -len(".gz")], value, handlers), mtime=0)
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, (bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     encoder = handlers.get(name.rpartition(".")[2].lower())
     if encoder is None and isinstance(value, str):
@@ -314,12 +290,8 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     """The function from samples to samples of bytes for a writer's ``encoder`` argument.
 
     Args:
-        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions; these get
-            strings too. A function from samples to samples: itself. ``False`` or ``None``: the sample as it
-            is. The first two leave fields alone that start with ``_``.
-
-    Raises:
-        ValueError: ``spec`` is something else; when called, a field cannot be encoded.
+        spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions.
+            ``False`` or ``None``: the sample as it is. A function from samples to samples: itself.
 
     Source:
         ``webdataset.writer.make_encoder``.
@@ -331,13 +303,9 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     if spec is True:
         return encode_based_on_extension
     if spec is False or spec is None:
-        return _as_it_is
+        return dict
     if isinstance(spec, Mapping):
         return partial(encode_based_on_extension, handlers=spec)
     if callable(spec):
         return spec
     raise ValueError(f"encoder must be True, False, a function or a dictionary of functions, got {spec!r}")
-
-
-def _as_it_is(sample: dict[str, Any]) -> dict[str, Any]:
-    return sample

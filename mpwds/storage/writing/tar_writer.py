@@ -14,17 +14,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
+from mpwds.imports import require
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 
 Sample = Mapping[str, Any]
 Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
 
-_FORMATS: dict[str, Literal[0, 1, 2]] = {
-    "USTAR_FORMAT": tarfile.USTAR_FORMAT,
-    "GNU_FORMAT": tarfile.GNU_FORMAT,
-    "PAX_FORMAT": tarfile.PAX_FORMAT,
-}
+_FORMATS = ("USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT")
 
 _LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
 _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
@@ -37,14 +34,13 @@ class TarWriter:
     """Writes samples to a tar archive, one file for each field.
 
     The field ``png`` of a sample whose ``__key__`` is ``a/b`` becomes the file ``a/b.png``; fields are
-    written in the order of their names. All of a sample's fields are encoded before the first is written, so
-    a sample that cannot be encoded leaves the archive as it was.
+    written in the order of their names. A sample that cannot be encoded leaves the archive as it was.
 
-    A path is written under a temporary name and gets its own when ``close`` has made it durable. An exception
-    inside ``with``, and a writer that is never closed, leave no file; a process that is killed leaves the
-    temporary one, ``.NAME.XXXXXXXX.partial``. For other URLs, an exception kills the ``pipe:`` command or
-    drops the upload. What a command has written elsewhere by then stays there: let it write under a temporary
-    name and rename, ``pipe:cat > x.tmp && mv x.tmp x.tar``. The writer does not close a stream that you pass.
+    A path is written under a temporary name, ``.NAME.XXXXXXXX.partial``, and gets its own when ``close`` has
+    made it durable. An exception inside ``with``, and a writer that is never closed, leave no file. For other
+    URLs, an exception kills the ``pipe:`` command or drops the upload. What a command has written elsewhere
+    by then stays there: let it write under a temporary name and rename, ``pipe:cat > x.tmp && mv x.tmp
+    x.tar``. The writer does not close a stream that you pass.
 
     Args:
         fileobj: Path, URL that ``gopen`` writes to (``file:``, ``pipe:``, ``"-"`` for standard output, ...)
@@ -57,20 +53,18 @@ class TarWriter:
         encoder: ``True`` encodes each field by its extension (``encode_field``); a dictionary gives functions
             ``value -> bytes`` by extension; a function maps whole samples to samples of bytes; ``False`` or
             ``None`` expects bytes.
-        keep_meta: Write the fields whose names start with ``_`` as well, which must hold ``str`` or bytes.
+        keep_meta: Write fields whose names start with ``_`` too; they must hold ``str`` or bytes.
         mtime: Modification time in the archive, in seconds; a fixed one makes the bytes reproducible.
             ``None`` takes the current time.
         format: ``"USTAR_FORMAT"``, ``"GNU_FORMAT"``, ``"PAX_FORMAT"`` or tarfile's constant of that name.
-            ``None`` writes ustar, and pax headers for the members that need them: names beyond ASCII or too
-            long, sizes of 8 GiB and above.
+            ``None`` writes ustar, and pax headers for the members that need them.
 
     Attributes:
         discarded: The archive was given up, by ``discard`` or because writing it failed.
 
     Raises:
-        ValueError: ``compress``, ``encoder`` or ``format`` is invalid, or the URL's scheme is unknown.
-        OSError: The path's directory does not exist, or a directory has that name; or the URL cannot be
-            written to.
+        ValueError: An argument is invalid, or the URL's scheme is unknown.
+        OSError: The path's directory does not exist, a directory has that name, or the URL cannot be written.
         BlockingIOError: While writing: a raw stream does not block.
         ImportError: A package is missing, such as zstandard for ``"zst"``.
 
@@ -127,8 +121,8 @@ class TarWriter:
 
         Raises:
             ValueError: The key is missing, cannot be read back (it holds a dot, say) or equals the previous
-                sample's, with which it would merge; a field cannot be encoded; there is no field; the writer
-                is closed. Nothing has been written.
+                sample's; a field cannot be encoded; there is no field; the writer is closed. Nothing has been
+                written.
         """
         if self._closed:
             raise ValueError("the archive is closed: no more samples can be written to it")
@@ -164,11 +158,7 @@ class TarWriter:
         return self.write(named_sample(key, fields))
 
     def close(self) -> None:
-        """Ends the archive and, if it was given as a path, makes it appear. Closing twice does nothing.
-
-        Raises:
-            OSError: The file could not be written; it does not appear.
-        """
+        """Ends the archive and, if it was given as a path, makes it appear. Closing twice does nothing."""
         if self._closed:
             return
         try:
@@ -227,9 +217,7 @@ class TarWriter:
             raise ValueError(f"sample key {key!r} equals the previous sample's; the two would be read as one")
         for field in sample:
             if not isinstance(field, str):
-                raise ValueError(
-                    f"field name {field!r} of sample {key!r} is {type(field).__name__}, expected a str"
-                )
+                raise ValueError(f"field name {field!r} of sample {key!r} is not a str")
         try:
             encoded = self._encode(dict(sample))
         except ValueError as error:
@@ -282,16 +270,7 @@ def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_key(key: Any) -> str:
-    """Returns a sample's key if readers, which cut file names at the first dot, will find it again.
-
-    Directories before the name are fine, a dot in its last component is not.
-
-    Raises:
-        ValueError: The key is not a string, is empty, or would be read back as another one.
-
-    Source:
-        ``webdataset.tariterators.base_plus_ext``.
-    """
+    """Returns a sample's key if readers, which cut file names at the first dot, will find it again."""
     if not isinstance(key, str):
         raise ValueError(f"sample key {key!r} is {type(key).__name__}, expected a str")
     if _READABLE_KEY.fullmatch(key) is not None and "\0" not in key:
@@ -309,12 +288,7 @@ def check_key(key: Any) -> str:
 
 
 def file_name(key: str, field: Any) -> str:
-    """The name of the file that holds a field: the key, a dot, the field.
-
-    Raises:
-        ValueError: The field's name is not a string, is empty or holds a slash, a newline or a NUL; or
-            readers skip a file of this name, as its first component starts and ends with two underscores.
-    """
+    """The name of the file that holds a field. Raises ``ValueError`` if readers would not find it again."""
     if not isinstance(field, str) or not field or "/" in field or "\n" in field or "\0" in field:
         raise ValueError(
             f"field name {field!r} of sample {key!r} cannot be part of a file name: expected a str such as "
@@ -339,10 +313,12 @@ def _as_bytes(key: str, field: str, data: Any) -> bytes:
 
 
 def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
-    known = archive_format is None or archive_format in _FORMATS or archive_format in _FORMATS.values()
-    if not known:
+    if archive_format is None or archive_format in (0, 1, 2):
+        return archive_format
+    if archive_format not in _FORMATS:
         raise ValueError(f"format {archive_format!r} is not one of {', '.join(_FORMATS)}")
-    return _FORMATS[archive_format] if isinstance(archive_format, str) else archive_format
+    number: Literal[0, 1, 2] = getattr(tarfile, archive_format)
+    return number
 
 
 def compression_of(compress: bool | str | None, name: str) -> str | None:
@@ -366,10 +342,7 @@ def _gzip() -> Any:
 
 
 def _zstd() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError("zstd is written with zstandard: pip install 'mpwds[zstd]'") from error
+    zstandard = require("zstandard", "zstd is written with zstandard: pip install 'mpwds[zstd]'")
     return zstandard.ZstdCompressor().compressobj()
 
 

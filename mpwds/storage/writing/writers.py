@@ -20,18 +20,16 @@ class ShardWriter:
     ones and drops the current one. A shard without samples is never left.
 
     Args:
-        pattern: The shards' paths or URLs with a ``%`` directive for the number, such as
-            ``"digits-%06d.tar"`` or ``"pipe:gsutil cp - gs://bucket/x-%06d.tar"``.
+        pattern: The shards' paths or URLs with a ``%`` directive for the number: ``"digits-%06d.tar"``.
         maxcount: Samples in a shard, at most.
         maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
         post: Called with the name of each complete shard.
         start_shard: Number of the first shard.
         verbose: Print a line on standard error for each complete shard.
-        opener: Called with each shard's name, returns the binary stream to write it to. The stream of a
-            complete shard is closed. To drop a shard, the writer calls the stream's ``discard`` (streams of
+        opener: Called with each shard's name, returns the binary stream to write it to, which is closed when
+            the shard is complete. To drop a shard, the writer calls the stream's ``discard`` (streams of
             ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is removed.
-            A command is killed; files that it has written stay. Any other stream is left open, with a
-            warning.
+            Any other stream is left open, with a warning.
         **kw: Arguments of ``TarWriter``.
 
     Attributes:
@@ -83,11 +81,7 @@ class ShardWriter:
         self._writer: TarWriter | None = self._open_next()
 
     def write(self, sample: Sample) -> None:
-        """Write one sample, in a new shard if the current one is full.
-
-        Raises:
-            ValueError: As ``TarWriter.write``.
-        """
+        """Write one sample, in a new shard if the current one is full. Raises as ``TarWriter.write``."""
         self._check_open()
         if self._writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
             self.finish()
@@ -102,11 +96,7 @@ class ShardWriter:
         self.write(named_sample(key, fields))
 
     def next_stream(self) -> None:
-        """End the current shard, if there is a sample in it, and begin the next.
-
-        Raises:
-            ValueError: The writer is closed.
-        """
+        """End the current shard, if there is a sample in it, and begin the next."""
         self._check_open()
         if self._writer is None or self.count or self._writer.discarded:
             self.finish()

@@ -18,7 +18,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.webdataset import WebDataset
-from mpwds.storage.streams.urls import expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 
 CLAIM = re.compile(r"\._(\d+)-[0-9a-f]{16}-\d+_")
 READER = (

@@ -12,7 +12,6 @@ import threading
 import pytest
 
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches import shard_cache
 from mpwds.storage.caches.shard_cache import ShardCache
 
 
@@ -70,7 +69,6 @@ class _Shard(io.RawIOBase):
 @pytest.fixture(autouse=True)
 def _warnings_anew(monkeypatch):
     monkeypatch.setattr(cache_fetch, "_warned", set())
-    monkeypatch.setattr(shard_cache, "_warned", set())
 
 
 @pytest.fixture
@@ -282,18 +280,6 @@ def test_an_error_while_prefetching_is_left_to_whoever_opens_the_shard(make, rem
     with cache.open(url("a")) as stream, pytest.raises(OSError, match="the line is cut"):
         stream.read()
     settle(cache)
-
-
-def test_a_file_that_became_shorter_is_fetched_again(make, remote):
-    cache = make()
-    read(cache, "a")
-    settle(cache)
-    os.truncate(cache.path(url("a")), 5000)
-    with pytest.warns(RuntimeWarning, match="has 5000 bytes and had 10240 when it was fetched"):
-        assert read(cache, "a") == remote.shards["a"]
-    settle(cache)
-    assert read(cache, "a") == remote.shards["a"]
-    assert remote.opened == [("a", 0)] * 2
 
 
 @pytest.mark.parametrize("name", "ab")

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import socket
 import subprocess
 import sys
 from email.utils import formatdate
@@ -246,49 +245,6 @@ def test_a_server_that_is_not_there_is_an_error(quick):
         StreamError, match=r"connection failed \(ConnectionRefusedError.*gave up after 4 tries"
     ):
         open_http("http://127.0.0.1:1/x.tar", retries=quick)
-
-
-@pytest.fixture
-def pauses(monkeypatch):
-    pauses = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    return pauses
-
-
-@pytest.mark.parametrize("failure", ["refused", "unknown"])
-def test_a_server_that_was_never_there_is_given_up_soon(web, monkeypatch, pauses, caplog, failure):
-    if failure == "unknown":
-
-        def unknown(*arguments, **options):
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-        monkeypatch.setattr(socket, "getaddrinfo", unknown)
-        url = "http://no-such-host/x.tar"
-    else:
-        url = f"http://127.0.0.1:{unused_port()}/x.tar"
-    caplog.set_level("WARNING", logger="mpwds")
-    with pytest.raises(StreamError, match="gave up after 5 tries"):
-        open_http(url)
-    assert sum(pauses) < 5
-    assert len(caplog.records) <= 2
-
-
-def test_a_server_that_has_answered_once_is_waited_for(web, pauses):
-    web.plan = [{"cut": 10}]
-    url = web.url()
-    with open_http(url, retries=Retries(tries=9)) as stream:
-        web.close()
-        with pytest.raises(StreamError, match="ConnectionRefused.*gave up after 9 tries"):
-            stream.read()
-    with pytest.raises(StreamError, match="gave up after 9 tries"):
-        open_http(url, retries=Retries(tries=9))
-    assert len(pauses) == 16
-
-
-def unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("url", ["http:///x.tar", "http://host:port/x.tar", "http://127.0.0.1:1/a\nb"])

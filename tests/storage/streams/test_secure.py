@@ -8,12 +8,8 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.secure import (
-    check_url,
-    enforce_security,
-    refuse_in_secure_mode,
-    security_enforced,
-)
+from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.urls import enforce_security, refuse_in_secure_mode, security_enforced
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def test_the_environment_switches_it_on(monkeypatch, value, on):
 def test_processes_started_later_have_it_too(monkeypatch):
     monkeypatch.setenv("WDS_SECURE", "0")
     enforce_security()
-    code = "from mpwds.storage.streams.secure import security_enforced; print(security_enforced())"
+    code = "from mpwds.storage.streams.urls import security_enforced; print(security_enforced())"
     child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert child.stdout == "True\n"
 

@@ -5,7 +5,8 @@ import pathlib
 import pytest
 from webdataset.shardlists import expand_urls as webdataset_expand_urls
 
-from mpwds.storage.streams.urls import expand_urls, is_local, local_path, without_credentials
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,7 @@ def test_a_wrong_checksum_is_reported_with_offset_and_both_values(tmp_path):
 def test_bytes_behind_the_archive_that_are_no_archive_are_an_error(tmp_path, trailing):
     data = archive_of([("a", b"1234")])
     message = rf"^{len(trailing)} bytes at offset {len(data)} of .*x\.tar follow the end of the archive"
-    with pytest.raises(
-        ShardError, match=rf"{message} and are no tar header: cut them off \(truncate -s {len(data)}\)"
-    ):
+    with pytest.raises(ShardError, match=rf"{message} and are no tar header: cut them off"):
         read(tmp_path, data + trailing)
 
 

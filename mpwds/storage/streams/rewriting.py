@@ -1,4 +1,4 @@
-"""What a URL may do: secure mode, rewriting by the user's environment, and the check of untrusted URLs."""
+"""Rules in the user's environment that rewrite URLs, and the check of URLs from untrusted files."""
 
 from __future__ import annotations
 
@@ -9,51 +9,17 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError
-from mpwds.storage.streams.urls import expand_urls, url_scheme, without_credentials
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import (
+    REWRITE_VARIABLES,
+    refuse_in_secure_mode,
+    url_scheme,
+    verbose,
+    without_credentials,
+)
 
-_SECURE_VARIABLE = "WDS_SECURE"
-_OFF = ("", "0", "false", "no", "off")
-_REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 # One word that a shell leaves unchanged, and that cannot be an option.
 _PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
-
-
-def security_enforced() -> bool:
-    """Whether secure mode is on: no shell commands, local files, rewritten URLs or pickles.
-
-    It is on if the environment variable ``WDS_SECURE`` is set to anything but ``0``, ``false``, ``no``,
-    ``off`` or nothing. Only the environment keeps it, so child processes inherit it.
-    """
-    return os.environ.get(_SECURE_VARIABLE, "").strip().lower() not in _OFF
-
-
-def enforce_security(on: bool = True) -> None:
-    """Switches secure mode on or off, in this process and those that it starts from now on.
-
-    In secure mode nothing runs a shell command, opens a local file, rewrites a URL or reads a pickle; a
-    ``SecurityError`` says so. The environment variable ``WDS_SECURE`` holds the mode.
-
-    Args:
-        on: Whether it is to be on.
-
-    Source:
-        ``webdataset.utils.enforce_security``.
-
-    Example:
-        >>> enforce_security(False)
-        >>> security_enforced()
-        False
-    """
-    os.environ[_SECURE_VARIABLE] = "1" if on else "0"
-
-
-def refuse_in_secure_mode(what: str) -> None:
-    """Raises ``SecurityError`` if secure mode is on; ``what`` begins its message."""
-    if security_enforced():
-        raise SecurityError(
-            f"{what} in secure mode: it is on because {_SECURE_VARIABLE}="
-            f"{os.environ[_SECURE_VARIABLE]!r} is in the environment, or because enforce_security was set"
-        )
 
 
 def rewrite_url(url: str) -> str:
@@ -64,11 +30,8 @@ def rewrite_url(url: str) -> str:
     rule that changes the URL counts; those of ``WDS_REWRITE`` come first.
 
     As in webdataset, the first ``=`` divides a rule, and the prefix is a regular expression that matches at
-    the URL's beginning. A prefix may hold ``=`` itself: if the URL begins literally with the text before a
-    *later* ``=``, the last such ``=`` divides the rule. For the URL ``https://host/get?x=1/a.tar`` the rule
-    ``https://host/get?x=1=/local`` yields ``/local/a.tar``.
-
-    With ``GOPEN_VERBOSE=1`` in the environment, each URL that changes is printed on standard error.
+    the URL's beginning. If the URL begins literally with the text before a *later* ``=``, the last such ``=``
+    divides the rule: ``https://host/get?x=1=/local`` makes ``/local/a.tar`` of ``https://host/get?x=1/a.tar``.
 
     Raises:
         ValueError: A rule has no ``=``, or its prefix is not a regular expression.
@@ -117,30 +80,38 @@ def check_url(url: str, trusted: bool, where: str) -> None:
     if trusted:
         return
     for candidate in _readings(url):
-        shown = f"{where}: the URL {without_credentials(candidate)!r}"
-        if url_scheme(candidate) == "pipe":
+        if why := _danger(candidate):
             raise SecurityError(
-                f"{shown} runs a command, which is allowed only for URLs in your code and for results of "
-                "WDS_REWRITE in your environment; if you wrote that file yourself, load it with "
-                "trusted=True"
-            )
-        rewritten = _rewrite(candidate)
-        if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
-            raise SecurityError(
-                f"{shown} has '..', which would leave the place to which {rewritten.variable} in your "
-                "environment maps it; if you wrote that file yourself, load it with trusted=True"
-            )
-        if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
-            raise SecurityError(
-                f"{shown} would add an option, or characters with a meaning for the shell, to the command "
-                f"that {rewritten.variable} in your environment makes of it; if you wrote that file "
+                f"{where}: the URL {without_credentials(candidate)!r} {why}; if you wrote that file "
                 "yourself, load it with trusted=True"
             )
 
 
-def verbose() -> bool:
-    """Whether ``GOPEN_VERBOSE`` asks for a line about every URL that is opened."""
-    return os.environ.get("GOPEN_VERBOSE", "0").strip() not in ("", "0")
+def _readings(url: str) -> list[str]:
+    try:
+        return [url, *expand_urls(url)]
+    except ValueError:  # an invalid pattern: the caller that expands it raises
+        return [url, *url.split("::")]
+
+
+def _danger(url: str) -> str:
+    """Why a URL from an untrusted file is refused; empty if it is not."""
+    if url_scheme(url) == "pipe":
+        return (
+            "runs a command, which is allowed only for URLs in your code and for results of WDS_REWRITE in "
+            "your environment"
+        )
+    rewritten = _rewrite(url)
+    if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
+        return (
+            f"has '..', which would leave the place to which {rewritten.variable} in your environment maps it"
+        )
+    if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
+        return (
+            "would add an option, or characters with a meaning for the shell, to the command that "
+            f"{rewritten.variable} in your environment makes of it"
+        )
+    return ""
 
 
 class _Rewritten(NamedTuple):
@@ -152,7 +123,7 @@ class _Rewritten(NamedTuple):
 
 
 def _rewrite(url: str) -> _Rewritten:
-    for variable in _REWRITE_VARIABLES:
+    for variable in REWRITE_VARIABLES:
         rules = os.environ.get(variable, "")
         if not rules.strip():
             continue
@@ -188,10 +159,3 @@ def _apply(rule: str, url: str, variable: str) -> _Rewritten:
         pieces += [match[0]] if "\\g<0>" in replacement else []
         at = match.end()
     return _Rewritten(rewritten, (*pieces, url[at:]), variable)
-
-
-def _readings(url: str) -> list[str]:
-    try:
-        return [url, *expand_urls(url)]
-    except ValueError:  # an invalid pattern: the caller that expands it raises
-        return [url, *url.split("::")]

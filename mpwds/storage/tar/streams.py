@@ -1,26 +1,145 @@
-"""Streams that decompress as they are read: gzip, bzip2, xz and zstd, recognized by their first bytes."""
+"""Archives that are not plain files: streams, which are read once from their start, compressed or not.
+
+The formats gzip, bzip2, xz and zstd are recognized by their first bytes.
+"""
 
 from __future__ import annotations
 
 import bz2
+import io
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.input import Input
+from mpwds.imports import require
 
 LOOK_BYTES = 10
 
+_PIECE_BYTES = 256 * 1024
 _XZ_MEMORY_BYTES = 512 * 1024 * 1024
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
+class Readable(Protocol):
+    """A stream: a file, a pipe, a response or a decompressor."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+class Input(Protocol):
+    """The bytes of an archive, from an offset on.
+
+    Attributes:
+        url: The archive's name in errors.
+        end: Where the archive ends; ``sys.maxsize`` until that is known.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
+    """
+
+    url: str
+    end: int
+    largest: int
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        """Bytes, and the index of ``position`` among them. Positions rise from call to call.
+
+        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
+        """
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
+
+    def close(self) -> None: ...
+
+
+class StreamInput:
+    """A stream at an offset of the archive. Reads pieces as they come: waits for no more than it needs."""
+
+    def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
+        self.url = url
+        self.largest = largest
+        self.end = sys.maxsize
+        self._stream = stream
+        self._read = reader(stream)
+        self._chunk = b""
+        self._position = offset  # of the chunk
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        self._skip_to(position)
+        at = position - self._position
+        have = len(self._chunk) - at
+        if have >= need:
+            return self._chunk, at
+        pieces = [self._chunk[at:]] if have > 0 else []
+        while have < need and (piece := self._read(_PIECE_BYTES)):
+            pieces.append(piece)
+            have += len(piece)
+        if have < need:
+            self.end = min(self.end, position + have)
+        self._chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._position = position
+        return self._chunk, 0
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        self._skip_to(position)
+        at = position - self._position
+        if at + size <= len(self._chunk):
+            data = self._chunk[at : at + size]
+        else:
+            # The rest is copied, so that the chunk's memory can be used again; later pieces are views.
+            pieces: list[bytes | memoryview] = [self._chunk[at:]]
+            missing = size - len(pieces[0])
+            while missing > 0 and (piece := self._read(_PIECE_BYTES)):
+                self._position += len(self._chunk)
+                self._chunk = piece
+                pieces.append(memoryview(piece)[:missing])
+                missing -= len(pieces[-1])
+            data = b"".join(pieces)
+            if missing > 0:
+                self.end = min(self.end, self._position + len(self._chunk))
+                return data
+        self.window(position + size, padding)
+        return data
+
+    def close(self) -> None:
+        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+            self._stream.close()
+
+    def _skip_to(self, position: int) -> None:
+        """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
+        while position > self._position + len(self._chunk):
+            self._position += len(self._chunk)
+            self._chunk = self._read(_PIECE_BYTES)
+            if not self._chunk:
+                self.end, self._position = self._position, position
+
+
+def reader(stream: Readable) -> Callable[[int], bytes]:
+    """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
+    if isinstance(stream, io.RawIOBase):
+        # Its own read copies once more than that of a buffer around it, which is never filled.
+        stream = io.BufferedReader(stream)
+    read: Callable[[int], bytes | None] = getattr(stream, "read1", stream.read)
+    buffered = isinstance(stream, io.BufferedReader)
+
+    def read_some(size: int) -> bytes:
+        piece = read(size)
+        if not piece and buffered:  # at its end; or it would block, which only `read` tells
+            piece = stream.read(1)
+        if piece is None:
+            raise BlockingIOError(f"{stream!r} does not block: shards are read from blocking streams")
+        return piece
+
+    return read_some
+
+
 class Compression(NamedTuple):
-    """A format: its name, and a factory of decompressors of one member, with the interface of ``lzma``'s."""
+    """A format. Its decompressors have the interface of ``lzma``'s, and decompress one member."""
 
     name: str
     decompressor: Callable[[], Any]
@@ -131,12 +250,8 @@ class _ZstdFrame:
     """
 
     def __init__(self) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise ImportError(
-                "zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
-            ) from error
+        hint = "zstd-compressed shards need the package zstandard: pip install 'mpwds[zstd]'"
+        zstandard = require("zstandard", hint)
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._input = b""
         self._output = b""
@@ -151,7 +266,7 @@ class _ZstdFrame:
 
     @property
     def unused_data(self) -> bytes:
-        return self._frame.unused_data + self._input
+        return bytes(self._frame.unused_data) + self._input
 
     def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
         self._input += data

@@ -1,0 +1,159 @@
+"""Shard patterns: variables and braces."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from braceexpand import braceexpand
+
+from mpwds.storage.streams.urls import as_str, url_scheme, without_credentials
+
+MAX_NAMES = 1_000_000
+"""The most names that a pattern may expand to: about a petabyte of shards."""
+
+_NESTED_VARIABLES = 10
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
+_GLOB = re.compile(r"[*?]")
+_TOKEN = re.compile(
+    r"\\."
+    r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
+    r"|\{(?P<from>[A-Za-z])\.\.(?P<to>[A-Za-z])(\.\.(?P<stride>-?\d+))?\}"
+    r"|[{},]",
+    re.DOTALL,
+)
+
+
+def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The shards of a pattern, or of an iterable of names.
+
+    In a pattern (a string or a path), ``::`` separates patterns, ``${NAME}`` stands for the environment
+    variable ``WDS_NAME``, and ``{000..131}`` and ``{a,b}`` for one name for each value. Names from an
+    iterable stay as they are.
+
+    Args:
+        urls: A pattern, or an iterable of shard names.
+
+    Returns:
+        The names in the order they are written; at least one.
+
+    Raises:
+        ValueError: There is no shard, a variable is not set, braces do not match, hold no range, or stand for
+            more than a million names; or a pattern is a glob.
+        TypeError: ``urls``, or one of its elements, is neither a string nor a path.
+
+    Source:
+        ``webdataset.shardlists.expand_urls``.
+
+    Example:
+        >>> expand_urls("digits-{000..002}.tar::extra.tar")
+        ['digits-000.tar', 'digits-001.tar', 'digits-002.tar', 'extra.tar']
+        >>> expand_urls(["a{1}.tar", "b.tar"])
+        ['a{1}.tar', 'b.tar']
+    """
+    if isinstance(urls, (str, os.PathLike)):
+        parts = [_substitute_variables(part) for part in as_str(urls).split("::")]
+        for part in parts:
+            _check_range(part)
+        shards = expand_braces(*parts)
+        for part in parts:
+            _check_glob(part)
+    elif isinstance(urls, (bytes, bytearray)) or not isinstance(urls, Iterable):
+        raise TypeError(f"shards are given as a string or an iterable of strings, not {type(urls).__name__}")
+    else:
+        shards = [as_str(url) for url in urls]
+    if not shards:
+        raise ValueError(f"no shards: {urls!r} is empty")
+    if "" in shards:
+        raise ValueError(f"shard {shards.index('')} of {urls!r} has an empty name")
+    return shards
+
+
+def expand_braces(*patterns: str) -> list[str]:
+    """The names that the braces of patterns expand to, in order.
+
+    Raises ``ValueError`` if the braces do not match, or there would be more than a million names.
+
+    Example:
+        >>> expand_braces("x-{0..2}.{tar,txt}")
+        ['x-0.tar', 'x-0.txt', 'x-1.tar', 'x-1.txt', 'x-2.tar', 'x-2.txt']
+    """
+    if sum(map(_count, patterns)) > MAX_NAMES:
+        largest = max(patterns, key=_count)
+        raise ValueError(
+            f"the braces in {largest!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed. If you "
+            "really have that many shards, pass a list of names"
+        )
+    names: list[str] = []
+    for pattern in patterns:
+        try:
+            names += braceexpand(pattern)
+        except ValueError:
+            message = f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar"
+            raise ValueError(message) from None
+    return names
+
+
+def _check_range(pattern: str) -> None:
+    wrong = _NO_RANGE.search(pattern)
+    if wrong and url_scheme(pattern) != "pipe":
+        raise ValueError(
+            f"{wrong[0]} in {without_credentials(pattern)!r} is no range: "
+            f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
+        )
+
+
+def _check_glob(pattern: str) -> None:
+    is_file = url_scheme(pattern) in ("", "file")
+    if is_file and _GLOB.search(pattern) and not os.path.exists(expand_braces(pattern)[0]):
+        raise ValueError(
+            f"{pattern!r} is a glob, which is not expanded: write braces, such as train-{{000..011}}.tar, or "
+            f"give a list of files, sorted(glob.glob({pattern!r}))"
+        )
+
+
+def _count(pattern: str) -> int:
+    """The number of names; too high if letters are counted or braces do not match."""
+    alternatives, names = 0, 1  # of the braces that are open: those before the last comma; those since
+    outer: list[tuple[int, int]] = []
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if text == "{":
+            outer.append((alternatives, names))
+            alternatives, names = 0, 1
+        elif text == "," and outer:
+            alternatives, names = alternatives + names, 1
+        elif text == "}" and outer:
+            inside = alternatives + names
+            alternatives, names = outer.pop()
+            names *= inside
+        elif token["first"]:
+            names *= _steps(int(token["first"]), int(token["last"]), token["step"])
+        elif token["from"]:
+            names *= _steps(ord(token["from"]), ord(token["to"]), token["stride"])
+    return max(names, *(before for _, before in outer), 1)
+
+
+def _steps(first: int, last: int, step: str | None) -> int:
+    return abs(last - first) // max(1, abs(int(step or 1))) + 1
+
+
+def _substitute_variables(pattern: str) -> str:
+    """Replaces each ``${NAME}``, also in the values."""
+    expanded = pattern
+    for _ in range(_NESTED_VARIABLES):
+        if _VARIABLE.search(expanded) is None:
+            return expanded
+        expanded = _VARIABLE.sub(lambda match: _variable(match[1], pattern), expanded)
+    raise ValueError(f"variables of shard pattern {pattern!r} refer to each other without end")
+
+
+def _variable(name: str, pattern: str) -> str:
+    value = os.environ.get("WDS_" + name)
+    if value is None:
+        raise ValueError(
+            f"shard pattern {pattern!r} needs the environment variable WDS_{name}, which is not set"
+        )
+    return value

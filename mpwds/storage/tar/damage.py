@@ -1,0 +1,67 @@
+"""The errors for archives that are damaged, truncated, or hold something that is not read."""
+
+from __future__ import annotations
+
+import sys
+
+from mpwds.errors import ShardError
+from mpwds.storage.tar.header import BLOCK, SIZE, ZERO_BLOCK
+from mpwds.storage.tar.streams import Input
+
+
+def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
+    """The error for a block, perhaps cut off, that is not a header; zero blocks ended at ``after_zeros``."""
+    if offset < after_zeros == position:
+        number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
+        return ShardError(
+            f"{number} at offset {position} of {source.url} follow the end of the archive and are no tar "
+            "header: cut them off, or write the shard again if more members should follow"
+        )
+    if len(block) < BLOCK:
+        return truncated(source, position, f"{len(block)} bytes are left of a header's {BLOCK}")
+    if block == ZERO_BLOCK:
+        return truncated(source, position, "the archive ends after an extension header, before its member")
+    expected = sum(block[:148]) + 8 * ord(" ") + sum(block[156:])
+    try:
+        stored = f"0o{int(block[148:156].partition(bytes(1))[0], 8):o}"
+    except ValueError:
+        stored = repr(block[148:156])
+    return ShardError(
+        f"tar header at offset {position} of {source.url} has checksum {stored}, expected 0o{expected:o}: "
+        "the shard is damaged or not a tar file"
+    )
+
+
+def truncated(source: Input, position: int, why: str) -> ShardError:
+    return ShardError(f"{source.url} is truncated or damaged in the member at offset {position}: {why}")
+
+
+def data_missing(source: Input, position: int, size: int) -> ShardError:
+    return truncated(source, position, f"its {size} bytes of data reach beyond the end at {source.end}")
+
+
+def nothing_there(source: Input, offset: int) -> ShardError:
+    length = "" if 0 < offset == source.end else f" has {source.end} bytes,"
+    return ShardError(f"{source.url}{length} nothing can be read at offset {offset}: it is truncated")
+
+
+def bad_size(front: bytes, source: Input, position: int) -> ShardError:
+    return ShardError(
+        f"tar header at offset {position} of {source.url} has size {front[SIZE]!r}, expected an octal "
+        "number: the shard is damaged"
+    )
+
+
+def too_large_decompressed(source: Input, position: int, name: str, size: int) -> ShardError:
+    return ShardError(
+        f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
+        f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
+        "WebDataset(..., max_decompressed_bytes=...)"
+    )
+
+
+def extension_too_large(source: Input, position: int, size: int, limit: int) -> ShardError:
+    return ShardError(
+        f"extension header at offset {position} of {source.url} says it has {size} bytes, more than "
+        f"{limit}: the shard is damaged"
+    )
