@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS
 from mpwds.loader.engine.options import Even
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
+from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.state import described_stages
 from mpwds.loader.stats.collector import Since
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.fluent import Composable, Fluent, Self
-from mpwds.pipeline.parts import culprit, in_any_order
+from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
 
 if TYPE_CHECKING:
-    from mpwds.loader.resume.resumable_stream import LoaderIterator
+    from mpwds.loader.resume.resumable_stream import LoaderIterator, StagesStream
     from mpwds.loader.stats.stats import LoaderStats
 
 _TIME_EVERY_NS = 100_000
@@ -115,7 +117,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
-        self._position = PipelinePosition()
+        self._position = Position()
 
     def __iter__(self) -> Iterator[Any]:
         loader, epoch = self.loader, self.loader._next_epoch()
@@ -125,10 +127,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
         delivered = self._position.handed_over(epoch)
         elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
-        return CountOnYield(elements, self._position.run)
+        return CountOnYield(elements, self._position.last)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        elements = self._position.iterate(self, epoch, ahead=self.loader._is_even())
+        stream = self.stream(Context.current(epoch))
+        if is_repetition(epoch):  # another pass, to make an epoch even
+            elements = stream.elements()
+        else:
+            elements = self._position.begin_stages(stream, ahead=self.loader._is_even())
         return self.loader._hand_out(StagesIterator(elements, self.loader._clock), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,16 +142,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
-    def stream(self, context: Context = ALONE) -> Stream[Any]:
-        from mpwds.loader.rebatch.rebatched import Rebatched
-        from mpwds.loader.resume.resumable_stream import ResumableStream
+    def stream(self, context: Context = ALONE) -> StagesStream:
+        from mpwds.loader.resume.resumable_stream import StagesStream
 
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
-        culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
-        return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
+        return StagesStream(self._starter(context), context.epoch, same_order)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         if len(stages) < 3:
@@ -156,7 +160,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
-        extended._position = PipelinePosition()
+        extended._position = Position()
         return extended
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,7 +181,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
             >>> [batch.tolist() for batch in pipeline] == whole[1:]
             True
         """
-        return self._position.state_dict(self, self.loader)
+        return self._position.state_dict(self.loader, self._described())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
@@ -194,7 +198,10 @@ class LoaderPipeline(Rebatching, DataPipeline):
                 seeds or another dataset; or, in ``iter()``, the epoch would have to run again and
                 ``in_order=False`` gives another order each time.
         """
-        self._position.load(self, self.loader, state_dict)
+        self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
+
+    def _described(self) -> list[str]:
+        return described_stages(self.stages, self._epochs)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
@@ -245,7 +252,7 @@ class LoaderStages(Rebatching, Fluent):
     seed: int | None
     even: Even | None
     _epoch: int
-    _position: LoaderPosition
+    _position: Position
 
     def compose(self, *stages: Any) -> Any:
         """The loader with stages behind it.

@@ -18,7 +18,7 @@ from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition
+from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import Ledger, Since
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -188,7 +188,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
             require_tqdm()
         self._epoch = 0
-        self._position = LoaderPosition()
+        self._position = Position()
         self._current = _Current()
         self._group = WorkerGroup(
             self._setup_maker(),
@@ -225,7 +225,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         except Exception as error:
             shorten(error)
             raise
-        return CountOnYield(batches, self._position.progress) if self._takes_ahead() else batches
+        return CountOnYield(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         batches = self._iterate(epoch)
@@ -293,7 +293,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
         epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
-        self._position.set_epoch(epoch)
+        self._position.set_epoch()
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -390,11 +390,6 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def _as_called(self) -> str:
         return f"MultiLoader({self.dataset!r}, workers={self.workers})"
-
-    def _next_epoch(self) -> int:
-        epoch = super()._next_epoch()
-        self._epoch = self._position.next_epoch(epoch)
-        return epoch
 
     def _times(self) -> TrainerTimes:
         if not self.progress:

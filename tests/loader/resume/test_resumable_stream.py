@@ -221,7 +221,7 @@ def test_integers_in_a_state_that_are_no_addresses_make_no_batch_again(loader):
     elements = iter(pipeline)
     for _ in range(7):
         next(elements)
-    assert len(pipeline.state_dict()["run"]["stream"]["source"]["loaded"]["held"]) == 1
+    assert len(pipeline.state_dict()["stages"]["source"]["loaded"]["held"]) == 1
 
 
 def test_out_of_order_stages_that_must_be_run_again_are_an_error():
@@ -258,7 +258,7 @@ def test_a_copy_begins_anew():
     for _ in pipeline:
         break
     copy = pickle.loads(pickle.dumps(pipeline))
-    assert copy.state_dict()["run"] == {"delivered": 0}
+    assert copy.state_dict()["delivered"] == 0
 
 
 def test_the_state_names_what_is_held_and_holds_no_data():
