@@ -15,18 +15,18 @@ from mpwds.loader.engine.options import Even
 from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
-from mpwds.loader.stats.collector import Since
+from mpwds.loader.stats.collector import Ledger, Since
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
 
 if TYPE_CHECKING:
+    from mpwds.loader.ranks.lengths import CountOf
     from mpwds.loader.resume.resumable_stream import LoaderIterator, StagesStream
     from mpwds.loader.stats.stats import LoaderStats
 
@@ -120,22 +120,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._position = Position()
 
     def __iter__(self) -> Iterator[Any]:
-        loader, epoch = self.loader, self.loader._next_epoch()
-        if loader.even is None or not loader._is_even():
-            return self._begin(epoch)
-        from mpwds.loader.ranks.even_iterator import evened
-
-        delivered = self._position.handed_over(epoch)
-        elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
-        return CountOnYield(elements, self._position.last)
+        loader, position = self.loader, self._position
+        elements = loader._iterate_evenly(self._begin, self._count, position)
+        return CountOnYield(elements, position.last) if loader._is_even() else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        stream = self.stream(Context.current(epoch))
-        if is_repetition(epoch):  # another pass, to make an epoch even
-            elements = stream.elements()
-        else:
-            elements = self._position.begin_stages(stream, ahead=self.loader._is_even())
-        return self.loader._hand_out(StagesIterator(elements, self.loader._clock), staged=True)
+        loader, stream = self.loader, self.stream(Context.current(epoch))
+        elements = self._position.begin_stages(stream, ahead=loader._is_even())
+        return loader._hand_out(StagesIterator(elements, lambda: loader._ledger.times), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
@@ -147,7 +139,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
         loader = self.loader
         if context.watch is None:
-            context = replace(context, watch=loader._watch)
+            context = replace(context, watch=loader._ledger.watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         return StagesStream(self._starter(context), context.epoch, same_order)
 
@@ -229,7 +221,9 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         if self._length is not None:
             return self._length
-        return _length(self.loader.even, self._count)
+        from mpwds.loader.ranks.lengths import even_length
+
+        return even_length(self.loader.even, self._count)
 
     def _count(self, context: Context, *, exact: bool = False) -> int:
         epochs = self._epochs
@@ -243,7 +237,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
 
 class LoaderStages(Rebatching, Fluent):
-    """The part of a loader that puts stages behind it. Each method returns a :class:`LoaderPipeline`."""
+    """The part of a loader that puts stages behind it, and what these use of the loader."""
 
     dataset: Any
     workers: int
@@ -253,15 +247,10 @@ class LoaderStages(Rebatching, Fluent):
     even: Even | None
     _epoch: int
     _position: Position
+    _ledger: Ledger
 
     def compose(self, *stages: Any) -> Any:
-        """The loader with stages behind it.
-
-        Args:
-            stages: As those of a ``DataPipeline``.
-
-        Raises:
-            TypeError: One is no stage.
+        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -301,7 +290,9 @@ class LoaderStages(Rebatching, Fluent):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        return _length(self.even, self._count)
+        from mpwds.loader.ranks.lengths import even_length
+
+        return even_length(self.even, self._count)
 
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
@@ -320,7 +311,7 @@ class LoaderStages(Rebatching, Fluent):
 
     @abstractmethod
     def _as_called(self) -> str:
-        """The call that makes such a loader."""
+        """The call that makes such a loader, for ``repr``."""
 
     @abstractmethod
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
@@ -330,22 +321,22 @@ class LoaderStages(Rebatching, Fluent):
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         """The last step: converts elements, of the last stage if ``staged``, to the loader's output."""
 
-    @abstractmethod
-    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """Watches a stage behind the loader: see ``Context.watch``."""
-
-    @abstractmethod
-    def _clock(self) -> TrainerTimes:
-        """The clock of the epoch that began last."""
-
     def _in_short(self) -> str:
         """The part of ``repr`` about a loader that has run."""
-        stats = self.stats()
+        stats = self._ledger.stats("epoch")
         return f"  # {stats.in_short}" if stats.batches else ""
 
-    def _next_epoch(self) -> int:
+    def _iterate_evenly(
+        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: Position
+    ) -> Iterator[Any]:
+        """Begins the next epoch, an even one if the loader asks for that."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return epoch
+        if self.even is None or not self._is_even():
+            return begin(epoch)
+        from mpwds.loader.ranks.even_iterator import evened
+
+        here = replace(Context.current(epoch), seed=self.seed)
+        return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
 
     def _count(self, context: Context, *, exact: bool = False) -> int:
         from mpwds.loader.ranks.lengths import count_delivered
@@ -356,23 +347,17 @@ class LoaderStages(Rebatching, Fluent):
         """Whether the loader makes its epochs even on all ranks."""
         if self.even is None:
             return False
-        from mpwds.loader.ranks.even import is_to_be_even
+        from mpwds.loader.ranks.agreement import world_size
 
-        return is_to_be_even(self)
+        return world_size() > 1
 
 
 class StagesIterator(Iterator[Any]):
     """The elements of the last stage behind a loader, for one thread at a time, and timed.
 
     One element is timed about every tenth of a millisecond, at random distances, and stands for those since
-    the one before: timing takes about a microsecond, which is more than small elements take.
-
-    Args:
-        elements: The elements of the last stage.
-        clock: Returns the clock of the loader's epoch.
-
-    Raises:
-        RuntimeError: In ``next()``, another thread is in the middle of it.
+    the one before: timing takes about a microsecond, which is more than small elements take. ``clock``
+    returns the clock of the loader's epoch.
     """
 
     def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:
@@ -399,7 +384,6 @@ class StagesIterator(Iterator[Any]):
             self._lock.release()
 
     def close(self) -> None:
-        """Ends the iteration."""
         self._elements.close()
 
     def _timed(self) -> Any:
@@ -433,11 +417,3 @@ class _Loaded:
         from mpwds.loader.resume.resumable_stream import LoaderStream
 
         return LoaderStream(lambda progress: self._loader._iterate(context.epoch, progress))
-
-
-def _length(even: Even | None, count: Callable[..., int]) -> int:
-    if even is None:
-        return count(Context.current())
-    from mpwds.loader.ranks.even import even_length
-
-    return even_length(even, count)

@@ -27,7 +27,6 @@ from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.parts import TorchIterable, in_any_order
-from mpwds.pipeline.stream import Stream
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
@@ -212,16 +211,8 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        epoch = self._next_epoch()
-        batches: Iterator[Any]
         try:
-            if self.even is not None and self._is_even():
-                from mpwds.loader.ranks.even_iterator import evened
-
-                delivered = self._position.handed_over(epoch)
-                batches = evened(self, self.even, epoch, self._begin, self._count, delivered)
-            else:
-                batches = self._begin(epoch)
+            batches = self._iterate_evenly(self._begin, self._count, self._position)
         except Exception as error:
             shorten(error)
             raise
@@ -258,12 +249,6 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         return elements if self._delivery is None else self._delivery.handed_out(elements, staged)
-
-    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        return self._ledger.watch(part, stream, context)
-
-    def _clock(self) -> TrainerTimes:
-        return self._ledger.times
 
     @property
     def worker_pids(self) -> list[int]:
@@ -405,7 +390,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             here = Context.current()
             blocks = options.prefetch + BLOCKS_OF_CONSUMER
             if options.even is not None and here.world_size > 1:
-                from mpwds.loader.ranks.even import MOST_AHEAD
+                from mpwds.loader.ranks.agreement import MOST_AHEAD
 
                 blocks += -(-MOST_AHEAD // options.workers)
             return WorkerSetup(

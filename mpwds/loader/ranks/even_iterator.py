@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
-from mpwds.loader.ranks.agreement import Agreement, TorchRanks
-from mpwds.loader.ranks.even import MOST_AHEAD, WINDOW, Evened, all_ranks
-from mpwds.loader.ranks.lengths import CountOf
+from mpwds.loader.ranks.agreement import MOST_AHEAD, Agreement, TorchRanks, target_of
+from mpwds.loader.ranks.lengths import CountOf, all_ranks
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.epochs import epoch_of_repetition
-from mpwds.warn import warn
 
 
 def evened(
-    loader: Evened,
     even: Even,
-    epoch: int,
+    here: Context,
     start: Callable[[int], Iterator[Any]],
     count: CountOf,
-    delivered: int = 0,
+    delivered: int,
+    timeout: float | None,
 ) -> EvenIterator:
     """Begins an even epoch of a loader, for each of several ranks.
 
     Args:
-        loader: The loader.
         even: The loader's.
-        epoch: Number of the epoch.
+        here: The epoch, the loader's seed, and this rank.
         start: Begins an epoch of the loader, or of the stages behind it.
         count: Counts its batches.
         delivered: Batches of a resumed epoch that were delivered before; the same number on all ranks.
+        timeout: The loader's.
 
     Raises:
         EvenEpochError: The ranks have to agree and cannot, or one of them has no batch.
     """
 
     def begin(number: int) -> Iterator[Any]:
-        return start(epoch_of_repetition(number, "wrap", epoch) if number else epoch)
+        return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
 
-    here = replace(Context.current(epoch), seed=loader.seed)
     try:
         counts = [count(rank, exact=True) for rank in all_ranks(here)]
     except LengthUnknown:
@@ -55,9 +51,9 @@ def evened(
         own = counts[here.rank]
         part = OwnPart(begin, even if own < target else "drop", max(0, own - delivered))
         return EvenIterator(part, lambda delivered: target - delivered, delivered)
-    timeout = None if loader.timeout is None else loader.timeout * MOST_AHEAD
     part = OwnPart(begin, even)
-    return EvenIterator(part, Agreed(part, even, Agreement(ranks, even, epoch, timeout)), delivered)
+    timeout = None if timeout is None else timeout * MOST_AHEAD
+    return EvenIterator(part, Agreement(ranks, part.look_ahead, even, here.epoch, timeout), delivered)
 
 
 class EvenIterator(Iterator[Any]):
@@ -103,36 +99,6 @@ class EvenIterator(Iterator[Any]):
         self._granted -= 1
         self._delivered += 1
         return batch
-
-
-class Agreed:
-    """Grants batches as the ranks agree, window by window.
-
-    Each rank takes up to ``window`` batches ahead of the training loop and tells the others how many it has.
-    They talk again when as many are delivered as all of them have. To pad, a rank takes one batch more, to
-    see whether the one before is its last.
-    """
-
-    def __init__(self, part: OwnPart, even: Even, agreement: Agreement, window: int = WINDOW) -> None:
-        self._part = part
-        self._even = even
-        self._agreement = agreement
-        self._window = window
-
-    def __call__(self, delivered: int) -> int:
-        offers = self._agreement.batches(self._look_ahead())
-        if delivered == 0:
-            return target_of(self._even, offers)
-        return offers.least if self._even == "drop" else offers.most
-
-    def _look_ahead(self) -> int:
-        """Returns how many batches are ready. If making one fails, tells the other ranks, which raise too."""
-        try:
-            return min(self._part.look_ahead(self._window + (self._even == "pad")), self._window)
-        except Exception:
-            with suppress(EvenEpochError):  # which says that this rank failed
-                self._agreement.batches(0, failed=True)
-            raise
 
 
 class OwnPart:
@@ -227,27 +193,3 @@ class OwnPart:
             "counted, and other ranks expect as many: the dataset has changed, or a rank's part of it was "
             "empty"
         )
-
-
-def target_of(even: Even, counts: Sequence[int]) -> int:
-    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number.
-
-    Raises:
-        EvenEpochError: A rank has no batch that it could repeat.
-
-    Example:
-        >>> target_of("drop", [3, 5, 4]), target_of("wrap", [3, 5, 4])
-        (3, 5)
-    """
-    least, most = min(counts), max(counts)
-    if least == 0 < most:
-        if even != "drop":
-            raise EvenEpochError(
-                f'even="{even}": a rank has no batch at all to repeat, while others have some: use more '
-                "shards, smaller shards, or fewer ranks"
-            )
-        warn(
-            'even="drop": a rank has no batch at all, so no rank gets any: use more shards, smaller shards, '
-            "or fewer ranks"
-        )
-    return least if even == "drop" else most

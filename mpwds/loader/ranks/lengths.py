@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from mpwds.loader.engine.options import Even
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, count_of
 from mpwds.pipeline.dataset import DataPipeline
@@ -17,6 +18,24 @@ class CountOf(Protocol):
     """Counts the elements of an epoch; the arguments are those of :func:`count_delivered`."""
 
     def __call__(self, context: Context, *, exact: bool = False) -> int: ...
+
+
+def even_length(even: Even | None, count: CountOf) -> int:
+    """The ``len()`` of a loader: batches on this rank, or on every rank if epochs are even.
+
+    Raises:
+        LengthUnknown: The number is not known; the message says why.
+    """
+    here = Context.current()
+    if even is None:
+        return count(here)
+    counts = [count(rank) for rank in all_ranks(here)]
+    return min(counts) if even == "drop" else max(counts)
+
+
+def all_ranks(here: Context) -> list[Context]:
+    """The contexts of all ranks, from that of one."""
+    return [replace(here, rank=rank) for rank in range(here.world_size)]
 
 
 def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exact: bool = False) -> Count:

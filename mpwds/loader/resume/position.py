@@ -67,6 +67,8 @@ class Position:
 
         With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
         """
+        if is_repetition(stream.epoch):
+            return stream.elements()
         handed_over = self.handed_over(stream.epoch) if ahead else None
         if (loaded := self._take_loaded(stream.epoch)) is not None:
             stream.load_state_dict(loaded)
