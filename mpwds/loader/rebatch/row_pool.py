@@ -10,7 +10,7 @@ import numpy as np
 
 from mpwds.errors import SharedMemoryError
 from mpwds.loader.rebatch.batch_schema import Schema, build
-from mpwds.loader.rebatch.rows import RowBuffer, RowBuffers, RowIds, Rows
+from mpwds.loader.rebatch.rows import RowBuffer, RowBuffers, RowIds, Rows, rows_like
 from mpwds.sharedmem import segment
 
 _CACHE_NBYTES = 256 << 10
@@ -146,15 +146,18 @@ class RowPool:
     """
 
     def __init__(self, size: int, like: Sequence[Rows], rng: np.random.Generator) -> None:
-        _check_memory(size, like)
+        row_nbytes = [math.prod(rows.shape[1:]) * rows.itemsize for rows in like]
+        available = segment.available_nbytes()
+        if available is not None and size * sum(row_nbytes) > available:
+            raise _too_large(size, sum(row_nbytes), f"{available / 1e6:,.1f} MB are left")
         self.size = size
         self.count = 0
         self._rng = rng
         try:
-            self._columns = [np.empty((size, *rows.shape[1:]), rows.dtype) for rows in like]
+            self._columns = rows_like(like, size)
         except (MemoryError, ValueError) as error:
-            raise _too_large(size, like, "more than the system gives") from error
-        self._portions = [max(1, _CACHE_NBYTES // max(1, _row_nbytes(rows))) for rows in like]
+            raise _too_large(size, sum(row_nbytes), "more than the system gives") from error
+        self._portions = [max(1, _CACHE_NBYTES // max(1, nbytes)) for nbytes in row_nbytes]
         self._order: np.ndarray | None = None
 
     @property
@@ -188,10 +191,6 @@ class RowPool:
         """Moves random rows to ``out``, and puts new ``rows``, no more than are held, in their places."""
         slots = self._rng.choice(self.count, len(rows[0]), replace=False)
         for column, new, old, portion in zip(self._columns, rows, out, self._portions, strict=True):
-            if len(slots) <= portion:
-                np.take(column, slots, axis=0, out=old, mode="clip")
-                column[slots] = new
-                continue
             for begin in range(0, len(slots), portion):
                 end = begin + portion
                 some = slots[begin:end]
@@ -210,19 +209,8 @@ class RowPool:
         self.count = begin
 
 
-def _row_nbytes(rows: Rows) -> int:
-    return math.prod(rows.shape[1:]) * rows.itemsize
-
-
-def _check_memory(size: int, like: Sequence[Rows]) -> None:
-    available = segment.available_nbytes()
-    if available is not None and size * sum(map(_row_nbytes, like)) > available:
-        raise _too_large(size, like, f"{available / 1e6:,.1f} MB are left")
-
-
-def _too_large(size: int, like: Sequence[Rows], reason: str) -> SharedMemoryError:
-    nbytes = size * sum(map(_row_nbytes, like))
+def _too_large(size: int, row_nbytes: int, reason: str) -> SharedMemoryError:
     return SharedMemoryError(
-        f"shuffling behind the loader takes a pool of {size:,} rows, {nbytes / 1e6:,.1f} MB, {reason}: "
-        "shuffle fewer rows here, or shuffle in the workers before samples are decoded"
+        f"shuffling behind the loader takes a pool of {size:,} rows, {size * row_nbytes / 1e6:,.1f} MB, "
+        f"{reason}: shuffle fewer rows here, or shuffle in the workers before samples are decoded"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,10 +36,8 @@ def rows_of(spec: Column, column: Any) -> Rows:
         array([[1, 0, 2, 0],
                [3, 0, 4, 0]], dtype=uint8)
     """
-    if isinstance(spec, ListColumn):
+    if isinstance(spec, ListColumn) or spec.holds_objects:
         return np.fromiter(map(_without_its_batch, column), object, len(column))
-    if spec.holds_objects:
-        return np.fromiter(column, object, len(column))
     if spec.row_nbytes == 0 or len(column) == 0:
         return np.empty((len(column), spec.row_nbytes), np.uint8)
     if spec.is_tensor:
@@ -53,7 +51,7 @@ def rows_of(spec: Column, column: Any) -> Rows:
 
 
 def _without_its_batch(row: Any) -> Any:
-    # An array among the rows of a list may be a view that would keep its whole batch.
+    # An array that is a row of a list may be a view that would keep its whole batch.
     if type(row) is np.ndarray:
         return row.copy()
     torch = sys.modules.get("torch")
@@ -73,24 +71,20 @@ class RowBuffers:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory
-        self._offsets: list[int] = []
-        end = 0
-        for spec in specs:
-            self._offsets.append(end)
-            if isinstance(spec, ArrayColumn) and not spec.holds_objects:
-                end += -(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._nbytes = end
+        self._nbytes = sum(_room(spec, rows) for spec in specs)
         self._has_tensors = any(isinstance(spec, ArrayColumn) and spec.is_tensor for spec in specs)
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
         """Room for one batch, or SharedMemoryError if there is no memory left."""
-        return RowBuffer(self._specs, self.rows, self._offsets, self._memory())
+        return RowBuffer(self._specs, self.rows, self._memory())
 
     def _memory(self) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
         torch = sys.modules.get("torch") if self._has_tensors else None
-        if torch is not None and self._pins(torch):
+        if torch is not None and (
+            torch.cuda.is_initialized() if self._pin_memory is None else self._pin_memory
+        ):
             # torch's allocator reuses such memory once all work that was started with it has run.
             return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         if self._nbytes < _SMALL_NBYTES:
@@ -99,49 +93,58 @@ class RowBuffers:
             memory = np.frombuffer(self._copies.blank(self._nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
 
-    def _pins(self, torch: Any) -> bool:
-        return bool(torch.cuda.is_initialized() if self._pin_memory is None else self._pin_memory)
-
 
 class RowBuffer:
-    """Room for a batch; ``rows`` are the rows of each column, to be written."""
+    """Room for a batch in a tensor or an array of bytes.
 
-    def __init__(self, specs: list[Column], rows: int, offsets: list[int], memory: Any) -> None:
+    Attributes:
+        rows: The rows of each column, to be written.
+    """
+
+    def __init__(self, specs: list[Column], rows: int, memory: Any) -> None:
         self._specs = specs
-        self._offsets = offsets
-        self._memory = memory
-        written = memory if isinstance(memory, np.ndarray) else memory.numpy()
+        self._columns: list[Any] = []  # the memory of each column, where it does not hold objects
         self.rows: list[Rows] = []
-        for spec, offset in zip(specs, offsets, strict=True):
+        end = 0
+        for spec in specs:
+            begin, end = end, end + _room(spec, rows)
             if isinstance(spec, ListColumn) or spec.holds_objects:
+                self._columns.append(None)
                 self.rows.append(np.empty(rows, object))
             else:
-                nbytes = spec.row_nbytes
-                self.rows.append(written[offset : offset + rows * nbytes].reshape(rows, nbytes))
+                data = memory[begin : begin + rows * spec.row_nbytes]
+                self._columns.append(data)
+                self.rows.append(np.asarray(data).reshape(rows, spec.row_nbytes))
 
     def columns(self, count: int) -> list[Any]:
         """The first ``count`` rows as columns: views of the memory, and lists."""
-        return [
-            self._column(spec, offset, rows, count)
-            for spec, offset, rows in zip(self._specs, self._offsets, self.rows, strict=True)
-        ]
+        parts = zip(self._specs, self._columns, self.rows, strict=True)
+        return [_column(spec, data, rows[:count]) for spec, data, rows in parts]
 
-    def _column(self, spec: Column, offset: int, rows: Rows, count: int) -> Any:
-        if isinstance(spec, ListColumn):
-            return spec.kind(rows[:count].tolist())
-        shape = (count, *spec.row_shape)
-        if spec.holds_objects:
-            column = np.empty(shape, spec.dtype)
-            for number, row in enumerate(rows[:count]):
-                column[number] = row
-            return column
-        data = self._memory[offset : offset + count * spec.row_nbytes]
-        if not len(data):  # a view of no bytes cannot have another dtype
-            empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
-            return empty(shape, dtype=spec.dtype)
-        if spec.is_tensor:
-            return data.view(spec.dtype).view(shape)
-        return np.asarray(data).view(spec.dtype).reshape(shape)
+
+def _room(spec: Column, rows: int) -> int:
+    """The bytes that a column takes in a batch's memory."""
+    if isinstance(spec, ListColumn) or spec.holds_objects:
+        return 0
+    return -(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _column(spec: Column, data: Any, rows: Rows) -> Any:
+    if isinstance(spec, ListColumn):
+        return spec.kind(rows.tolist())
+    shape = (len(rows), *spec.row_shape)
+    if spec.holds_objects:
+        column = np.empty(shape, spec.dtype)
+        for number, row in enumerate(rows):
+            column[number] = row
+        return column
+    data = data[: rows.size]
+    if not len(data):  # a view of no bytes cannot have another dtype
+        empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
+        return empty(shape, dtype=spec.dtype)
+    if spec.is_tensor:
+        return data.view(spec.dtype).view(shape)
+    return np.asarray(data).view(spec.dtype).reshape(shape)
 
 
 class TakenBatches:
@@ -168,10 +171,6 @@ class TakenBatches:
         numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
         self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)
-
-    def in_order(self) -> Iterator[tuple[int, Address]]:
-        """Numbers and addresses in the order of the addresses, which is the fastest one to fetch batches."""
-        return iter(sorted(self.addresses.items(), key=lambda item: item[1]))
 
 
 def row_ids_of(batch: int, rows: int) -> RowIds:
