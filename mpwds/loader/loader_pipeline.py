@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS
 from mpwds.loader.engine.options import Even
-from mpwds.loader.resume.position import CountOnYield, Position
+from mpwds.loader.resume.position import CountOnYield, Position, Resumable
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
 from mpwds.loader.stats.collector import Ledger, Since
@@ -49,20 +49,19 @@ class Rebatching(Composable):
     ) -> Self:
         """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
 
-        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from
-        there into the new batches. A batch's memory is reused when nothing refers to it any more. Workers
-        get their memory back as soon as its rows are in the pool.
+        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from there
+        into the new batches. Workers get a batch's memory back as soon as its rows are in the pool; a new
+        batch's memory is reused when nothing refers to it any more.
 
         Args:
             batchsize: Rows of a new batch.
             shuffle: Rows in the pool; below 2, the order stays as it is.
-            drop_last: Drop the rows that are left at the end if they are too few for a batch; otherwise they
-                make a smaller one.
-            initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
-                the pool is full).
+            drop_last: Drop the last batch if it is smaller.
+            initial: Rows to take in before the first is drawn. From then on, two rows are taken in for each
+                that is drawn, until the pool is full.
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Put tensors into pinned memory. By default this depends on whether this process has
-                used CUDA when a batch is made, as it has if the loader pins memory or delivers to a device.
+            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA when the
+                batch is made.
 
         Raises:
             ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
@@ -96,9 +95,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
     ``close`` are the loader's, and the end of a ``with`` block closes it. The pipeline keeps the loader
     alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device`` and
     ``output="jax"`` apply to the elements of the last one.
-
-    Args:
-        loader: The loader.
 
     Attributes:
         loader: The loader.
@@ -236,16 +232,11 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return count_behind(self.stages, epochs, count).elements
 
 
-class LoaderStages(Rebatching, Fluent):
+class LoaderStages(Rebatching, Fluent, Resumable):
     """The part of a loader that puts stages behind it, and what these use of the loader."""
 
-    dataset: Any
-    workers: int
-    in_order: bool
     timeout: float | None
-    seed: int | None
     even: Even | None
-    _epoch: int
     _position: Position
     _ledger: Ledger
 

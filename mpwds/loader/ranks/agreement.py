@@ -38,13 +38,8 @@ class Agreement:
     asked to do. If a rank left an epoch early or has other arguments, all ranks see that in the first
     message, and none waits forever.
 
-    Args:
-        ranks: The ranks.
-        look_ahead: Takes batches ahead until there are so many, or no more come; returns how many there are.
-        even: The loader's.
-        epoch: Number of the epoch.
-        timeout: Seconds to wait for the others' answer; ``None`` leaves that to ``torch.distributed``.
-        window: The same on all ranks.
+    ``look_ahead`` is that of ``OwnPart``. ``timeout`` counts in seconds; ``None`` leaves it to
+    ``torch.distributed``.
     """
 
     def __init__(
@@ -103,22 +98,20 @@ class Agreement:
         return ranges[-1]
 
     def _check_place(self, ranges: dict[str, tuple[int, int]], own: dict[str, int]) -> None:
-        apart = {name for name, (least, most) in ranges.items() if least != most}
-        if not apart:
-            return
-        if apart & {"talk", "message"}:
+        for name, (least, most) in ranges.items():
+            if least == most:
+                continue
+            if name in ("talk", "message"):
+                raise EvenEpochError(
+                    f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has "
+                    "left an epoch early, or iterates another loader. All ranks have to iterate the same "
+                    "loaders in the same order, and to leave an epoch at the same batch"
+                )
+            shown = [_EVEN[number] if name == "even" else str(number) for number in (least, most, own[name])]
             raise EvenEpochError(
-                f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has left "
-                "an epoch early, or iterates another loader. All ranks have to iterate the same loaders in "
-                "the same order, and to leave an epoch at the same batch"
+                f"the ranks' loaders differ in {name}, from {shown[0]} to {shown[1]}, on rank "
+                f"{self._ranks.rank} {shown[2]}: {_REMEDIES[name]}"
             )
-        name = next(name for name in self._terms if name in apart)
-        least, most = ranges[name]
-        shown = [_EVEN[number] if name == "even" else str(number) for number in (least, most, own[name])]
-        raise EvenEpochError(
-            f"the ranks' loaders differ in {name}, from {shown[0]} to {shown[1]}, on rank {self._ranks.rank} "
-            f"{shown[2]}: {_REMEDIES[name]}"
-        )
 
 
 _REMEDIES = {
@@ -158,13 +151,10 @@ def world_size() -> int:
 
 
 class TorchRanks:
-    """The ranks of ``torch.distributed``. They talk in a gloo group of their own, on the processor.
+    """The ranks of ``torch.distributed``.
 
-    So it makes no difference which backend the job uses, nor what it is doing with it. The group is made once
-    in a process, when the ranks first talk.
-
-    Raises:
-        EvenEpochError: ``torch.distributed`` is not initialised.
+    They talk in a gloo group of their own, on the processor: so it makes no difference which backend the job
+    uses, nor what it is doing with it. The group is made once in a process, when the ranks first talk.
     """
 
     def __init__(self) -> None:
@@ -184,9 +174,7 @@ class TorchRanks:
         return next(_talks)
 
     def largest(self, numbers: Sequence[int], timeout: float | None) -> list[int]:
-        """The largest number that any rank passes, for each place.
-
-        All ranks have to call it in the same order, with as many numbers.
+        """The largest number that any rank passes, for each place; all pass as many.
 
         Raises:
             EvenEpochError: A rank is gone, or did not come in time.

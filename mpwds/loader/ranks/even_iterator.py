@@ -36,7 +36,8 @@ def evened(
         timeout: The loader's.
 
     Raises:
-        EvenEpochError: The ranks have to agree and cannot, or one of them has no batch.
+        EvenEpochError: The ranks have to agree and cannot, or one has no batch. While iterating, also: a rank
+            is gone, failed, has other options, or another number of batches than its dataset says.
     """
 
     def begin(number: int) -> Iterator[Any]:
@@ -64,10 +65,6 @@ class EvenIterator(Iterator[Any]):
         grant: Called with the number of batches delivered; returns how many more each rank delivers before it
             is called again. 0 ends the epoch.
         delivered: Batches of a resumed epoch that were delivered before.
-
-    While iterating:
-        EvenEpochError: A rank has no batch, is gone, failed, or was given other options; or this rank has
-            another number of batches than its dataset says.
 
     Example:
         >>> part = OwnPart(lambda number: iter("ab"), "wrap")
@@ -110,10 +107,6 @@ class OwnPart:
             pass.
         counted: How many batches it has; ``None`` if that is not known.
 
-    Raises:
-        EvenEpochError: While iterating, the number of batches is not ``counted``, or there is nothing to
-            repeat.
-
     Example:
         >>> part = OwnPart(lambda number: iter("ab"), "pad")
         >>> part.look_ahead(3), [part.next() for _ in range(4)]
@@ -123,10 +116,10 @@ class OwnPart:
     def __init__(
         self, passes: Callable[[int], Iterator[Any]], even: Even, counted: int | None = None
     ) -> None:
-        self._counted = counted
-        self._taken = 0
         self._passes = passes
         self._even = even
+        self._counted = counted
+        self._taken = 0
         self._source: Iterator[Any] | None = passes(0)
         self._again: Iterator[Any] | None = None
         self._ahead: deque[Any] = deque()
@@ -150,11 +143,7 @@ class OwnPart:
         return len(self._ahead)
 
     def next(self) -> Any:
-        """Its next batch, or a repeated one behind the last.
-
-        With ``"pad"`` the last batch must be recognised: by ``counted``, or by looking one batch further
-        ahead.
-        """
+        """Its next batch, or a repeated one behind the last, which ``counted`` or looking ahead tells."""
         if self.look_ahead(1) == 0:
             # When an epoch is resumed inside its padding, the last real batch is not known.
             return self._of_another_pass() if self._last is None else copy.deepcopy(self._last)

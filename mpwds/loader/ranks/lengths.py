@@ -39,13 +39,9 @@ def all_ranks(here: Context) -> list[Context]:
 
 
 def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exact: bool = False) -> Count:
-    """How many elements a loader with this dataset delivers to a rank.
+    """How many elements a loader with this dataset, from ``as_dataset``, delivers to a rank.
 
-    Args:
-        dataset: As ``as_dataset`` returned it.
-        workers: The loader's workers.
-        context: Epoch, seed and rank.
-        exact: Trust neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
+    With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
 
     Raises:
         LengthUnknown: The number is not known; the message says why.
@@ -56,10 +52,9 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
         return Count(len(dataset))
     if dataset._length is not None and not exact:
         return Count(dataset._length)
-    total = Count(0, 0)
-    for worker in range(max(workers, 1)):
-        total += _count_in(dataset, replace(context, worker=worker, workers=max(workers, 1)))
-    return total
+    workers = max(workers, 1)
+    each = [replace(context, worker=worker, workers=workers) for worker in range(workers)]
+    return sum((_count_in(dataset, context) for context in each), Count(0, 0))
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
@@ -72,14 +67,14 @@ def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
         count = count_of(stage, count)
     if count.elements == 0:
         return count
-    if epochs.repetitions is None:
-        if epochs.limit is None:
-            raise LengthUnknown("repeat() has no end")
-        return Count(epochs.limit)
-    repeated = count.times(epochs.repetitions)
-    if epochs.limit is None or repeated.elements <= epochs.limit:
-        return repeated
-    return Count(epochs.limit)
+    limit = epochs.limit
+    if epochs.repetitions is not None:
+        repeated = count.times(epochs.repetitions)
+        if limit is None or repeated.elements <= limit:
+            return repeated
+    if limit is None:
+        raise LengthUnknown("repeat() has no end")
+    return Count(limit)
 
 
 def _count_in(pipeline: DataPipeline, context: Context) -> Count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +33,7 @@ class ArrayColumn:
 
     @property
     def row_nbytes(self) -> int:
-        count: int = np.prod(self.row_shape, dtype=np.int64).item()
-        return count * int(self.dtype.itemsize)
+        return math.prod(self.row_shape) * int(self.dtype.itemsize)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
@@ -83,10 +83,22 @@ def infer_schema(batch: Any) -> Schema:
         >>> [str(column) for column in leaves(schema)]
         ['float64 [3]', 'list of rows']
     """
-    try:
-        return _found_schema(batch)
-    except _NoColumn as error:
-        raise TypeError(str(error)) from None
+    error: Exception | None = None
+    for rows_are_alike in (True, False):
+        found: list[Schema] = []
+        for rows in _possible_row_counts(batch):
+            try:
+                found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
+            except _Mismatch as mismatch:
+                error = error or mismatch.error
+        if len(found) > 1:
+            raise _ambiguous("batch")
+        if found:
+            if not leaves(found[0]):
+                raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
+            return found[0]
+    assert error is not None  # a search finds a schema or raises
+    raise error
 
 
 def columns_of(schema: Schema, batch: Any) -> list[Any]:
@@ -94,7 +106,7 @@ def columns_of(schema: Schema, batch: Any) -> list[Any]:
 
     Raises:
         TypeError: A tensor is in a GPU's memory, or is sparse.
-        ValueError: It has another schema, or its columns differ in their number of rows.
+        ValueError: The schema is another, or the columns differ in their number of rows.
 
     Example:
         >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.zeros(2, "uint8")})
@@ -172,33 +184,11 @@ def _changed(path: str, now: str, before: str) -> ValueError:
     )
 
 
-# ------------------------------------------------------- telling lists of rows from lists of columns
+class _Mismatch(Exception):
+    """The batch cannot have so many rows, or an item of it is no column; ``error`` says where."""
 
-
-def _found_schema(batch: Any) -> Schema:
-    contradiction: _Contradiction | None = None
-    for rows_are_alike in (True, False):
-        found = []
-        for rows in _possible_row_counts(batch):
-            try:
-                found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
-            except _Contradiction as error:
-                contradiction = contradiction or error
-        if len(found) > 1:
-            raise _ambiguous("batch")
-        if found:
-            return found[0]
-    if contradiction is None:
-        raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
-    raise ValueError(str(contradiction))
-
-
-class _Contradiction(Exception):
-    """The batch has another number of rows; the message says where."""
-
-
-class _NoColumn(Exception):
-    """Something in a batch is not a column."""
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -215,42 +205,42 @@ class _Search:
         """The schema of an item that is an array or holds columns, but is not a list of rows."""
         if _is_array(item):
             if len(item) != self.rows:
-                raise self._contradiction(item, path)
+                raise self._other_number(item, path)
             return _array_column(item, path)
         parts = _children(item)
         if parts is None:
-            raise _NoColumn(
-                f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with an "
-                "item for each row"
+            raise _Mismatch(
+                TypeError(
+                    f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with "
+                    "an item for each row"
+                )
             )
         keys = tuple(key for key, _, _ in parts)
-        schemas = tuple(self.part(part, path + step) for _, step, part in parts)
+        schemas = tuple(self._part(part, path + step) for _, step, part in parts)
         factory = item.default_factory if type(item) is collections.defaultdict else None
         return ColumnGroup(type(item), keys, schemas, factory)
 
-    def part(self, item: Any, path: str) -> Schema:
+    def _part(self, item: Any, path: str) -> Schema:
         if not _is_list(item):
             return self.group(item, path)
-        columns = self._columns(item, path)
         may_be_rows = len(item) == self.rows and not (self.rows_are_alike and _differ(item))
-        if columns is not None:
-            if may_be_rows:
-                raise _ambiguous(path)
-            return columns
+        try:
+            columns = self.group(item, path)
+        except _Mismatch:
+            pass
+        else:
+            if any(isinstance(leaf, ArrayColumn) for leaf in leaves(columns)):
+                if may_be_rows:
+                    raise _ambiguous(path)
+                return columns
         if not may_be_rows:
-            raise self._contradiction(item, path)
+            raise self._other_number(item, path)
         return ListColumn(type(item))
 
-    def _columns(self, item: Any, path: str) -> Schema | None:
-        """The schema of a list if it can hold columns."""
-        try:
-            group = self.group(item, path)
-        except (_Contradiction, _NoColumn):
-            return None
-        return group if any(isinstance(leaf, ArrayColumn) for leaf in leaves(group)) else None
-
-    def _contradiction(self, item: Any, path: str) -> _Contradiction:
-        return _Contradiction(f"rebatched: {path} has {len(item)} rows, other columns have {self.rows}")
+    def _other_number(self, item: Any, path: str) -> _Mismatch:
+        return _Mismatch(
+            ValueError(f"rebatched: {path} has {len(item)} rows, other columns have {self.rows}")
+        )
 
 
 def _is_list(item: Any) -> bool:
@@ -275,19 +265,16 @@ def _ambiguous(path: str) -> TypeError:
 
 def _possible_row_counts(batch: Any) -> set[int]:
     """The length of the first array that is surely a column; else of the first list and its first array."""
-    first_list = None
+    first_list: Any = ()
     pending = collections.deque([batch])
     while pending:
         item = pending.popleft()
         if _is_array(item):
             return {len(item)}
         if _is_list(item) and item is not batch:
-            first_list = item if first_list is None else first_list
+            first_list = first_list or item
         else:
             pending.extend(part for _, _, part in _children(item) or ())
-    if first_list is None:
-        _Search(0, True).group(batch, "batch")  # raises the error
-        return set()
     array = _first_array(first_list)
     return {len(first_list)} if array is None else {len(first_list), len(array)}
 
@@ -297,9 +284,6 @@ def _first_array(item: Any) -> Any:
         return item
     arrays = (_first_array(part) for _, _, part in _children(item) or ())
     return next((array for array in arrays if array is not None), None)
-
-
-# -------------------------------------------------------------------------------------- parts of a batch
 
 
 def _children(item: Any) -> list[tuple[Any, str, Any]] | None:

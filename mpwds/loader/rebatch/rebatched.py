@@ -25,17 +25,11 @@ from mpwds.pipeline.stream import Address, Description, Stream
 
 @dataclass(frozen=True)
 class Rebatched(Filter):
-    """Stage that yields batches of ``batchsize`` rows of the batches it is given.
-
-    It does the work of ``unbatched``, ``shuffle`` and ``batched`` for whole batches at a time. A row is
-    copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
-    ``shuffle`` it is copied once, in order. The memory of a given batch is free as soon as its rows are
-    copied, and the memory of a new batch is reused when nothing refers to it.
+    """Stage that yields batches of ``batchsize`` rows: see the method ``rebatched`` of loaders.
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
     of the same classes. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. All
-    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more. The
-    arguments and errors are those of the method ``rebatched`` of loaders.
+    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more.
 
     Example:
         >>> stage = Rebatched(3)

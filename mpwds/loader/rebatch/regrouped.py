@@ -46,13 +46,6 @@ class Regrouped(Filter):
 
     The choice depends on the batches alone, because the two ways yield different orders: free memory, for
     example, must not change the order of an epoch.
-
-    Args:
-        stages: The three stages.
-        rebatched: The stage for rows in a pool.
-
-    Raises:
-        SharedMemoryError: While iterating, the pool's rows do not fit into the memory that is left.
     """
 
     stages: tuple[Any, ...]

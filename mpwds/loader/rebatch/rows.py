@@ -59,12 +59,10 @@ def _without_its_batch(row: Any) -> Any:
 
 
 class RowBuffers:
-    """Makes room for batches, in memory that is reused when nothing refers to a batch any more.
+    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch.
 
-    Args:
-        specs: The columns of a batch.
-        rows: The most rows of a batch; also an attribute.
-        pin_memory: Whether tensors lie in pinned memory; with ``None`` they do if this process has used CUDA.
+    ``pin_memory`` tells whether tensors lie in pinned memory; with ``None`` they do if this process has used
+    CUDA.
     """
 
     def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
@@ -95,11 +93,7 @@ class RowBuffers:
 
 
 class RowBuffer:
-    """Room for a batch in a tensor or an array of bytes.
-
-    Attributes:
-        rows: The rows of each column, to be written.
-    """
+    """Room for a batch in a tensor or an array of bytes; ``rows`` are those of each column, to be written."""
 
     def __init__(self, specs: list[Column], rows: int, memory: Any) -> None:
         self._specs = specs

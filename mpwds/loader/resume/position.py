@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import (
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mpwds.loader.resume.resumable_stream import StagesStream
 
 
-class Resumable(Protocol):
-    """The part of a loader that positions use; see ``MultiLoader``."""
+class Resumable:
+    """The attributes of a loader that a position depends on; see ``MultiLoader``."""
 
     dataset: Any
     workers: int
@@ -168,19 +168,17 @@ def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
     return EpochProgress.at_start(epoch, max(loader.workers, 1))
 
 
-def _replays_because(dataset: Any) -> str:
-    """Why a dataset has no state, so that an epoch is resumed by running it from its start; or nothing."""
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        unaddressed = culprit(dataset)
-        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
-    return f"a {type(dataset).__name__} has no state"
-
-
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
     if not progress.replayed:
         return
-    reasons = [_replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
-    if reason := next(filter(None, reasons), ""):
+    dataset, reason = loader.dataset, ""
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        reason = f"a {type(dataset).__name__} has no state"
+    elif unaddressed := culprit(dataset):
+        reason = f"{unaddressed} gives elements without addresses"
+    for worker in progress.workers:
+        reason = reason or worker.stateless
+    if reason:
         warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "
             f"{progress.delivered} batches that were delivered",

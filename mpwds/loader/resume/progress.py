@@ -15,12 +15,11 @@ NEWEST_ONLY = 1
 
 
 class Position(NamedTuple):
-    """Where a worker begins in an epoch.
+    """Where a worker begins in an epoch: it makes batches ``at`` to ``first`` and drops them.
 
-    Args:
+    Attributes:
         first: Number of the first batch that it sends.
-        state: State of its stream, packed; ``None`` is the epoch's start.
-        at: Number of batches before that state. The worker makes batches ``at`` to ``first`` and drops them.
+        state: Packed state of its stream before batch ``at``; ``None`` is the epoch's start.
     """
 
     first: int = 0
@@ -41,7 +40,7 @@ class WorkerProgress:
 
     Attributes:
         received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
-            while batches that were delivered before are made again.
+            while batches are made again.
         keeps: How many states to keep.
 
     Example:
@@ -59,10 +58,7 @@ class WorkerProgress:
         self.keeps = NEWEST_ONLY
 
     def keep(self, state: bytes | str) -> None:
-        """Keeps the packed state behind the last delivered batch, or the reason why there is none.
-
-        Of the older states, fewer and fewer are kept.
-        """
+        """Keeps the packed state behind the last delivered batch, or the reason why there is none."""
         if isinstance(state, str):
             self.stateless = state
             return
@@ -70,26 +66,21 @@ class WorkerProgress:
             self.states.clear()
         self.states.append((self.delivered, state))
         if len(self.states) > self.keeps:
-            del self.states[self._least_missed()]
+            numbers = [at for at, _ in self.states]
 
-    def _least_missed(self) -> int:
-        """Index of the state without which the gap is smallest, relative to its age."""
-        numbers = [at for at, _ in self.states]
+            def gap(index: int) -> float:
+                """The gap that the state's removal leaves, relative to its age: the older, the fewer."""
+                return (numbers[index + 1] - numbers[index - 1]) / (numbers[-1] - numbers[index - 1])
 
-        def gap(index: int) -> float:
-            return (numbers[index + 1] - numbers[index - 1]) / (numbers[-1] - numbers[index - 1])
-
-        return min(range(1, len(numbers) - 1), key=gap)
+            del self.states[min(range(1, len(numbers) - 1), key=gap)]
 
     def position(self, first: int | None = None) -> Position:
         """Where a worker begins in order to send batch ``first``, by default the next one to deliver."""
         first = self.delivered if first is None else first
-        at, state = max(
-            ((at, state) for at, state in self.states if at <= first),
-            default=(0, None),
-            key=lambda kept: kept[0],
-        )
-        return Position(first, state, at)
+        for at, state in reversed(self.states):
+            if at <= first:
+                return Position(first, state, at)
+        return Position(first)
 
 
 class EpochProgress:
@@ -127,27 +118,23 @@ class EpochProgress:
         self.loaded = 0
         self._ahead: deque[tuple[int, int, bytes | str | None]] | None = None
 
+    @classmethod
+    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
+        """The progress of an epoch of which nothing has been delivered."""
+        return cls(epoch, [WorkerProgress() for _ in range(workers)])
+
     def finish(self) -> None:
         """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
         self.finished = self._ahead is None
         if self.finished and self.loaded and self.delivered == self.loaded:
             warn_of_empty_epoch()
 
-    @classmethod
-    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        """The progress of an epoch of which nothing has been delivered."""
-        return cls(epoch, [WorkerProgress() for _ in range(workers)])
-
     def take_ahead(self) -> None:
         """Makes :meth:`hand_over` count batches, because steps behind the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
-        """Counts a batch of a worker as delivered, or as taken ahead.
-
-        ``turn`` is the worker whose batch is next; for ``state``, if the worker sent one, see
-        :meth:`WorkerProgress.keep`.
-        """
+        """Counts a batch of a worker, and its state if it sent one. Worker ``turn`` is next."""
         if self._ahead is None:
             self._count(worker, turn, state)
         else:

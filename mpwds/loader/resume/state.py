@@ -75,10 +75,9 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
 
 
 def described(dataset: Any) -> list[str]:
-    """A description of a dataset that is cheap, and the same in another process.
+    """A pipeline's source, with its number of shards or elements, and its stages.
 
-    It has a pipeline's source with its number of shards or elements, and its stages, without paths: shards
-    may have moved.
+    It is the same in another process. It has no paths: shards may have moved.
 
     Example:
         >>> described(DataPipeline(range(10)).batched(4))
@@ -87,8 +86,7 @@ def described(dataset: Any) -> list[str]:
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         return [_counted(type(dataset).__name__, dataset)]
     origin, *stages = dataset.parts
-    parts = described(origin) if isinstance(origin, DataPipeline) else _origin(origin)
-    return parts + described_stages(stages, dataset._epochs)
+    return _origin(origin) + described_stages(stages, dataset._epochs)
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
@@ -122,16 +120,11 @@ def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
 
 def progress_from_state(state: Any) -> EpochProgress:
     """The progress from such a dict. Raises ValueError, which names the field, if it is not one."""
-    workers = field(state, "workers", list)
-    progress = EpochProgress(
-        field(state, "epoch", int),
-        [_worker(worker) for worker in workers],
-        field(state, "turn", int),
-        field(state, "repeated", int),
-    )
-    if not 0 <= progress.turn < max(len(workers), 1):
-        raise wrong("turn", "the index of a worker", progress.turn)
-    return progress
+    workers, turn = field(state, "workers", list), field(state, "turn", int)
+    if turn >= max(len(workers), 1):
+        raise wrong("turn", "the index of a worker", turn)
+    epoch, repeated = field(state, "epoch", int), field(state, "repeated", int)
+    return EpochProgress(epoch, list(map(_worker, workers)), turn, repeated)
 
 
 def field(state: Any, name: str, kind: type) -> Any:
@@ -165,14 +158,13 @@ def _worker(state: Any) -> WorkerProgress:
 
 
 def _origin(origin: Any) -> list[str]:
+    if isinstance(origin, DataPipeline):
+        return described(origin)
     parts = getattr(origin, "parts", None)
     if parts is None:
         elements = getattr(origin, "elements", origin)
-        urls = getattr(origin, "urls", None)
-        return [_counted(type(elements).__name__, elements if urls is None else urls)]
-    mixed = [
-        "; ".join(described(part) if isinstance(part, DataPipeline) else _origin(part)) for part in parts
-    ]
+        return [_counted(type(elements).__name__, getattr(origin, "urls", elements))]
+    mixed = ["; ".join(_origin(part)) for part in parts]
     rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
     return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
 
