@@ -154,9 +154,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
 
-        The dict holds the states of the workers and of the stages. For elements that a stage holds, it names
-        the batches and rows that they came in (some 10 bytes for each row of ``rebatched``'s pool, 15 for
-        each element of ``shuffle``).
+        The dict holds the states of the workers and of the stages. It names the batches and rows of the
+        elements that stages hold (10 bytes for each row of ``rebatched``'s pool, 25 for each of ``shuffle``).
 
         Example:
             >>> from mpwds import MultiLoader
@@ -174,9 +173,9 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 
-        The workers make the batches again that stages hold rows of, and the later ones. With a stage that is
-        a plain function of an iterator, or holds batches of ``rebatched``, the epoch runs again from its
-        start; one warning says so.
+        The workers make the batches again that stages hold rows of, and the later ones. The epoch runs again
+        from its start, with a warning, if a stage is a plain function of an iterator or holds batches of
+        ``rebatched``.
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
@@ -203,12 +202,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return super().__repr__() + self.loader._in_short()
 
     def __len__(self) -> int:
-        """Elements in an epoch of this rank, or the length set by ``with_length``.
-
-        With the loader's ``even`` it is the same on all ranks.
-
-        Raises:
-            TypeError: The number is not known without running the epoch; the message says why.
+        """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -347,8 +341,7 @@ class StagesIterator(Iterator[Any]):
     """The elements of the last stage behind a loader, for one thread at a time, and timed.
 
     One element is timed about every tenth of a millisecond, at random distances, and stands for those since
-    the one before: timing takes about a microsecond, which is more than small elements take. ``clock``
-    returns the clock of the loader's epoch.
+    the one before: timing takes about a microsecond, which is more than small elements take.
     """
 
     def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:

@@ -15,11 +15,7 @@ from mpwds.warn import warn
 
 
 class _IteratedStream(ABC):
-    """Base of streams over an iterator, which can neither fetch an element nor tell a state.
-
-    Args:
-        origin: Names the stage or source in errors.
-    """
+    """Base of streams over an iterator, which can neither fetch an element nor tell a state."""
 
     def __init__(self, origin: object) -> None:
         self._origin = origin
@@ -101,9 +97,7 @@ class UnseekableStream(_IteratedStream):
 class IteratorStream(_IteratedStream):
     """A stream over an iterator that runs once. An element's address is its number.
 
-    Args:
-        elements: The elements.
-        which: Words for error messages, after "element 7": where the elements come from.
+    ``which`` follows "element 7" in error messages: where the elements come from.
     """
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
@@ -123,9 +117,7 @@ class IteratorStream(_IteratedStream):
 class Replayed(Derived[Any]):
     """A stream that resumes by running again and skipping the elements it delivered before.
 
-    Args:
-        start: Makes the stream, at its beginning.
-        culprit: The name of the stage or source without addresses, for the warning.
+    ``start`` makes the stream, at its beginning; ``culprit`` is the stage or source without addresses.
     """
 
     def __init__(self, start: Callable[[], Stream[Any]], culprit: str = "the epoch") -> None:
@@ -164,11 +156,7 @@ class Replayed(Derived[Any]):
 
 
 def skip(elements: Iterator[Any], count: int, what: str = "the epoch") -> None:
-    """Skips the first ``count`` elements of an epoch that runs again.
-
-    Raises:
-        RuntimeError: There are fewer; ``what`` names their origin.
-    """
+    """Skips the first ``count`` elements of an epoch that runs again; ``what`` names it in an error."""
     again = sum(1 for _ in islice(elements, count))
     if again < count:
         raise RuntimeError(

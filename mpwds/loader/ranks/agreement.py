@@ -63,8 +63,7 @@ class Agreement:
     def __call__(self, delivered: int) -> int:
         """How many more batches every rank delivers before it calls again; 0 ends the epoch.
 
-        Raises:
-            EvenEpochError: The ranks are not in step, or one failed. All ranks raise it.
+        Raises EvenEpochError on all ranks if they are not in step, or one failed.
         """
         try:
             ready = min(self._look_ahead(self._window + (self._even == "pad")), self._window)
@@ -125,10 +124,6 @@ def target_of(even: Even, counts: Sequence[int]) -> int:
 
     Raises:
         EvenEpochError: A rank has no batch that it could repeat.
-
-    Example:
-        >>> target_of("drop", [3, 5, 4]), target_of("wrap", [3, 5, 4])
-        (3, 5)
     """
     least, most = min(counts), max(counts)
     if least == 0 < most:
@@ -174,17 +169,12 @@ class TorchRanks:
         return next(_talks)
 
     def largest(self, numbers: Sequence[int], timeout: float | None) -> list[int]:
-        """The largest number that any rank passes, for each place; all pass as many.
-
-        Raises:
-            EvenEpochError: A rank is gone, or did not come in time.
-        """
+        """The largest number that any rank passes, for each place; all ranks pass as many."""
         import torch
 
         tensor = torch.tensor(numbers, dtype=torch.int64)
         try:
-            group = _own_group(self._distributed, timeout)
-            self._reduce(tensor, group, timeout)
+            self._reduce(tensor, _own_group(self._distributed, timeout), timeout)
         except (RuntimeError, TimeoutError) as error:
             raise EvenEpochError(
                 f"rank {self.rank} waited for the other ranks, to agree on the number of batches, and one of "

@@ -28,12 +28,11 @@ def evened(
     """Begins an even epoch of a loader, for each of several ranks.
 
     Args:
-        even: The loader's.
+        even: The loader's, as is ``timeout``.
         here: The epoch, the loader's seed, and this rank.
         start: Begins an epoch of the loader, or of the stages behind it.
         count: Counts its batches.
         delivered: Batches of a resumed epoch that were delivered before; the same number on all ranks.
-        timeout: The loader's.
 
     Raises:
         EvenEpochError: The ranks have to agree and cannot, or one has no batch. While iterating, also: a rank
@@ -60,16 +59,8 @@ def evened(
 class EvenIterator(Iterator[Any]):
     """The batches of an epoch, as many as all other ranks deliver.
 
-    Args:
-        part: This rank's batches.
-        grant: Called with the number of batches delivered; returns how many more each rank delivers before it
-            is called again. 0 ends the epoch.
-        delivered: Batches of a resumed epoch that were delivered before.
-
-    Example:
-        >>> part = OwnPart(lambda number: iter("ab"), "wrap")
-        >>> list(EvenIterator(part, lambda delivered: 5 - delivered))
-        ['a', 'b', 'a', 'b', 'a']
+    ``grant`` is called with the number of batches delivered, and returns how many more each rank delivers
+    before it is called again; 0 ends the epoch.
     """
 
     def __init__(self, part: OwnPart, grant: Callable[[int], int], delivered: int = 0) -> None:
@@ -106,11 +97,6 @@ class OwnPart:
         even: What follows the last batch: with ``"pad"`` a new copy of it each time, with ``"wrap"`` another
             pass.
         counted: How many batches it has; ``None`` if that is not known.
-
-    Example:
-        >>> part = OwnPart(lambda number: iter("ab"), "pad")
-        >>> part.look_ahead(3), [part.next() for _ in range(4)]
-        (2, ['a', 'b', 'b', 'b'])
     """
 
     def __init__(

@@ -21,11 +21,7 @@ class CountOf(Protocol):
 
 
 def even_length(even: Even | None, count: CountOf) -> int:
-    """The ``len()`` of a loader: batches on this rank, or on every rank if epochs are even.
-
-    Raises:
-        LengthUnknown: The number is not known; the message says why.
-    """
+    """The ``len()`` of a loader: batches on this rank, or on every rank if epochs are even."""
     here = Context.current()
     if even is None:
         return count(here)
@@ -42,9 +38,7 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
     """How many elements a loader with this dataset, from ``as_dataset``, delivers to a rank.
 
     With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
-
-    Raises:
-        LengthUnknown: The number is not known; the message says why.
+    Raises LengthUnknown, which says why the number is not known.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):
@@ -58,11 +52,7 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
-    """How many elements stages make of ``count`` elements for each of their runs.
-
-    Raises:
-        LengthUnknown: The number is not known; the message says why.
-    """
+    """How many elements stages make of ``count`` elements for each of their runs, or LengthUnknown."""
     for stage in stages:
         count = count_of(stage, count)
     if count.elements == 0:

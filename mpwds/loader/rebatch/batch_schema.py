@@ -107,12 +107,6 @@ def columns_of(schema: Schema, batch: Any) -> list[Any]:
     Raises:
         TypeError: A tensor is in a GPU's memory, or is sparse.
         ValueError: The schema is another, or the columns differ in their number of rows.
-
-    Example:
-        >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.zeros(2, "uint8")})
-        Traceback (most recent call last):
-        ...
-        ValueError: rebatched: batch['x'] has rows of uint8 [], in batches before they were float64 []: ...
     """
     columns: list[Any] = []
     _collect(schema, batch, "batch", columns)
@@ -130,12 +124,7 @@ def leaves(schema: Schema) -> list[Column]:
 
 
 def build(schema: Schema, columns: Iterator[Any]) -> Any:
-    """Makes a batch of columns, which come in the order of ``columns_of``.
-
-    Example:
-        >>> build(infer_schema({"x": np.zeros(2)}), iter(["a column"]))
-        {'x': 'a column'}
-    """
+    """Makes a batch of columns, which come in the order of ``columns_of``."""
     if not isinstance(schema, ColumnGroup):
         return next(columns)
     kind, parts = schema.kind, [build(part, columns) for part in schema.parts]
@@ -158,12 +147,10 @@ def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
         found = None if type(item) is not schema.kind else _children(item)
         if found is None:
             raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
-        by_key = {key: (step, child) for key, step, child in found}
-        if len(by_key) != len(schema.keys) or not by_key.keys() >= set(schema.keys):
-            raise _changed(path, f"has {_names(by_key)}", f"it had {_names(schema.keys)}")
+        if found.keys() != set(schema.keys):
+            raise _changed(path, f"has {_names(found)}", f"it had {_names(schema.keys)}")
         for key, part in zip(schema.keys, schema.parts, strict=True):
-            step, child = by_key[key]
-            _collect(part, child, path + step, columns)
+            _collect(part, found[key], path + _step(item, key), columns)
         return
     if isinstance(schema, ArrayColumn):
         now = _array_column(item, path) if _is_array(item) else None
@@ -215,10 +202,9 @@ class _Search:
                     "an item for each row"
                 )
             )
-        keys = tuple(key for key, _, _ in parts)
-        schemas = tuple(self._part(part, path + step) for _, step, part in parts)
+        schemas = tuple(self._part(part, path + _step(item, key)) for key, part in parts.items())
         factory = item.default_factory if type(item) is collections.defaultdict else None
-        return ColumnGroup(type(item), keys, schemas, factory)
+        return ColumnGroup(type(item), tuple(parts), schemas, factory)
 
     def _part(self, item: Any, path: str) -> Schema:
         if not _is_list(item):
@@ -274,7 +260,7 @@ def _possible_row_counts(batch: Any) -> set[int]:
         if _is_list(item) and item is not batch:
             first_list = first_list or item
         else:
-            pending.extend(part for _, _, part in _children(item) or ())
+            pending.extend((_children(item) or {}).values())
     array = _first_array(first_list)
     return {len(first_list)} if array is None else {len(first_list), len(array)}
 
@@ -282,19 +268,24 @@ def _possible_row_counts(batch: Any) -> set[int]:
 def _first_array(item: Any) -> Any:
     if _is_array(item):
         return item
-    arrays = (_first_array(part) for _, _, part in _children(item) or ())
+    arrays = map(_first_array, (_children(item) or {}).values())
     return next((array for array in arrays if array is not None), None)
 
 
-def _children(item: Any) -> list[tuple[Any, str, Any]] | None:
-    """What an item holds, as keys, steps of a path and items; ``None`` if it cannot hold columns."""
+def _children(item: Any) -> dict[Any, Any] | None:
+    """What an item holds, by key, index or attribute; ``None`` if it cannot hold columns."""
     kind = type(item)
     if kind in _MAPPINGS:
-        return [(key, f"[{key!r}]", value) for key, value in item.items()]
+        return dict(item)
     if kind in (list, tuple):
-        return [(index, f"[{index}]", value) for index, value in enumerate(item)]
+        return dict(enumerate(item))
     names = fields_of(kind)
-    return None if names is None else [(name, f".{name}", getattr(item, name)) for name in names]
+    return None if names is None else {name: getattr(item, name) for name in names}
+
+
+def _step(item: Any, key: Any) -> str:
+    """The way from an item to its child, in an error's path."""
+    return f"[{key!r}]" if isinstance(item, (dict, list)) or type(item) is tuple else f".{key}"
 
 
 def _is_array(item: Any) -> bool:

@@ -112,12 +112,7 @@ def _behind(given: list[Rows], count: int) -> list[Rows]:
 
 
 class RowPool:
-    """Holds up to ``size`` rows of several columns, and gives out random ones.
-
-    Args:
-        size: The most rows.
-        like: Columns whose rows are like those that the pool will hold.
-        rng: Chooses rows.
+    """Holds up to ``size`` rows of several columns, like those of ``like``, and gives out random ones.
 
     Attributes:
         count: Rows that are held.
@@ -125,16 +120,6 @@ class RowPool:
 
     Raises:
         SharedMemoryError: There is not enough memory.
-
-    Example:
-        >>> pool = RowPool(2, [np.zeros(0, object)], np.random.default_rng(0))
-        >>> pool.append([np.array(["a", "b"], object)])
-        >>> rows = np.empty(1, object)
-        >>> pool.exchange([np.array(["c"], object)], [rows])
-        >>> left = np.empty(2, object)
-        >>> pool.take([left])
-        >>> sorted([*rows, *left])
-        ['a', 'b', 'c']
     """
 
     def __init__(self, size: int, like: Sequence[Rows], rng: np.random.Generator) -> None:

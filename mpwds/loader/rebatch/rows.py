@@ -29,13 +29,7 @@ _SMALL_NBYTES = 1 << 20
 
 
 def rows_of(spec: Column, column: Any) -> Rows:
-    """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied.
-
-    Example:
-        >>> rows_of(ArrayColumn(np.dtype("uint16"), (2,)), np.array([[1, 2], [3, 4]], "uint16"))
-        array([[1, 0, 2, 0],
-               [3, 0, 4, 0]], dtype=uint8)
-    """
+    """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied."""
     if isinstance(spec, ListColumn) or spec.holds_objects:
         return np.fromiter(map(_without_its_batch, column), object, len(column))
     if spec.row_nbytes == 0 or len(column) == 0:

@@ -33,20 +33,13 @@ START = Position()
 class WorkerProgress:
     """How far one worker is in an epoch.
 
-    Args:
-        delivered: Batches of this epoch that the program got.
-        states: Packed states of the worker's stream, with the number of batches before each, ascending.
-        stateless: Why the stream has no state; empty if it has one.
-
     Attributes:
+        delivered: Batches of this epoch that the program got.
         received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
             while batches are made again.
+        states: Packed states of the worker's stream, with the number of batches before each, ascending.
+        stateless: Why the stream has no state; empty if it has one.
         keeps: How many states to keep.
-
-    Example:
-        >>> progress = WorkerProgress(delivered=7, states=[(3, b"a"), (6, b"b")])
-        >>> progress.position(), progress.position(5).at, progress.position(2).state
-        (Position(first=7, state=b'b', at=6), 3, None)
     """
 
     def __init__(
@@ -86,24 +79,12 @@ class WorkerProgress:
 class EpochProgress:
     """How far an epoch has been delivered.
 
-    Args:
-        epoch: Its number.
-        workers: The progress of each worker.
+    Attributes:
         turn: Index of the worker whose batch is next, where workers take turns.
         repeated: Batches that the program got beyond those of the workers, to make the epoch even.
-
-    Attributes:
         running: An iterator delivers it.
         finished: It has been delivered to its end.
         loaded: Batches that were delivered before a state was loaded.
-
-    Example:
-        >>> progress = EpochProgress.at_start(0, workers=1)
-        >>> progress.take_ahead()
-        >>> progress.count(0), progress.count(0), progress.hand_over()
-        (None, None, None)
-        >>> progress.delivered
-        1
     """
 
     def __init__(

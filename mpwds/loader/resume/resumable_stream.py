@@ -99,18 +99,12 @@ class StagesStream(Replayed):
     """An epoch of the stages behind a loader, and how far it is.
 
     Its state is the number of elements delivered, and the stages' state. If a stage has no state, or cannot
-    load it, the epoch is replayed from its start.
-
-    Args:
-        start: Makes the stream, at its beginning.
-        epoch: The epoch's number.
-        same_order: Whether the loader delivers in the same order each time.
+    load it, the epoch is replayed from its start, if the loader delivers in the ``same_order`` each time.
 
     Attributes:
         running: Elements may still come.
         finished: The program got all of them.
-        handed_over: Elements that the program got, if a later step takes some ahead; otherwise it gets each
-            as soon as it is made.
+        handed_over: Elements that the program got, if a later step takes some ahead; otherwise ``None``.
     """
 
     def __init__(self, start: Callable[[], Stream[Any]], epoch: int, same_order: bool) -> None:

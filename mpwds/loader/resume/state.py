@@ -77,11 +77,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
 def described(dataset: Any) -> list[str]:
     """A pipeline's source, with its number of shards or elements, and its stages.
 
-    It is the same in another process. It has no paths: shards may have moved.
-
-    Example:
-        >>> described(DataPipeline(range(10)).batched(4))
-        ['range (10)', 'batched(4)']
+    It is the same in another process, and has no paths: shards may have moved.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         return [_counted(type(dataset).__name__, dataset)]
@@ -90,12 +86,7 @@ def described(dataset: Any) -> list[str]:
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
-    """Stages as they print, without what differs between processes, and how often they run.
-
-    Example:
-        >>> described_stages(["map(<f at 0x7f01>)", "cached('/tmp/x')"])
-        ['map(<f>)', "cached('...')"]
-    """
+    """Stages as they print, without what differs between processes, and how often they run."""
     parts = [_lasting(str(stage)) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
@@ -146,15 +137,9 @@ def wrong(name: str, expected: str, value: Any) -> ValueError:
 
 
 def _worker(state: Any) -> WorkerProgress:
-    delivered = field(state, "delivered", int)
-    states = []
-    for entry in field(state, "states", list):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], int):
-            raise wrong("states", "pairs of a number and a state", entry)
-        if not 0 <= entry[0] <= delivered:
-            raise wrong("states", f"states before batch {delivered}", entry[0])
-        states.append((entry[0], pack_state(entry[1])))
-    return WorkerProgress(delivered, sorted(states), field(state, "stateless", str))
+    delivered, stateless = field(state, "delivered", int), field(state, "stateless", str)
+    states = sorted((at, pack_state(unpacked)) for at, unpacked in field(state, "states", list))
+    return WorkerProgress(delivered, states, stateless)
 
 
 def _origin(origin: Any) -> list[str]:
