@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS
 from mpwds.loader.engine.options import Even
+from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
 from mpwds.loader.resume.position import CountOnYield, Position, Resumable
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
@@ -26,7 +27,6 @@ from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
 
 if TYPE_CHECKING:
-    from mpwds.loader.ranks.lengths import CountOf
     from mpwds.loader.resume.resumable_stream import LoaderIterator, StagesStream
     from mpwds.loader.stats.stats import LoaderStats
 
@@ -211,18 +211,13 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         if self._length is not None:
             return self._length
-        from mpwds.loader.ranks.lengths import even_length
-
         return even_length(self.loader.even, self._count)
 
-    def _count(self, context: Context, *, exact: bool = False) -> int:
+    def _count(self, context: Context, exact: bool) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
-        from mpwds.loader.ranks.lengths import count_behind, count_delivered
-
-        loader = self.loader
-        count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
+        count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)
         return count_behind(self.stages, epochs, count).elements
 
 
@@ -275,8 +270,6 @@ class LoaderStages(Rebatching, Fluent, Resumable):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        from mpwds.loader.ranks.lengths import even_length
-
         return even_length(self.even, self._count)
 
     def __bool__(self) -> bool:
@@ -323,10 +316,8 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         here = replace(Context.current(epoch), seed=self.seed)
         return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
 
-    def _count(self, context: Context, *, exact: bool = False) -> int:
-        from mpwds.loader.ranks.lengths import count_delivered
-
-        return count_delivered(self.dataset, self.workers, context, exact=exact).elements
+    def _count(self, context: Context, exact: bool) -> int:
+        return count_delivered(self.dataset, self.workers, context, exact).elements
 
     def _is_even(self) -> bool:
         """Whether the loader makes its epochs even on all ranks."""

@@ -44,14 +44,10 @@ class _IteratedStream(ABC):
 
 
 class UnseekableStream(_IteratedStream):
-    """A stream over an iterator from a user's code.
+    """A stream over an iterator from a user's code. ``start`` makes it when the first element is requested.
 
-    The iterator draws the same random numbers in each run of an epoch by the same worker.
-
-    Args:
-        start: Makes the iterator when the first element is requested.
-        maker: The stage or source that has ``start``; ``str(maker)`` names it in errors.
-        context: Gives the seed, the epoch, the rank and the worker.
+    The iterator draws the same random numbers in each run of an epoch by the same worker. ``maker`` is the
+    stage or source that has ``start``: it is named in errors.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
@@ -135,11 +131,7 @@ class Replayed(Derived[Any]):
         return {"delivered": self._delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Runs the stream again up to where the state was saved, and warns of that.
-
-        Raises:
-            RuntimeError: The stream ended earlier.
-        """
+        """Runs the stream again up to where the state was saved, and warns of that."""
         if delivered := state["delivered"]:
             warn(
                 f"{self._culprit} gives elements without addresses: the pipeline is restored by running "

@@ -43,7 +43,7 @@ def evened(
         return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
 
     try:
-        counts = [count(rank, exact=True) for rank in all_ranks(here)]
+        counts = [count(rank, True) for rank in all_ranks(here)]
     except LengthUnknown:
         ranks = TorchRanks()
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from mpwds.loader.engine.options import Even
 from mpwds.pipeline.context import ALONE, Context
@@ -13,19 +13,16 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
 from mpwds.pipeline.parts import iterates_itself
 
-
-class CountOf(Protocol):
-    """Counts the elements of an epoch; the arguments are those of :func:`count_delivered`."""
-
-    def __call__(self, context: Context, *, exact: bool = False) -> int: ...
+CountOf: TypeAlias = Callable[[Context, bool], int]
+"""Counts the elements of an epoch; the arguments are ``context`` and ``exact`` of ``count_delivered``."""
 
 
 def even_length(even: Even | None, count: CountOf) -> int:
     """The ``len()`` of a loader: batches on this rank, or on every rank if epochs are even."""
     here = Context.current()
     if even is None:
-        return count(here)
-    counts = [count(rank) for rank in all_ranks(here)]
+        return count(here, False)
+    counts = [count(rank, False) for rank in all_ranks(here)]
     return min(counts) if even == "drop" else max(counts)
 
 
@@ -34,7 +31,7 @@ def all_ranks(here: Context) -> list[Context]:
     return [replace(here, rank=rank) for rank in range(here.world_size)]
 
 
-def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exact: bool = False) -> Count:
+def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
     """How many elements a loader with this dataset, from ``as_dataset``, delivers to a rank.
 
     With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.

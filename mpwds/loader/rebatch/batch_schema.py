@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class ArrayColumn:
 
     @property
     def row_nbytes(self) -> int:
-        return math.prod(self.row_shape) * int(self.dtype.itemsize)
+        """Bytes of a row in a batch's memory; 0 if it holds objects, which have their own."""
+        return 0 if self.holds_objects else math.prod(self.row_shape) * int(self.dtype.itemsize)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
@@ -44,6 +45,9 @@ class ListColumn:
     """A column that is a list or a tuple, with any object for a row."""
 
     kind: type
+    is_tensor: ClassVar[bool] = False
+    holds_objects: ClassVar[bool] = True
+    row_nbytes: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return f"{self.kind.__name__} of rows"

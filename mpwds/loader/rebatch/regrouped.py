@@ -20,13 +20,7 @@ from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 def regrouped(stages: Sequence[Any]) -> list[Any]:
-    """The same stages; ``unbatched``, ``shuffle`` and ``batched`` at their end become one that does the same.
-
-    Example:
-        >>> from mpwds.pipeline.dataset import DataPipeline
-        >>> [str(stage) for stage in regrouped(DataPipeline([]).unbatched().shuffle(1000).batched(64).stages)]
-        ['unbatched().shuffle(1000).batched(64)']
-    """
+    """The stages, with one in place of ``unbatched``, ``shuffle`` and ``batched`` at their end."""
     last = tuple(stages[-3:])
     steps: list[RowStep | None] = [getattr(stage, "row_step", None) for stage in last]
     if [step and step.kind for step in steps] != ["unbatch", "shuffle", "batch"]:

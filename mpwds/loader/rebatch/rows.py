@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.rebatch.batch_schema import ArrayColumn, Column, ListColumn
+from mpwds.loader.rebatch.batch_schema import Column, ListColumn
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem.private import PrivateCopies
 
@@ -30,7 +31,7 @@ _SMALL_NBYTES = 1 << 20
 
 def rows_of(spec: Column, column: Any) -> Rows:
     """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied."""
-    if isinstance(spec, ListColumn) or spec.holds_objects:
+    if spec.holds_objects:
         return np.fromiter(map(_without_its_batch, column), object, len(column))
     if spec.row_nbytes == 0 or len(column) == 0:
         return np.empty((len(column), spec.row_nbytes), np.uint8)
@@ -63,58 +64,49 @@ class RowBuffers:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory
-        self._nbytes = sum(_room(spec, rows) for spec in specs)
-        self._has_tensors = any(isinstance(spec, ArrayColumn) and spec.is_tensor for spec in specs)
+        sizes = [-(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._has_tensors = any(spec.is_tensor for spec in specs)
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
         """Room for one batch, or SharedMemoryError if there is no memory left."""
-        return RowBuffer(self._specs, self.rows, self._memory())
+        memory = self._memory(self._offsets[-1])
+        starts = zip(self._specs, self._offsets, strict=False)
+        data = [memory[start : start + self.rows * spec.row_nbytes] for spec, start in starts]
+        return RowBuffer(self._specs, self.rows, data)
 
-    def _memory(self) -> Any:
+    def _memory(self, nbytes: int) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
         torch = sys.modules.get("torch") if self._has_tensors else None
-        if torch is not None and (
-            torch.cuda.is_initialized() if self._pin_memory is None else self._pin_memory
-        ):
+        pins = self._pin_memory
+        if torch is not None and (torch.cuda.is_initialized() if pins is None else pins):
             # torch's allocator reuses such memory once all work that was started with it has run.
-            return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        if self._nbytes < _SMALL_NBYTES:
-            memory = np.empty(self._nbytes, np.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        if nbytes < _SMALL_NBYTES:
+            memory = np.empty(nbytes, np.uint8)
         else:
-            memory = np.frombuffer(self._copies.blank(self._nbytes), np.uint8)
+            memory = np.frombuffer(self._copies.blank(nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
 
 
 class RowBuffer:
-    """Room for a batch in a tensor or an array of bytes; ``rows`` are those of each column, to be written."""
+    """Room for a batch: ``data`` holds the bytes of each column, ``rows`` are its rows, to be written."""
 
-    def __init__(self, specs: list[Column], rows: int, memory: Any) -> None:
+    def __init__(self, specs: list[Column], count: int, data: list[Any]) -> None:
         self._specs = specs
-        self._columns: list[Any] = []  # the memory of each column, where it does not hold objects
-        self.rows: list[Rows] = []
-        end = 0
-        for spec in specs:
-            begin, end = end, end + _room(spec, rows)
-            if isinstance(spec, ListColumn) or spec.holds_objects:
-                self._columns.append(None)
-                self.rows.append(np.empty(rows, object))
-            else:
-                data = memory[begin : begin + rows * spec.row_nbytes]
-                self._columns.append(data)
-                self.rows.append(np.asarray(data).reshape(rows, spec.row_nbytes))
+        self._data = data
+        self.rows: list[Rows] = [
+            np.empty(count, object)
+            if spec.holds_objects
+            else np.asarray(part).reshape(count, spec.row_nbytes)
+            for spec, part in zip(specs, data, strict=True)
+        ]
 
     def columns(self, count: int) -> list[Any]:
         """The first ``count`` rows as columns: views of the memory, and lists."""
-        parts = zip(self._specs, self._columns, self.rows, strict=True)
+        parts = zip(self._specs, self._data, self.rows, strict=True)
         return [_column(spec, data, rows[:count]) for spec, data, rows in parts]
-
-
-def _room(spec: Column, rows: int) -> int:
-    """The bytes that a column takes in a batch's memory."""
-    if isinstance(spec, ListColumn) or spec.holds_objects:
-        return 0
-    return -(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _column(spec: Column, data: Any, rows: Rows) -> Any:
