@@ -69,8 +69,7 @@ class Rebatching(Composable):
 
         While iterating:
             ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
-            differ in shape or dtype from earlier ones.
-            :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
+            differ from earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
 
         Example:
             >>> from mpwds import MultiLoader

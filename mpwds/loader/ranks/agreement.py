@@ -173,8 +173,21 @@ class TorchRanks:
         import torch
 
         tensor = torch.tensor(numbers, dtype=torch.int64)
+        distributed = self._distributed
         try:
-            self._reduce(tensor, _own_group(self._distributed, timeout), timeout)
+            group = _own_group(distributed, timeout)
+            work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
+            done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
+            work.get_future().add_done_callback(lambda _: done.set())
+            try:
+                if not done.wait(timeout):
+                    raise _late(timeout)
+            except BaseException:
+                # A group that still waits for a message is never destroyed: its destructor waits for the
+                # other ranks.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                raise
+            work.wait()
         except (RuntimeError, TimeoutError) as error:
             raise EvenEpochError(
                 f"rank {self.rank} waited for the other ranks, to agree on the number of batches, and one of "
@@ -182,19 +195,6 @@ class TorchRanks:
             ) from error
         largest: list[int] = tensor.tolist()
         return largest
-
-    def _reduce(self, tensor: Any, group: Any, timeout: float | None) -> None:
-        distributed = self._distributed
-        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
-        done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
-        work.get_future().add_done_callback(lambda _: done.set())
-        try:
-            if not done.wait(timeout):
-                raise _late(timeout)
-        except BaseException:
-            _keep_until_exit(group)
-            raise
-        work.wait()
 
 
 _talks = itertools.count()
@@ -221,11 +221,6 @@ def _own_group(distributed: Any, timeout: float | None) -> Any:
         return _own[1].result(timeout)
     except concurrent.futures.TimeoutError:
         raise _late(timeout) from None
-
-
-def _keep_until_exit(group: Any) -> None:
-    """Never destroys a group that still waits for a message: its destructor waits for the other ranks."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _torch_distributed() -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from mpwds.errors import EvenEpochError
@@ -102,15 +102,13 @@ class OwnPart:
     def __init__(
         self, passes: Callable[[int], Iterator[Any]], even: Even, counted: int | None = None
     ) -> None:
-        self._passes = passes
         self._even = even
         self._counted = counted
         self._taken = 0
         self._source: Iterator[Any] | None = passes(0)
-        self._again: Iterator[Any] | None = None
+        self._again = _other_passes(passes)
         self._ahead: deque[Any] = deque()
         self._last: Any = None
-        self._pass = 0
 
     def look_ahead(self, number: int) -> int:
         """Takes batches ahead until there are ``number`` of them, or it ends; returns how many there are."""
@@ -132,7 +130,7 @@ class OwnPart:
         """Its next batch, or a repeated one behind the last, which ``counted`` or looking ahead tells."""
         if self.look_ahead(1) == 0:
             # When an epoch is resumed inside its padding, the last real batch is not known.
-            return self._of_another_pass() if self._last is None else copy.deepcopy(self._last)
+            return next(self._again) if self._last is None else copy.deepcopy(self._last)
         batch = self._ahead.popleft()
         is_last = not self._ahead and (self._source is None or self._taken == self._counted)
         if is_last and self._even == "pad":
@@ -146,21 +144,8 @@ class OwnPart:
 
     def close(self) -> None:
         """Drops the batches that are left."""
-        self._source = self._again = self._last = None
+        self._source, self._again, self._last = None, iter(()), None
         self._ahead.clear()
-
-    def _of_another_pass(self) -> Any:
-        if self._again is not None:
-            with suppress(StopIteration):
-                return next(self._again)
-        self._pass += 1
-        self._again = self._passes(self._pass)
-        try:
-            return next(self._again)
-        except StopIteration:
-            raise EvenEpochError(
-                f'even="wrap": pass {self._pass} through this rank\'s part of the dataset gave no batch'
-            ) from None
 
     def _miscounted(self, what: str) -> EvenEpochError:
         return EvenEpochError(
@@ -168,3 +153,15 @@ class OwnPart:
             "counted, and other ranks expect as many: the dataset has changed, or a rank's part of it was "
             "empty"
         )
+
+
+def _other_passes(passes: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    for number in itertools.count(1):
+        batches = passes(number)
+        try:
+            yield next(batches)
+        except StopIteration:
+            raise EvenEpochError(
+                f'even="wrap": pass {number} through this rank\'s part of the dataset gave no batch'
+            ) from None
+        yield from batches

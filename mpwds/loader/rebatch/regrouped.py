@@ -140,15 +140,14 @@ class _Alike(Derived[Any]):
 
 def _columns(batch: Any) -> list[Any] | None:
     """A value that is equal for batches whose rows can be pooled together; ``None`` if they cannot be."""
-    found: list[Any] = [type(batch) if type(batch) is not list else tuple]
-    if type(batch) is dict:
-        found.append(tuple(batch))
-    elif type(batch) is not tuple and type(batch) is not list:
-        if not _is_pooled(batch):
-            return None
-        batch = (batch,)
-    lengths = set()
-    for column in batch.values() if type(batch) is dict else batch:
+    kind: Any = tuple if type(batch) is list else type(batch)
+    columns = batch
+    if kind is dict:
+        kind, columns = tuple(batch), batch.values()
+    elif kind is not tuple:
+        columns = [batch]
+    found, lengths = [kind], set()
+    for column in columns:
         if _is_pooled(column):
             found.append((column.dtype, tuple(column.shape[1:])))
         elif type(column) is list and set(map(type, column)) <= _TEXT:

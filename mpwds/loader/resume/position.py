@@ -13,6 +13,7 @@ from mpwds.loader.resume.state import (
     field,
     progress_as_state,
     progress_from_state,
+    wrong,
 )
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
@@ -109,9 +110,7 @@ class Position:
         delivered, repeated = field(state, "delivered", int), field(state, "repeated", int)
         workers = [] if stages is not None else progress_from_state(state).workers
         if stages is None and len(workers) != facts["workers"]:
-            raise ValueError(
-                f"a loader's state has the progress of {len(workers)} workers, expected {facts['workers']}"
-            )
+            raise wrong("workers", f"the progress of {facts['workers']} workers", len(workers))
         saved, here = state["facts"].get("rank"), facts["rank"]
         if saved != here:  # its counts are of use
             because = f"the state is that of rank {saved}, this is rank {here}"

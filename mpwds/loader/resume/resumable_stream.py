@@ -194,26 +194,17 @@ def _reduced_to_needed(state: Any) -> Any:
     are named, so that they can be fetched while the state is loaded.
     """
     held: Counter[Batch] = Counter()
-
-    def reduced(state: Any) -> Any:
-        if "loaded" in state:
-            return {**state, "loaded": _reduced(state["loaded"], held)}
-        if "source" not in state:  # this stage does not say what it holds
-            return state
-        held.update(_batches_in(state.get("held", ())))
-        return {**state, "source": reduced(state["source"])}
-
-    return reduced(state)
-
-
-def _reduced(loaded: Any, held: Counter[Batch]) -> Any:
-    workers = []
-    for index, worker in enumerate(loaded["workers"]):
-        own = [number for other, number in held if other == index]
-        first = min(own, default=worker["delivered"])
-        before = [entry for entry in worker["states"] if entry[0] <= first]
-        workers.append({**worker, "states": before[-1:]})
-    return {**loaded, "workers": workers, "held": [[*batch, count] for batch, count in sorted(held.items())]}
+    stage = state
+    while "source" in stage:  # otherwise it is the loader's, or of a stage that does not say what it holds
+        held.update(_batches_in(stage.get("held", ())))
+        stage = stage["source"]
+    if loaded := stage.get("loaded"):
+        for index, worker in enumerate(loaded["workers"]):
+            own = [number for other, number in held if other == index]
+            first = min(own, default=worker["delivered"])
+            worker["states"] = [entry for entry in worker["states"] if entry[0] <= first][-1:]
+        loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
+    return state
 
 
 def _batches_in(addresses: Any) -> Iterator[Batch]:

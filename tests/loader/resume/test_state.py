@@ -348,7 +348,7 @@ def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
         (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
         (lambda state: {**state, "turn": 2}, "turn=2, expected the index of a worker"),
         (lambda state: {**state, "workers": [{}]}, "delivered=None, expected a whole number"),
-        (lambda state: {**state, "workers": state["workers"][:1]}, "progress of 1 workers, expected 2"),
+        (lambda state: {**state, "workers": state["workers"][:1]}, "expected the progress of 2 workers"),
         (
             lambda state: {**state, "facts": {**state["facts"], "dataset": 3}},
             "facts.dataset=3, expected a list",
