@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS
 from mpwds.loader.engine.options import Even
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition, PipelinePosition
+from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
+from mpwds.loader.resume.position import CountOnYield, Position, Resumable
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.stats.collector import Since
+from mpwds.loader.resume.state import described_stages
+from mpwds.loader.stats.collector import Ledger, Since
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Composable, Fluent, Self
-from mpwds.pipeline.parts import culprit, in_any_order
+from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
 
 if TYPE_CHECKING:
-    from mpwds.loader.resume.resumable_stream import LoaderIterator
+    from mpwds.loader.resume.resumable_stream import LoaderIterator, StagesStream
     from mpwds.loader.stats.stats import LoaderStats
 
 _TIME_EVERY_NS = 100_000
@@ -47,20 +49,19 @@ class Rebatching(Composable):
     ) -> Self:
         """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
 
-        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from
-        there into the new batches. A batch's memory is reused when nothing refers to it any more. Workers
-        get their memory back as soon as its rows are in the pool.
+        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from there
+        into the new batches. Workers get a batch's memory back as soon as its rows are in the pool; a new
+        batch's memory is reused when nothing refers to it any more.
 
         Args:
             batchsize: Rows of a new batch.
             shuffle: Rows in the pool; below 2, the order stays as it is.
-            drop_last: Drop the rows that are left at the end if they are too few for a batch; otherwise they
-                make a smaller one.
-            initial: Rows to take in before the first is drawn (from then on two for each that is drawn, until
-                the pool is full).
+            drop_last: Drop the last batch if it is smaller.
+            initial: Rows to take in before the first is drawn. From then on, two rows are taken in for each
+                that is drawn, until the pool is full.
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Put tensors into pinned memory. By default this depends on whether this process has
-                used CUDA when a batch is made, as it has if the loader pins memory or delivers to a device.
+            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA when the
+                batch is made.
 
         Raises:
             ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
@@ -68,8 +69,7 @@ class Rebatching(Composable):
 
         While iterating:
             ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
-            differ in shape or dtype from earlier ones.
-            :class:`~mpwds.errors.SharedMemoryError`: There is no memory for the pool or a batch.
+            differ from earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -95,9 +95,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
     alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device`` and
     ``output="jax"`` apply to the elements of the last one.
 
-    Args:
-        loader: The loader.
-
     Attributes:
         loader: The loader.
 
@@ -115,37 +112,31 @@ class LoaderPipeline(Rebatching, DataPipeline):
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
-        self._position = PipelinePosition()
+        self._position = Position()
 
     def __iter__(self) -> Iterator[Any]:
-        loader, epoch = self.loader, self.loader._next_epoch()
-        if loader.even is None or not loader._is_even():
-            return self._begin(epoch)
-        from mpwds.loader.ranks.even_iterator import evened
-
-        delivered = self._position.handed_over(epoch)
-        elements = evened(loader, loader.even, epoch, self._begin, self._count, delivered)
-        return CountOnYield(elements, self._position.run)
+        loader, position = self.loader, self._position
+        elements = loader._iterate_evenly(self._begin, self._count, position)
+        return CountOnYield(elements, position.last) if loader._is_even() else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        elements = self._position.iterate(self, epoch, ahead=self.loader._is_even())
-        return self.loader._hand_out(StagesIterator(elements, self.loader._clock), staged=True)
+        loader, stream = self.loader, self.stream(Context.current(epoch))
+        elements = self._position.begin_stages(stream, ahead=loader._is_even())
+        return loader._hand_out(StagesIterator(elements, lambda: loader._ledger.times), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
         self._position.set_epoch()
         self.loader.set_epoch(epoch)
 
-    def stream(self, context: Context = ALONE) -> Stream[Any]:
-        from mpwds.loader.rebatch.rebatched import Rebatched
-        from mpwds.loader.resume.resumable_stream import ResumableStream
+    def stream(self, context: Context = ALONE) -> StagesStream:
+        from mpwds.loader.resume.resumable_stream import StagesStream
 
         loader = self.loader
         if context.watch is None:
-            context = replace(context, watch=loader._watch)
+            context = replace(context, watch=loader._ledger.watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
-        culprits = (culprit(stage) for stage in self.stages if not isinstance(stage, Rebatched))
-        return ResumableStream(self._starter(context), same_order, next(filter(None, culprits), None))
+        return StagesStream(self._starter(context), context.epoch, same_order)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         if len(stages) < 3:
@@ -156,15 +147,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
-        extended._position = PipelinePosition()
+        extended._position = Position()
         return extended
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
 
-        The dict holds the states of the workers and of the stages. For elements that a stage holds, it names
-        the batches and rows that they came in (some 10 bytes for each row of ``rebatched``'s pool, 15 for
-        each element of ``shuffle``).
+        The dict holds the states of the workers and of the stages. It names the batches and rows of the
+        elements that stages hold (10 bytes for each row of ``rebatched``'s pool, 25 for each of ``shuffle``).
 
         Example:
             >>> from mpwds import MultiLoader
@@ -177,14 +167,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
             >>> [batch.tolist() for batch in pipeline] == whole[1:]
             True
         """
-        return self._position.state_dict(self, self.loader)
+        return self._position.state_dict(self.loader, self._described())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 
-        The workers make the batches again that stages hold rows of, and the later ones. With a stage that is
-        a plain function of an iterator, or holds batches of ``rebatched``, the epoch runs again from its
-        start; one warning says so.
+        The workers make the batches again that stages hold rows of, and the later ones. The epoch runs again
+        from its start, with a warning, if a stage is a plain function of an iterator or holds batches of
+        ``rebatched``.
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
@@ -194,7 +184,10 @@ class LoaderPipeline(Rebatching, DataPipeline):
                 seeds or another dataset; or, in ``iter()``, the epoch would have to run again and
                 ``in_order=False`` gives another order each time.
         """
-        self._position.load(self, self.loader, state_dict)
+        self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
+
+    def _described(self) -> list[str]:
+        return described_stages(self.stages, self._epochs)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
@@ -208,12 +201,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return super().__repr__() + self.loader._in_short()
 
     def __len__(self) -> int:
-        """Elements in an epoch of this rank, or the length set by ``with_length``.
-
-        With the loader's ``even`` it is the same on all ranks.
-
-        Raises:
-            TypeError: The number is not known without running the epoch; the message says why.
+        """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -222,39 +210,26 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         if self._length is not None:
             return self._length
-        return _length(self.loader.even, self._count)
+        return even_length(self.loader.even, self._count)
 
-    def _count(self, context: Context, *, exact: bool = False) -> int:
+    def _count(self, context: Context, exact: bool) -> int:
         epochs = self._epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
-        from mpwds.loader.ranks.lengths import count_behind, count_delivered
-
-        loader = self.loader
-        count = count_delivered(loader.dataset, loader.workers, context, exact=exact)
+        count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)
         return count_behind(self.stages, epochs, count).elements
 
 
-class LoaderStages(Rebatching, Fluent):
-    """The part of a loader that puts stages behind it. Each method returns a :class:`LoaderPipeline`."""
+class LoaderStages(Rebatching, Fluent, Resumable):
+    """The part of a loader that puts stages behind it, and what these use of the loader."""
 
-    dataset: Any
-    workers: int
-    in_order: bool
     timeout: float | None
-    seed: int | None
     even: Even | None
-    _epoch: int
-    _position: LoaderPosition
+    _position: Position
+    _ledger: Ledger
 
     def compose(self, *stages: Any) -> Any:
-        """The loader with stages behind it.
-
-        Args:
-            stages: As those of a ``DataPipeline``.
-
-        Raises:
-            TypeError: One is no stage.
+        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -294,7 +269,7 @@ class LoaderStages(Rebatching, Fluent):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        return _length(self.even, self._count)
+        return even_length(self.even, self._count)
 
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
@@ -313,7 +288,7 @@ class LoaderStages(Rebatching, Fluent):
 
     @abstractmethod
     def _as_called(self) -> str:
-        """The call that makes such a loader."""
+        """The call that makes such a loader, for ``repr``."""
 
     @abstractmethod
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
@@ -323,35 +298,33 @@ class LoaderStages(Rebatching, Fluent):
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         """The last step: converts elements, of the last stage if ``staged``, to the loader's output."""
 
-    @abstractmethod
-    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """Watches a stage behind the loader: see ``Context.watch``."""
-
-    @abstractmethod
-    def _clock(self) -> TrainerTimes:
-        """The clock of the epoch that began last."""
-
     def _in_short(self) -> str:
         """The part of ``repr`` about a loader that has run."""
-        stats = self.stats()
+        stats = self._ledger.stats("epoch")
         return f"  # {stats.in_short}" if stats.batches else ""
 
-    def _next_epoch(self) -> int:
+    def _iterate_evenly(
+        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: Position
+    ) -> Iterator[Any]:
+        """Begins the next epoch, an even one if the loader asks for that."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return epoch
+        if self.even is None or not self._is_even():
+            return begin(epoch)
+        from mpwds.loader.ranks.even_iterator import evened
 
-    def _count(self, context: Context, *, exact: bool = False) -> int:
-        from mpwds.loader.ranks.lengths import count_delivered
+        here = replace(Context.current(epoch), seed=self.seed)
+        return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
 
-        return count_delivered(self.dataset, self.workers, context, exact=exact).elements
+    def _count(self, context: Context, exact: bool) -> int:
+        return count_delivered(self.dataset, self.workers, context, exact).elements
 
     def _is_even(self) -> bool:
         """Whether the loader makes its epochs even on all ranks."""
         if self.even is None:
             return False
-        from mpwds.loader.ranks.even import is_to_be_even
+        from mpwds.loader.ranks.agreement import world_size
 
-        return is_to_be_even(self)
+        return world_size() > 1
 
 
 class StagesIterator(Iterator[Any]):
@@ -359,13 +332,6 @@ class StagesIterator(Iterator[Any]):
 
     One element is timed about every tenth of a millisecond, at random distances, and stands for those since
     the one before: timing takes about a microsecond, which is more than small elements take.
-
-    Args:
-        elements: The elements of the last stage.
-        clock: Returns the clock of the loader's epoch.
-
-    Raises:
-        RuntimeError: In ``next()``, another thread is in the middle of it.
     """
 
     def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:
@@ -392,7 +358,6 @@ class StagesIterator(Iterator[Any]):
             self._lock.release()
 
     def close(self) -> None:
-        """Ends the iteration."""
         self._elements.close()
 
     def _timed(self) -> Any:
@@ -426,11 +391,3 @@ class _Loaded:
         from mpwds.loader.resume.resumable_stream import LoaderStream
 
         return LoaderStream(lambda progress: self._loader._iterate(context.epoch, progress))
-
-
-def _length(even: Even | None, count: Callable[..., int]) -> int:
-    if even is None:
-        return count(Context.current())
-    from mpwds.loader.ranks.even import even_length
-
-    return even_length(even, count)

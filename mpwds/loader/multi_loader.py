@@ -18,7 +18,7 @@ from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition
+from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import Ledger, Since
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -27,7 +27,6 @@ from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.parts import TorchIterable, in_any_order
-from mpwds.pipeline.stream import Stream
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
@@ -188,7 +187,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
             require_tqdm()
         self._epoch = 0
-        self._position = LoaderPosition()
+        self._position = Position()
         self._current = _Current()
         self._group = WorkerGroup(
             self._setup_maker(),
@@ -212,20 +211,12 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        epoch = self._next_epoch()
-        batches: Iterator[Any]
         try:
-            if self.even is not None and self._is_even():
-                from mpwds.loader.ranks.even_iterator import evened
-
-                delivered = self._position.handed_over(epoch)
-                batches = evened(self, self.even, epoch, self._begin, self._count, delivered)
-            else:
-                batches = self._begin(epoch)
+            batches = self._iterate_evenly(self._begin, self._count, self._position)
         except Exception as error:
             shorten(error)
             raise
-        return CountOnYield(batches, self._position.progress) if self._takes_ahead() else batches
+        return CountOnYield(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         batches = self._iterate(epoch)
@@ -259,12 +250,6 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         return elements if self._delivery is None else self._delivery.handed_out(elements, staged)
 
-    def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        return self._ledger.watch(part, stream, context)
-
-    def _clock(self) -> TrainerTimes:
-        return self._ledger.times
-
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
@@ -293,7 +278,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
         epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
-        self._position.set_epoch(epoch)
+        self._position.set_epoch()
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -391,11 +376,6 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _as_called(self) -> str:
         return f"MultiLoader({self.dataset!r}, workers={self.workers})"
 
-    def _next_epoch(self) -> int:
-        epoch = super()._next_epoch()
-        self._epoch = self._position.next_epoch(epoch)
-        return epoch
-
     def _times(self) -> TrainerTimes:
         if not self.progress:
             return TrainerTimes()
@@ -410,7 +390,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             here = Context.current()
             blocks = options.prefetch + BLOCKS_OF_CONSUMER
             if options.even is not None and here.world_size > 1:
-                from mpwds.loader.ranks.even import MOST_AHEAD
+                from mpwds.loader.ranks.agreement import MOST_AHEAD
 
                 blocks += -(-MOST_AHEAD // options.workers)
             return WorkerSetup(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,15 +10,25 @@ from typing import Any
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, Derived, Description, Stream
+from mpwds.warn import warn
 
 
-class _WithoutAddresses:
-    """Base of streams that cannot fetch elements and have no state; ``origin`` is for error messages."""
+class _IteratedStream(ABC):
+    """Base of streams over an iterator, which can neither fetch an element nor tell a state."""
 
     def __init__(self, origin: object) -> None:
         self._origin = origin
         self._count = 0
+
+    def __iter__(self) -> _IteratedStream:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> tuple[Address, Any]: ...
+
+    @abstractmethod
+    def describe(self, address: Any, element: object = None) -> Description: ...
 
     def fetch(self, address: Any) -> Any:
         raise self._error()
@@ -30,20 +40,14 @@ class _WithoutAddresses:
         raise self._error()
 
     def _error(self) -> LookupError:
-        return LookupError(
-            f"{self._origin} gives elements without addresses: it has no state and cannot make one again"
-        )
+        return LookupError(f"{self._origin} gives elements without addresses")
 
 
-class UnseekableStream(_WithoutAddresses):
-    """A stream over an iterator from a user's code. It cannot fetch elements.
+class UnseekableStream(_IteratedStream):
+    """A stream over an iterator from a user's code. ``start`` makes it when the first element is requested.
 
-    The iterator draws the same random numbers in each run of an epoch by the same worker.
-
-    Args:
-        start: Makes the iterator when the first element is requested.
-        maker: The stage or source that has ``start``; ``str(maker)`` names it in errors.
-        context: Gives the seed, the epoch, the rank and the worker.
+    The iterator draws the same random numbers in each run of an epoch by the same worker. ``maker`` is the
+    stage or source that has ``start``: it is named in errors.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:
@@ -52,9 +56,6 @@ class UnseekableStream(_WithoutAddresses):
         self._context = context
         self._call = seeded(context)
         self._elements: Iterator[Any] | None = None
-
-    def __iter__(self) -> UnseekableStream:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         address = (self._context.rank, self._context.worker, self._count)
@@ -89,21 +90,16 @@ class UnseekableStream(_WithoutAddresses):
         return iter(elements)
 
 
-class IteratorStream(_WithoutAddresses):
+class IteratorStream(_IteratedStream):
     """A stream over an iterator that runs once. An element's address is its number.
 
-    Args:
-        elements: The elements.
-        which: Words for error messages, after "element 7": where the elements come from.
+    ``which`` follows "element 7" in error messages: where the elements come from.
     """
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
         super().__init__("a plain iterator")
         self._which = which
         self._elements = iter(elements)
-
-    def __iter__(self) -> IteratorStream:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         element = next(self._elements)
@@ -114,63 +110,45 @@ class IteratorStream(_WithoutAddresses):
         return Description.of_sample(element, Description(f"element {address} {self._which}"))
 
 
-class Replayed:
+class Replayed(Derived[Any]):
     """A stream that resumes by running again and skipping the elements it delivered before.
 
-    Args:
-        start: Makes the stream, at its beginning.
-        culprit: The name of the stage or source without addresses, for the warning.
+    ``start`` makes the stream, at its beginning; ``culprit`` is the stage or source without addresses.
     """
 
-    def __init__(self, start: Callable[[], Stream[Any]], culprit: str) -> None:
+    def __init__(self, start: Callable[[], Stream[Any]], culprit: str = "the epoch") -> None:
+        super().__init__(start())
         self._start = start
         self._culprit = culprit
-        self._stream = start()
         self._delivered = 0
 
-    def __iter__(self) -> Replayed:
-        return self
-
     def __next__(self) -> tuple[Address, Any]:
-        item = next(self._stream)
+        item: tuple[Address, Any] = self._next()
         self._delivered += 1
         return item
-
-    def fetch(self, address: Any) -> Any:
-        return self._stream.fetch(address)
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return self._stream.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
         return {"delivered": self._delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Runs the stream again up to where the state was saved, and warns of that.
+        """Runs the stream again up to where the state was saved, and warns of that."""
+        if delivered := state["delivered"]:
+            warn(
+                f"{self._culprit} gives elements without addresses: the pipeline is restored by running "
+                f"the first {delivered} elements of the epoch again",
+                UserWarning,
+            )
+        self._run_to(delivered)
 
-        Raises:
-            RuntimeError: The stream ended earlier.
-        """
-        delivered = state["delivered"]
-        self._stream = self._start()
-        self._delivered = 0
-        if delivered == 0:
-            return
-        warnings.warn(
-            f"{self._culprit} gives elements without addresses: the pipeline is restored by running "
-            f"the first {delivered} elements of the epoch again",
-            stacklevel=2,
-        )
-        skip(self._stream, delivered, self._culprit)
+    def _run_to(self, delivered: int) -> None:
+        self._source = self._start()
+        self._next = self._source.__next__
+        skip(self._source, delivered, self._culprit)
         self._delivered = delivered
 
 
 def skip(elements: Iterator[Any], count: int, what: str = "the epoch") -> None:
-    """Skips the first ``count`` elements of an epoch that runs again.
-
-    Raises:
-        RuntimeError: There are fewer; ``what`` names their origin.
-    """
+    """Skips the first ``count`` elements of an epoch that runs again; ``what`` names it in an error."""
     again = sum(1 for _ in islice(elements, count))
     if again < count:
         raise RuntimeError(

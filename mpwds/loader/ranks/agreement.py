@@ -5,57 +5,79 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from contextlib import suppress
+from typing import Any, get_args
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
-from mpwds.loader.ranks.even import EVEN, torch_distributed
 from mpwds.pipeline.context import Context
+from mpwds.warn import warn
 
+WINDOW = 4
+"""Batches that ranks agree on at once: an agreement takes about as long as three threads take to wake up."""
+
+MOST_AHEAD = WINDOW + 1
+"""Batches that may be taken ahead of the training loop."""
+
+_EVEN: tuple[Even, ...] = get_args(Even)
 _NOBODY = -1
 
 
-class Offers(NamedTuple):
-    """The smallest and the largest number of batches that a rank has ready."""
-
-    least: int
-    most: int
-
-
 class Agreement:
-    """The messages by which ranks agree on one epoch.
+    """Grants batches as the ranks agree, window by window.
+
+    Each rank takes up to ``window`` batches ahead of the training loop and tells the others how many it has.
+    They talk again when as many are delivered as all of them have. To pad, a rank takes one batch more, to
+    see whether the one before is its last.
 
     Every message has the same length, and says how many messages its rank has sent and what its loader was
     asked to do. If a rank left an epoch early or has other arguments, all ranks see that in the first
     message, and none waits forever.
 
-    Args:
-        ranks: The ranks.
-        even: The loader's.
-        epoch: Number of the epoch.
-        timeout: Seconds to wait for the others' answer; ``None`` leaves that to the ranks.
+    ``look_ahead`` is that of ``OwnPart``. ``timeout`` counts in seconds; ``None`` leaves it to
+    ``torch.distributed``.
     """
 
-    def __init__(self, ranks: Ranks, even: Even, epoch: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        ranks: TorchRanks,
+        look_ahead: Callable[[int], int],
+        even: Even,
+        epoch: int,
+        timeout: float | None,
+        window: int = WINDOW,
+    ) -> None:
         self._ranks = ranks
+        self._look_ahead = look_ahead
+        self._even = even
+        self._window = window
         self._timeout = timeout
-        self._terms = {"even": EVEN.index(even), "epoch": epoch}
+        self._terms = {"even": _EVEN.index(even), "epoch": epoch}
         self._talk: int | None = None
         self._messages = 0
 
-    def batches(self, ready: int, failed: bool = False) -> Offers:
-        """How many more batches the ranks have ready.
+    def __call__(self, delivered: int) -> int:
+        """How many more batches every rank delivers before it calls again; 0 ends the epoch.
 
-        Args:
-            ready: This rank's; 0 at its end.
-            failed: This rank failed, so all ranks have to raise.
-
-        Raises:
-            EvenEpochError: The ranks are not in step, or one failed. All ranks raise it.
+        Raises EvenEpochError on all ranks if they are not in step, or one failed.
         """
+        try:
+            ready = min(self._look_ahead(self._window + (self._even == "pad")), self._window)
+        except Exception:
+            with suppress(EvenEpochError):  # which says that this rank failed
+                self._tell(0, failed=True)
+            raise
+        least, most = self._tell(ready)
+        if delivered == 0:
+            return target_of(self._even, (least, most))
+        return least if self._even == "drop" else most
+
+    def _tell(self, ready: int, failed: bool = False) -> tuple[int, int]:
+        """Tells the ranks how many batches are ready here; returns the least and the most of all ranks."""
         ranks = self._ranks
         if self._talk is None:
             self._talk = ranks.begin_talk()
@@ -72,25 +94,23 @@ class Agreement:
                 f"rank {heard[-1]} failed while it made its next batches, so the epoch ends on rank "
                 f"{ranks.rank} too: see the error of rank {heard[-1]}"
             )
-        return Offers(*ranges[-1])
+        return ranges[-1]
 
     def _check_place(self, ranges: dict[str, tuple[int, int]], own: dict[str, int]) -> None:
-        apart = {name for name, (least, most) in ranges.items() if least != most}
-        if not apart:
-            return
-        if apart & {"talk", "message"}:
+        for name, (least, most) in ranges.items():
+            if least == most:
+                continue
+            if name in ("talk", "message"):
+                raise EvenEpochError(
+                    f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has "
+                    "left an epoch early, or iterates another loader. All ranks have to iterate the same "
+                    "loaders in the same order, and to leave an epoch at the same batch"
+                )
+            shown = [_EVEN[number] if name == "even" else str(number) for number in (least, most, own[name])]
             raise EvenEpochError(
-                f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has left "
-                "an epoch early, or iterates another loader. All ranks have to iterate the same loaders in "
-                "the same order, and to leave an epoch at the same batch"
+                f"the ranks' loaders differ in {name}, from {shown[0]} to {shown[1]}, on rank "
+                f"{self._ranks.rank} {shown[2]}: {_REMEDIES[name]}"
             )
-        name = next(name for name in self._terms if name in apart)
-        least, most = ranges[name]
-        shown = [EVEN[number] if name == "even" else str(number) for number in (least, most, own[name])]
-        raise EvenEpochError(
-            f"the ranks' loaders differ in {name}, from {shown[0]} to {shown[1]}, on rank {self._ranks.rank} "
-            f"{shown[2]}: {_REMEDIES[name]}"
-        )
 
 
 _REMEDIES = {
@@ -99,41 +119,41 @@ _REMEDIES = {
 }
 
 
-class Ranks(Protocol):
-    """The ranks of a job, as one of them sees them: its own number, and how many there are."""
+def target_of(even: Even, counts: Sequence[int]) -> int:
+    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number.
 
-    rank: int
-    size: int
+    Raises:
+        EvenEpochError: A rank has no batch that it could repeat.
+    """
+    least, most = min(counts), max(counts)
+    if least == 0 < most:
+        if even != "drop":
+            raise EvenEpochError(
+                f'even="{even}": a rank has no batch at all to repeat, while others have some: use more '
+                "shards, smaller shards, or fewer ranks"
+            )
+        warn(
+            'even="drop": a rank has no batch at all, so no rank gets any: use more shards, smaller shards, '
+            "or fewer ranks"
+        )
+    return least if even == "drop" else most
 
-    def begin_talk(self) -> int:
-        """The number of a new talk, the same on all ranks as long as all begin the same talks."""
-        ...
 
-    def largest(self, numbers: Sequence[int], timeout: float | None) -> list[int]:
-        """The largest number that any rank passes, for each place. All have to call it, in the same order.
-
-        Args:
-            numbers: As many on all ranks.
-            timeout: Seconds to wait for the others; ``None`` leaves that to ``torch.distributed``.
-
-        Raises:
-            EvenEpochError: A rank is gone, or did not come in time.
-        """
-        ...
+def world_size() -> int:
+    """The number of ranks among which shards are divided, or that ``torch.distributed`` knows."""
+    distributed = _torch_distributed()
+    return max(Context.current().world_size, 1 if distributed is None else distributed.get_world_size())
 
 
 class TorchRanks:
-    """The ranks of ``torch.distributed``. They talk in a gloo group of their own, on the processor.
+    """The ranks of ``torch.distributed``.
 
-    So it makes no difference which backend the job uses, nor what it is doing with it. The group is made once
-    in a process, when the ranks first talk.
-
-    Raises:
-        EvenEpochError: ``torch.distributed`` is not initialised.
+    They talk in a gloo group of their own, on the processor: so it makes no difference which backend the job
+    uses, nor what it is doing with it. The group is made once in a process, when the ranks first talk.
     """
 
     def __init__(self) -> None:
-        distributed = torch_distributed()
+        distributed = _torch_distributed()
         if distributed is None:
             here = Context.current()
             raise EvenEpochError(
@@ -143,18 +163,31 @@ class TorchRanks:
             )
         self._distributed = distributed
         self.rank: int = distributed.get_rank()
-        self.size: int = distributed.get_world_size()
 
     def begin_talk(self) -> int:
+        """The number of a new talk, the same on all ranks as long as all begin the same talks."""
         return next(_talks)
 
     def largest(self, numbers: Sequence[int], timeout: float | None) -> list[int]:
+        """The largest number that any rank passes, for each place; all ranks pass as many."""
         import torch
 
         tensor = torch.tensor(numbers, dtype=torch.int64)
+        distributed = self._distributed
         try:
-            group = _own_group(self._distributed, timeout)
-            self._reduce(tensor, group, timeout)
+            group = _own_group(distributed, timeout)
+            work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
+            done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
+            work.get_future().add_done_callback(lambda _: done.set())
+            try:
+                if not done.wait(timeout):
+                    raise _late(timeout)
+            except BaseException:
+                # A group that still waits for a message is never destroyed: its destructor waits for the
+                # other ranks.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                raise
+            work.wait()
         except (RuntimeError, TimeoutError) as error:
             raise EvenEpochError(
                 f"rank {self.rank} waited for the other ranks, to agree on the number of batches, and one of "
@@ -162,19 +195,6 @@ class TorchRanks:
             ) from error
         largest: list[int] = tensor.tolist()
         return largest
-
-    def _reduce(self, tensor: Any, group: Any, timeout: float | None) -> None:
-        distributed = self._distributed
-        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
-        done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
-        work.get_future().add_done_callback(lambda _: done.set())
-        try:
-            if not done.wait(timeout):
-                raise _late(timeout)
-        except BaseException:
-            _keep_until_exit(group)
-            raise
-        work.wait()
 
 
 _talks = itertools.count()
@@ -203,9 +223,11 @@ def _own_group(distributed: Any, timeout: float | None) -> Any:
         raise _late(timeout) from None
 
 
-def _keep_until_exit(group: Any) -> None:
-    """Never destroys a group that still waits for a message: its destructor waits for the other ranks."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+def _torch_distributed() -> Any:
+    """``torch.distributed`` if it is initialised."""
+    distributed = sys.modules.get("torch.distributed")
+    usable = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if usable else None
 
 
 def _late(timeout: float | None) -> TimeoutError:

@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
-from mpwds.loader.ranks.agreement import Agreement, TorchRanks
-from mpwds.loader.ranks.even import MOST_AHEAD, WINDOW, Evened, all_ranks
-from mpwds.loader.ranks.lengths import CountOf
+from mpwds.loader.ranks.agreement import MOST_AHEAD, Agreement, TorchRanks, target_of
+from mpwds.loader.ranks.lengths import CountOf, all_ranks
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.epochs import epoch_of_repetition
-from mpwds.warn import warn
 
 
 def evened(
-    loader: Evened,
     even: Even,
-    epoch: int,
+    here: Context,
     start: Callable[[int], Iterator[Any]],
     count: CountOf,
-    delivered: int = 0,
+    delivered: int,
+    timeout: float | None,
 ) -> EvenIterator:
     """Begins an even epoch of a loader, for each of several ranks.
 
     Args:
-        loader: The loader.
-        even: The loader's.
-        epoch: Number of the epoch.
+        even: The loader's, as is ``timeout``.
+        here: The epoch, the loader's seed, and this rank.
         start: Begins an epoch of the loader, or of the stages behind it.
         count: Counts its batches.
         delivered: Batches of a resumed epoch that were delivered before; the same number on all ranks.
 
     Raises:
-        EvenEpochError: The ranks have to agree and cannot, or one of them has no batch.
+        EvenEpochError: The ranks have to agree and cannot, or one has no batch. While iterating, also: a rank
+            is gone, failed, has other options, or another number of batches than its dataset says.
     """
 
     def begin(number: int) -> Iterator[Any]:
-        return start(epoch_of_repetition(number, "wrap", epoch) if number else epoch)
+        return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
 
-    here = replace(Context.current(epoch), seed=loader.seed)
     try:
-        counts = [count(rank, exact=True) for rank in all_ranks(here)]
+        counts = [count(rank, True) for rank in all_ranks(here)]
     except LengthUnknown:
         ranks = TorchRanks()
     else:
@@ -55,28 +51,16 @@ def evened(
         own = counts[here.rank]
         part = OwnPart(begin, even if own < target else "drop", max(0, own - delivered))
         return EvenIterator(part, lambda delivered: target - delivered, delivered)
-    timeout = None if loader.timeout is None else loader.timeout * MOST_AHEAD
     part = OwnPart(begin, even)
-    return EvenIterator(part, Agreed(part, even, Agreement(ranks, even, epoch, timeout)), delivered)
+    timeout = None if timeout is None else timeout * MOST_AHEAD
+    return EvenIterator(part, Agreement(ranks, part.look_ahead, even, here.epoch, timeout), delivered)
 
 
 class EvenIterator(Iterator[Any]):
     """The batches of an epoch, as many as all other ranks deliver.
 
-    Args:
-        part: This rank's batches.
-        grant: Called with the number of batches delivered; returns how many more each rank delivers before it
-            is called again. 0 ends the epoch.
-        delivered: Batches of a resumed epoch that were delivered before.
-
-    While iterating:
-        EvenEpochError: A rank has no batch, is gone, failed, or was given other options; or this rank has
-            another number of batches than its dataset says.
-
-    Example:
-        >>> part = OwnPart(lambda number: iter("ab"), "wrap")
-        >>> list(EvenIterator(part, lambda delivered: 5 - delivered))
-        ['a', 'b', 'a', 'b', 'a']
+    ``grant`` is called with the number of batches delivered, and returns how many more each rank delivers
+    before it is called again; 0 ends the epoch.
     """
 
     def __init__(self, part: OwnPart, grant: Callable[[int], int], delivered: int = 0) -> None:
@@ -105,36 +89,6 @@ class EvenIterator(Iterator[Any]):
         return batch
 
 
-class Agreed:
-    """Grants batches as the ranks agree, window by window.
-
-    Each rank takes up to ``window`` batches ahead of the training loop and tells the others how many it has.
-    They talk again when as many are delivered as all of them have. To pad, a rank takes one batch more, to
-    see whether the one before is its last.
-    """
-
-    def __init__(self, part: OwnPart, even: Even, agreement: Agreement, window: int = WINDOW) -> None:
-        self._part = part
-        self._even = even
-        self._agreement = agreement
-        self._window = window
-
-    def __call__(self, delivered: int) -> int:
-        offers = self._agreement.batches(self._look_ahead())
-        if delivered == 0:
-            return target_of(self._even, offers)
-        return offers.least if self._even == "drop" else offers.most
-
-    def _look_ahead(self) -> int:
-        """Returns how many batches are ready. If making one fails, tells the other ranks, which raise too."""
-        try:
-            return min(self._part.look_ahead(self._window + (self._even == "pad")), self._window)
-        except Exception:
-            with suppress(EvenEpochError):  # which says that this rank failed
-                self._agreement.batches(0, failed=True)
-            raise
-
-
 class OwnPart:
     """A rank's part of an epoch. Some of its batches may be taken ahead of the training loop.
 
@@ -143,29 +97,18 @@ class OwnPart:
         even: What follows the last batch: with ``"pad"`` a new copy of it each time, with ``"wrap"`` another
             pass.
         counted: How many batches it has; ``None`` if that is not known.
-
-    Raises:
-        EvenEpochError: While iterating, the number of batches is not ``counted``, or there is nothing to
-            repeat.
-
-    Example:
-        >>> part = OwnPart(lambda number: iter("ab"), "pad")
-        >>> part.look_ahead(3), [part.next() for _ in range(4)]
-        (2, ['a', 'b', 'b', 'b'])
     """
 
     def __init__(
         self, passes: Callable[[int], Iterator[Any]], even: Even, counted: int | None = None
     ) -> None:
+        self._even = even
         self._counted = counted
         self._taken = 0
-        self._passes = passes
-        self._even = even
         self._source: Iterator[Any] | None = passes(0)
-        self._again: Iterator[Any] | None = None
+        self._again = _other_passes(passes)
         self._ahead: deque[Any] = deque()
         self._last: Any = None
-        self._pass = 0
 
     def look_ahead(self, number: int) -> int:
         """Takes batches ahead until there are ``number`` of them, or it ends; returns how many there are."""
@@ -184,14 +127,10 @@ class OwnPart:
         return len(self._ahead)
 
     def next(self) -> Any:
-        """Its next batch, or a repeated one behind the last.
-
-        With ``"pad"`` the last batch must be recognised: by ``counted``, or by looking one batch further
-        ahead.
-        """
+        """Its next batch, or a repeated one behind the last, which ``counted`` or looking ahead tells."""
         if self.look_ahead(1) == 0:
             # When an epoch is resumed inside its padding, the last real batch is not known.
-            return self._of_another_pass() if self._last is None else copy.deepcopy(self._last)
+            return next(self._again) if self._last is None else copy.deepcopy(self._last)
         batch = self._ahead.popleft()
         is_last = not self._ahead and (self._source is None or self._taken == self._counted)
         if is_last and self._even == "pad":
@@ -205,21 +144,8 @@ class OwnPart:
 
     def close(self) -> None:
         """Drops the batches that are left."""
-        self._source = self._again = self._last = None
+        self._source, self._again, self._last = None, iter(()), None
         self._ahead.clear()
-
-    def _of_another_pass(self) -> Any:
-        if self._again is not None:
-            with suppress(StopIteration):
-                return next(self._again)
-        self._pass += 1
-        self._again = self._passes(self._pass)
-        try:
-            return next(self._again)
-        except StopIteration:
-            raise EvenEpochError(
-                f'even="wrap": pass {self._pass} through this rank\'s part of the dataset gave no batch'
-            ) from None
 
     def _miscounted(self, what: str) -> EvenEpochError:
         return EvenEpochError(
@@ -229,25 +155,13 @@ class OwnPart:
         )
 
 
-def target_of(even: Even, counts: Sequence[int]) -> int:
-    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number.
-
-    Raises:
-        EvenEpochError: A rank has no batch that it could repeat.
-
-    Example:
-        >>> target_of("drop", [3, 5, 4]), target_of("wrap", [3, 5, 4])
-        (3, 5)
-    """
-    least, most = min(counts), max(counts)
-    if least == 0 < most:
-        if even != "drop":
+def _other_passes(passes: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    for number in itertools.count(1):
+        batches = passes(number)
+        try:
+            yield next(batches)
+        except StopIteration:
             raise EvenEpochError(
-                f'even="{even}": a rank has no batch at all to repeat, while others have some: use more '
-                "shards, smaller shards, or fewer ranks"
-            )
-        warn(
-            'even="drop": a rank has no batch at all, so no rank gets any: use more shards, smaller shards, '
-            "or fewer ranks"
-        )
-    return least if even == "drop" else most
+                f'even="wrap": pass {number} through this rank\'s part of the dataset gave no batch'
+            ) from None
+        yield from batches

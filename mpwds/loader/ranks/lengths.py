@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
+from mpwds.loader.engine.options import Even
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, count_of
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
 from mpwds.pipeline.parts import iterates_itself
 
-
-class CountOf(Protocol):
-    """Counts the elements of an epoch; the arguments are those of :func:`count_delivered`."""
-
-    def __call__(self, context: Context, *, exact: bool = False) -> int: ...
+CountOf: TypeAlias = Callable[[Context, bool], int]
+"""Counts the elements of an epoch; the arguments are ``context`` and ``exact`` of ``count_delivered``."""
 
 
-def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exact: bool = False) -> Count:
-    """How many elements a loader with this dataset delivers to a rank.
+def even_length(even: Even | None, count: CountOf) -> int:
+    """The ``len()`` of a loader: batches on this rank, or on every rank if epochs are even."""
+    here = Context.current()
+    if even is None:
+        return count(here, False)
+    counts = [count(rank, False) for rank in all_ranks(here)]
+    return min(counts) if even == "drop" else max(counts)
 
-    Args:
-        dataset: As ``as_dataset`` returned it.
-        workers: The loader's workers.
-        context: Epoch, seed and rank.
-        exact: Trust neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
 
-    Raises:
-        LengthUnknown: The number is not known; the message says why.
+def all_ranks(here: Context) -> list[Context]:
+    """The contexts of all ranks, from that of one."""
+    return [replace(here, rank=rank) for rank in range(here.world_size)]
+
+
+def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
+    """How many elements a loader with this dataset, from ``as_dataset``, delivers to a rank.
+
+    With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
+    Raises LengthUnknown, which says why the number is not known.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):
@@ -37,30 +43,25 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, *, exa
         return Count(len(dataset))
     if dataset._length is not None and not exact:
         return Count(dataset._length)
-    total = Count(0, 0)
-    for worker in range(max(workers, 1)):
-        total += _count_in(dataset, replace(context, worker=worker, workers=max(workers, 1)))
-    return total
+    workers = max(workers, 1)
+    each = [replace(context, worker=worker, workers=workers) for worker in range(workers)]
+    return sum((_count_in(dataset, context) for context in each), Count(0, 0))
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
-    """How many elements stages make of ``count`` elements for each of their runs.
-
-    Raises:
-        LengthUnknown: The number is not known; the message says why.
-    """
+    """How many elements stages make of ``count`` elements for each of their runs, or LengthUnknown."""
     for stage in stages:
         count = count_of(stage, count)
     if count.elements == 0:
         return count
-    if epochs.repetitions is None:
-        if epochs.limit is None:
-            raise LengthUnknown("repeat() has no end")
-        return Count(epochs.limit)
-    repeated = count.times(epochs.repetitions)
-    if epochs.limit is None or repeated.elements <= epochs.limit:
-        return repeated
-    return Count(epochs.limit)
+    limit = epochs.limit
+    if epochs.repetitions is not None:
+        repeated = count.times(epochs.repetitions)
+        if limit is None or repeated.elements <= limit:
+            return repeated
+    if limit is None:
+        raise LengthUnknown("repeat() has no end")
+    return Count(limit)
 
 
 def _count_in(pipeline: DataPipeline, context: Context) -> Count:

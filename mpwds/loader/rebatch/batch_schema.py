@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -32,8 +33,8 @@ class ArrayColumn:
 
     @property
     def row_nbytes(self) -> int:
-        count: int = np.prod(self.row_shape, dtype=np.int64).item()
-        return count * int(self.dtype.itemsize)
+        """Bytes of a row in a batch's memory; 0 if it holds objects, which have their own."""
+        return 0 if self.holds_objects else math.prod(self.row_shape) * int(self.dtype.itemsize)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
@@ -44,6 +45,9 @@ class ListColumn:
     """A column that is a list or a tuple, with any object for a row."""
 
     kind: type
+    is_tensor: ClassVar[bool] = False
+    holds_objects: ClassVar[bool] = True
+    row_nbytes: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return f"{self.kind.__name__} of rows"
@@ -83,10 +87,22 @@ def infer_schema(batch: Any) -> Schema:
         >>> [str(column) for column in leaves(schema)]
         ['float64 [3]', 'list of rows']
     """
-    try:
-        return _found_schema(batch)
-    except _NoColumn as error:
-        raise TypeError(str(error)) from None
+    error: Exception | None = None
+    for rows_are_alike in (True, False):
+        found: list[Schema] = []
+        for rows in _possible_row_counts(batch):
+            try:
+                found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
+            except _Mismatch as mismatch:
+                error = error or mismatch.error
+        if len(found) > 1:
+            raise _ambiguous("batch")
+        if found:
+            if not leaves(found[0]):
+                raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
+            return found[0]
+    assert error is not None  # a search finds a schema or raises
+    raise error
 
 
 def columns_of(schema: Schema, batch: Any) -> list[Any]:
@@ -94,13 +110,7 @@ def columns_of(schema: Schema, batch: Any) -> list[Any]:
 
     Raises:
         TypeError: A tensor is in a GPU's memory, or is sparse.
-        ValueError: It has another schema, or its columns differ in their number of rows.
-
-    Example:
-        >>> columns_of(infer_schema({"x": np.zeros(2)}), {"x": np.zeros(2, "uint8")})
-        Traceback (most recent call last):
-        ...
-        ValueError: rebatched: batch['x'] has rows of uint8 [], in batches before they were float64 []: ...
+        ValueError: The schema is another, or the columns differ in their number of rows.
     """
     columns: list[Any] = []
     _collect(schema, batch, "batch", columns)
@@ -118,12 +128,7 @@ def leaves(schema: Schema) -> list[Column]:
 
 
 def build(schema: Schema, columns: Iterator[Any]) -> Any:
-    """Makes a batch of columns, which come in the order of ``columns_of``.
-
-    Example:
-        >>> build(infer_schema({"x": np.zeros(2)}), iter(["a column"]))
-        {'x': 'a column'}
-    """
+    """Makes a batch of columns, which come in the order of ``columns_of``."""
     if not isinstance(schema, ColumnGroup):
         return next(columns)
     kind, parts = schema.kind, [build(part, columns) for part in schema.parts]
@@ -146,12 +151,10 @@ def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
         found = None if type(item) is not schema.kind else _children(item)
         if found is None:
             raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
-        by_key = {key: (step, child) for key, step, child in found}
-        if len(by_key) != len(schema.keys) or not by_key.keys() >= set(schema.keys):
-            raise _changed(path, f"has {_names(by_key)}", f"it had {_names(schema.keys)}")
+        if found.keys() != set(schema.keys):
+            raise _changed(path, f"has {_names(found)}", f"it had {_names(schema.keys)}")
         for key, part in zip(schema.keys, schema.parts, strict=True):
-            step, child = by_key[key]
-            _collect(part, child, path + step, columns)
+            _collect(part, found[key], path + _step(item, key), columns)
         return
     if isinstance(schema, ArrayColumn):
         now = _array_column(item, path) if _is_array(item) else None
@@ -172,33 +175,11 @@ def _changed(path: str, now: str, before: str) -> ValueError:
     )
 
 
-# ------------------------------------------------------- telling lists of rows from lists of columns
+class _Mismatch(Exception):
+    """The batch cannot have so many rows, or an item of it is no column; ``error`` says where."""
 
-
-def _found_schema(batch: Any) -> Schema:
-    contradiction: _Contradiction | None = None
-    for rows_are_alike in (True, False):
-        found = []
-        for rows in _possible_row_counts(batch):
-            try:
-                found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
-            except _Contradiction as error:
-                contradiction = contradiction or error
-        if len(found) > 1:
-            raise _ambiguous("batch")
-        if found:
-            return found[0]
-    if contradiction is None:
-        raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
-    raise ValueError(str(contradiction))
-
-
-class _Contradiction(Exception):
-    """The batch has another number of rows; the message says where."""
-
-
-class _NoColumn(Exception):
-    """Something in a batch is not a column."""
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -215,42 +196,41 @@ class _Search:
         """The schema of an item that is an array or holds columns, but is not a list of rows."""
         if _is_array(item):
             if len(item) != self.rows:
-                raise self._contradiction(item, path)
+                raise self._other_number(item, path)
             return _array_column(item, path)
         parts = _children(item)
         if parts is None:
-            raise _NoColumn(
-                f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with an "
-                "item for each row"
+            raise _Mismatch(
+                TypeError(
+                    f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with "
+                    "an item for each row"
+                )
             )
-        keys = tuple(key for key, _, _ in parts)
-        schemas = tuple(self.part(part, path + step) for _, step, part in parts)
+        schemas = tuple(self._part(part, path + _step(item, key)) for key, part in parts.items())
         factory = item.default_factory if type(item) is collections.defaultdict else None
-        return ColumnGroup(type(item), keys, schemas, factory)
+        return ColumnGroup(type(item), tuple(parts), schemas, factory)
 
-    def part(self, item: Any, path: str) -> Schema:
+    def _part(self, item: Any, path: str) -> Schema:
         if not _is_list(item):
             return self.group(item, path)
-        columns = self._columns(item, path)
         may_be_rows = len(item) == self.rows and not (self.rows_are_alike and _differ(item))
-        if columns is not None:
-            if may_be_rows:
-                raise _ambiguous(path)
-            return columns
+        try:
+            columns = self.group(item, path)
+        except _Mismatch:
+            pass
+        else:
+            if any(isinstance(leaf, ArrayColumn) for leaf in leaves(columns)):
+                if may_be_rows:
+                    raise _ambiguous(path)
+                return columns
         if not may_be_rows:
-            raise self._contradiction(item, path)
+            raise self._other_number(item, path)
         return ListColumn(type(item))
 
-    def _columns(self, item: Any, path: str) -> Schema | None:
-        """The schema of a list if it can hold columns."""
-        try:
-            group = self.group(item, path)
-        except (_Contradiction, _NoColumn):
-            return None
-        return group if any(isinstance(leaf, ArrayColumn) for leaf in leaves(group)) else None
-
-    def _contradiction(self, item: Any, path: str) -> _Contradiction:
-        return _Contradiction(f"rebatched: {path} has {len(item)} rows, other columns have {self.rows}")
+    def _other_number(self, item: Any, path: str) -> _Mismatch:
+        return _Mismatch(
+            ValueError(f"rebatched: {path} has {len(item)} rows, other columns have {self.rows}")
+        )
 
 
 def _is_list(item: Any) -> bool:
@@ -275,19 +255,16 @@ def _ambiguous(path: str) -> TypeError:
 
 def _possible_row_counts(batch: Any) -> set[int]:
     """The length of the first array that is surely a column; else of the first list and its first array."""
-    first_list = None
+    first_list: Any = ()
     pending = collections.deque([batch])
     while pending:
         item = pending.popleft()
         if _is_array(item):
             return {len(item)}
         if _is_list(item) and item is not batch:
-            first_list = item if first_list is None else first_list
+            first_list = first_list or item
         else:
-            pending.extend(part for _, _, part in _children(item) or ())
-    if first_list is None:
-        _Search(0, True).group(batch, "batch")  # raises the error
-        return set()
+            pending.extend((_children(item) or {}).values())
     array = _first_array(first_list)
     return {len(first_list)} if array is None else {len(first_list), len(array)}
 
@@ -295,22 +272,24 @@ def _possible_row_counts(batch: Any) -> set[int]:
 def _first_array(item: Any) -> Any:
     if _is_array(item):
         return item
-    arrays = (_first_array(part) for _, _, part in _children(item) or ())
+    arrays = map(_first_array, (_children(item) or {}).values())
     return next((array for array in arrays if array is not None), None)
 
 
-# -------------------------------------------------------------------------------------- parts of a batch
-
-
-def _children(item: Any) -> list[tuple[Any, str, Any]] | None:
-    """What an item holds, as keys, steps of a path and items; ``None`` if it cannot hold columns."""
+def _children(item: Any) -> dict[Any, Any] | None:
+    """What an item holds, by key, index or attribute; ``None`` if it cannot hold columns."""
     kind = type(item)
     if kind in _MAPPINGS:
-        return [(key, f"[{key!r}]", value) for key, value in item.items()]
+        return dict(item)
     if kind in (list, tuple):
-        return [(index, f"[{index}]", value) for index, value in enumerate(item)]
+        return dict(enumerate(item))
     names = fields_of(kind)
-    return None if names is None else [(name, f".{name}", getattr(item, name)) for name in names]
+    return None if names is None else {name: getattr(item, name) for name in names}
+
+
+def _step(item: Any, key: Any) -> str:
+    """The way from an item to its child, in an error's path."""
+    return f"[{key!r}]" if isinstance(item, (dict, list)) or type(item) is tuple else f".{key}"
 
 
 def _is_array(item: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,23 +19,17 @@ from mpwds.loader.rebatch.rows import RowBuffers, Rows, TakenBatches, gather, ro
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, explain, options
+from mpwds.pipeline.notes import arguments, changed, explain
 from mpwds.pipeline.stream import Address, Description, Stream
 
 
 @dataclass(frozen=True)
 class Rebatched(Filter):
-    """Stage that yields batches of ``batchsize`` rows of the batches it is given.
-
-    It does the work of ``unbatched``, ``shuffle`` and ``batched`` for whole batches at a time. A row is
-    copied into a pool of ``shuffle`` rows and from there, when it is drawn, into its new batch. Without
-    ``shuffle`` it is copied once, in order. The memory of a given batch is free as soon as its rows are
-    copied, and the memory of a new batch is reused when nothing refers to it.
+    """Stage that yields batches of ``batchsize`` rows: see the method ``rebatched`` of loaders.
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
     of the same classes. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. All
-    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more. The
-    arguments and errors are those of the method ``rebatched`` of loaders.
+    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more.
 
     Example:
         >>> stage = Rebatched(3)
@@ -65,13 +60,7 @@ class Rebatched(Filter):
             checks.boolean("rebatched", "pin_memory", self.pin_memory)
 
     def __str__(self) -> str:
-        more = options(
-            shuffle=(self.shuffle, 0),
-            drop_last=(self.drop_last, False),
-            initial=(self.initial, 100),
-            seed=(self.seed, None),
-            pin_memory=(self.pin_memory, None),
-        )
+        more = changed(self, "shuffle", "drop_last", "initial", "seed", "pin_memory")
         return f"rebatched({arguments(self.batchsize, **more)})"
 
     def count_of(self, incoming: Count) -> Count:
@@ -97,13 +86,14 @@ class RebatchedStream:
         self._given: list[Rows] = []  # the rows of a batch that are not copied yet
         self._taken = TakenBatches()
         self._ended = False
+        self._drop_last = stage.drop_last
         self._count = 0
 
     def __iter__(self) -> RebatchedStream:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
-        while not self._ended:
+        while self._given or not self._ended:
             if self._mixer is not None and self._given:
                 self._given = self._mixer.move(self._given)
                 if self._mixer.missing == 0:
@@ -115,7 +105,7 @@ class RebatchedStream:
             raise StopIteration
         if self._ended:
             mixer.move_what_is_left()
-        if mixer.filled == 0 or (mixer.missing and self._stage.drop_last):
+        if mixer.filled == 0 or (mixer.missing and self._drop_last):
             self._mixer = None  # and with it the pool
             raise StopIteration
         self._count += 1
@@ -123,17 +113,8 @@ class RebatchedStream:
 
     def rest(self) -> Iterator[Any]:
         """The rows that are held, in batches; the last one may be smaller. No more rows are taken in."""
-        self._ended = True
-        mixer, self._mixer = self._mixer, None
-        while mixer is not None and self._given:
-            self._given = mixer.move(self._given)
-            if mixer.missing == 0:
-                yield mixer.batch()
-        while mixer is not None:
-            mixer.move_what_is_left()
-            if mixer.filled == 0:
-                return
-            yield mixer.batch()
+        self._ended, self._drop_last = True, False
+        return (batch for _, batch in self)
 
     def _take_in(self) -> None:
         """Takes the next batch, if there is one."""
@@ -156,7 +137,6 @@ class RebatchedStream:
             self._given = given
 
     def _rows_of(self, batch: Any) -> tuple[Schema, list[Rows]]:
-        """The schema of an epoch's batches, and the rows of this one."""
         schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
         columns = columns_of(schema, batch)
         return schema, [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
@@ -189,7 +169,7 @@ class RebatchedStream:
             "pool": pool.tolist(),
             "filled": filled.tolist(),
             "given": given.tolist(),
-            "rng": _with_text(self._rng.bit_generator.state),
+            "rng": json.dumps(self._rng.bit_generator.state),
             "ended": self._ended,
             "draining": mixer is not None and mixer.draining,
             "count": self._count,
@@ -197,13 +177,13 @@ class RebatchedStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state["source"])
-        self._rng.bit_generator.state = _with_numbers(state["rng"])
+        self._rng.bit_generator.state = json.loads(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
         self._taken = TakenBatches(state["numbers"], state["held"])
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
-        for number, address in self._taken.in_order():
+        for number, address in sorted(self._taken.addresses.items(), key=lambda item: item[1]):
             schema, made = self._rows_of(self._source.fetch(address))
             made.append(row_ids_of(number, len(made[0])))
             if self._mixer is None:
@@ -221,15 +201,3 @@ class RebatchedStream:
 
 
 _NOTHING: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-
-def _with_text(state: Any) -> Any:
-    """A bit generator's state whose numbers, of 128 bits, are text: msgpack has 64."""
-    return {key: _with_text(value) if isinstance(value, dict) else str(value) for key, value in state.items()}
-
-
-def _with_numbers(state: Any) -> Any:
-    return {
-        key: _with_numbers(value) if isinstance(value, dict) else (int(value) if value.isdecimal() else value)
-        for key, value in state.items()
-    }

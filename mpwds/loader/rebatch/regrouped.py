@@ -16,17 +16,11 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import RowStep
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, Derived, Stream
 
 
 def regrouped(stages: Sequence[Any]) -> list[Any]:
-    """The same stages; ``unbatched``, ``shuffle`` and ``batched`` at their end become one that does the same.
-
-    Example:
-        >>> from mpwds.pipeline.dataset import DataPipeline
-        >>> [str(stage) for stage in regrouped(DataPipeline([]).unbatched().shuffle(1000).batched(64).stages)]
-        ['unbatched().shuffle(1000).batched(64)']
-    """
+    """The stages, with one in place of ``unbatched``, ``shuffle`` and ``batched`` at their end."""
     last = tuple(stages[-3:])
     steps: list[RowStep | None] = [getattr(stage, "row_step", None) for stage in last]
     if [step and step.kind for step in steps] != ["unbatch", "shuffle", "batch"]:
@@ -46,13 +40,6 @@ class Regrouped(Filter):
 
     The choice depends on the batches alone, because the two ways yield different orders: free memory, for
     example, must not change the order of an epoch.
-
-    Args:
-        stages: The three stages.
-        rebatched: The stage for rows in a pool.
-
-    Raises:
-        SharedMemoryError: While iterating, the pool's rows do not fit into the memory that is left.
     """
 
     stages: tuple[Any, ...]
@@ -72,75 +59,51 @@ class Regrouped(Filter):
         return source
 
 
-class _Regrouped:
+class _Regrouped(Derived[Any]):
     def __init__(self, stage: Regrouped, source: Stream[Any], context: Context) -> None:
         self._stage = stage
         self._context = context
-        self._source = _Alike(source)
-        self._stream: Stream[Any] | None = None
-        self._by_batches: RebatchedStream | None = None
-
-    def __iter__(self) -> _Regrouped:
-        return self
+        self._alike = _Alike(source)
+        self._by_batches: bool | None = None  # not known yet
+        super().__init__(self._alike)
 
     def __next__(self) -> tuple[Address, Any]:
-        stream = self._stream or self._begin(by_batches=self._source.can_be_pooled())
+        if self._by_batches is None:
+            self._begin(self._alike.can_be_pooled())
         try:
-            return next(stream)
+            return next(self._source)
         except _Unlike:
-            return next(self._continue_by_rows())
+            # The three stages go on with the rows that are held, and the batches that still come.
+            assert isinstance(self._source, RebatchedStream)
+            batches = chain(self._source.rest(), (batch for _, batch in self._alike))
+            self._begin(False, IteratorStream(batches, "behind batches that are unlike those before"))
+            return next(self._source)
 
-    def _begin(self, *, by_batches: bool) -> Stream[Any]:
+    def _begin(self, by_batches: bool, source: Stream[Any] | None = None) -> None:
+        self._by_batches = self._alike.compares = by_batches
         if by_batches:
-            self._by_batches = RebatchedStream(self._stage.rebatched, self._source, self._context)
-            self._stream = self._by_batches
+            self._source = RebatchedStream(self._stage.rebatched, self._alike, self._context)
         else:
-            self._source.compares = False
-            self._stream = self._stage.by_rows(self._source, self._context)
-        return self._stream
-
-    def _continue_by_rows(self) -> Stream[Any]:
-        """Begins the three stages with the rows that are held and the batches that still come."""
-        assert self._by_batches is not None
-        self._source.compares = False
-        batches = chain(self._by_batches.rest(), (batch for _, batch in self._source))
-        together = IteratorStream(batches, "behind batches that are unlike those before")
-        self._by_batches, self._stream = None, self._stage.by_rows(together, self._context)
-        return self._stream
-
-    def fetch(self, address: Any) -> Any:
-        return self._begun.fetch(address)
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return self._begun.describe(address, element)
-
-    @property
-    def _begun(self) -> Stream[Any]:
-        if self._stream is None:
-            raise LookupError(f"{self._stage} has yielded nothing yet")
-        return self._stream
+            self._source = self._stage.by_rows(source or self._alike, self._context)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._stream is None:
-            return {"by_batches": None, "source": self._source.state_dict()}
-        return {"by_batches": self._by_batches is not None, "source": self._stream.state_dict()}
+        return {**super().state_dict(), "by_batches": self._by_batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["by_batches"] is None:
-            self._source.load_state_dict(state["source"])
-            return
-        self._begin(by_batches=state["by_batches"]).load_state_dict(state["source"])
+        if state["by_batches"] is not None:
+            self._begin(state["by_batches"])
+        super().load_state_dict(state)
 
 
 class _Unlike(Exception):
     """The next batch is unlike those before."""
 
 
-class _Alike:
+class _Alike(Derived[Any]):
     """The batches of a source, lists of columns as tuples. While ``compares`` is set, they must be alike."""
 
     def __init__(self, source: Stream[Any]) -> None:
-        self._source = source
+        super().__init__(source)
         self._kept: list[tuple[Address, Any]] = []
         self._columns: list[Any] | None = None
         self.compares = True
@@ -148,17 +111,14 @@ class _Alike:
     def can_be_pooled(self) -> bool:
         """Whether there is a first batch, and all of its columns can be pooled."""
         try:
-            self._kept.append(next(self._source))
+            self._kept.append(self._next())
         except StopIteration:
             return False
         self._columns = _columns(self._kept[0][1])
         return self._columns is not None
 
-    def __iter__(self) -> _Alike:
-        return self
-
     def __next__(self) -> tuple[Address, Any]:
-        address, batch = self._kept.pop() if self._kept else next(self._source)
+        address, batch = self._kept.pop() if self._kept else self._next()
         if self.compares:
             columns = _columns(batch)
             if self._columns is None:
@@ -169,32 +129,25 @@ class _Alike:
         return address, tuple(batch) if type(batch) is list else batch
 
     def fetch(self, address: Any) -> Any:
-        batch = self._source.fetch(address)
+        batch = super().fetch(address)
         return tuple(batch) if type(batch) is list else batch
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
         if self._kept:
             raise LookupError("a batch was looked at and not taken")
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._source.load_state_dict(state)
+        return super().state_dict()
 
 
 def _columns(batch: Any) -> list[Any] | None:
     """A value that is equal for batches whose rows can be pooled together; ``None`` if they cannot be."""
-    found: list[Any] = [type(batch) if type(batch) is not list else tuple]
-    if type(batch) is dict:
-        found.append(tuple(batch))
-    elif type(batch) is not tuple and type(batch) is not list:
-        if not _is_pooled(batch):
-            return None
-        batch = (batch,)
-    lengths = set()
-    for column in batch.values() if type(batch) is dict else batch:
+    kind: Any = tuple if type(batch) is list else type(batch)
+    columns = batch
+    if kind is dict:
+        kind, columns = tuple(batch), batch.values()
+    elif kind is not tuple:
+        columns = [batch]
+    found, lengths = [kind], set()
+    for column in columns:
         if _is_pooled(column):
             found.append((column.dtype, tuple(column.shape[1:])))
         elif type(column) is list and set(map(type, column)) <= _TEXT:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpwds.errors import SharedMemoryError
 from mpwds.loader.rebatch.batch_schema import Schema, build
-from mpwds.loader.rebatch.rows import RowBuffer, RowBuffers, RowIds, Rows
+from mpwds.loader.rebatch.rows import RowBuffer, RowBuffers, RowIds, Rows, rows_like
 from mpwds.sharedmem import segment
 
 _CACHE_NBYTES = 256 << 10
@@ -20,13 +20,8 @@ _CACHE_NBYTES = 256 << 10
 class RowMixer:
     """Moves rows into a pool, and from there into the batch that is being made.
 
-    The last column of the given rows holds their ids (``RowIds``); a batch has no such column.
-
-    Args:
-        schema: The batches' schema.
-        buffers: Where they are made.
-        pool: Gives random rows; without it, rows go straight into the batch, in order.
-        initial: Rows that the pool holds before the first is drawn.
+    The last column of the given rows holds their ids (``RowIds``); a batch has no such column. Without a
+    pool, rows go straight into the batch, in order. A pool holds ``initial`` rows before the first is drawn.
 
     Attributes:
         filled: Rows that the batch has.
@@ -49,10 +44,7 @@ class RowMixer:
         return self._buffers.rows - self.filled
 
     def move(self, given: list[Rows]) -> list[Rows]:
-        """Moves given rows into the pool, and rows from there into the batch.
-
-        Returns the rows that were not moved; there are some only if the batch is full.
-        """
+        """Moves given rows, and returns those for which the batch has no room."""
         while given and self.missing:
             given = self._copied(given) if self._pool is None else self._exchanged(given, self._pool)
         return given
@@ -70,14 +62,13 @@ class RowMixer:
     @property
     def draining(self) -> bool:
         """Whether the pool is being emptied because no more rows are given."""
-        return self._pool is not None and self._pool.draining
+        return self._pool is not None and self._pool.order is not None
 
     def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
         """Puts rows into the empty pool and batch, as they were when ``row_ids`` was called."""
         if self._pool is not None:
             self._pool.append(held)
-            if draining:
-                self._pool.drain_in_order()
+            self._pool.order = np.arange(self._pool.count) if draining else None
         if len(filled[0]):
             for out, rows in zip(self._next_rows(len(filled[0])), filled, strict=True):
                 out[:] = rows
@@ -121,41 +112,30 @@ def _behind(given: list[Rows], count: int) -> list[Rows]:
 
 
 class RowPool:
-    """Holds up to ``size`` rows of several columns, and gives out random ones.
-
-    Args:
-        size: The most rows.
-        like: Columns whose rows are like those that the pool will hold.
-        rng: Chooses rows.
+    """Holds up to ``size`` rows of several columns, like those of ``like``, and gives out random ones.
 
     Attributes:
         count: Rows that are held.
+        order: Once rows are only taken: the order of the rows, from whose end they are taken.
 
     Raises:
         SharedMemoryError: There is not enough memory.
-
-    Example:
-        >>> pool = RowPool(2, [np.zeros(0, object)], np.random.default_rng(0))
-        >>> pool.append([np.array(["a", "b"], object)])
-        >>> rows = np.empty(1, object)
-        >>> pool.exchange([np.array(["c"], object)], [rows])
-        >>> left = np.empty(2, object)
-        >>> pool.take([left])
-        >>> sorted([*rows, *left])
-        ['a', 'b', 'c']
     """
 
     def __init__(self, size: int, like: Sequence[Rows], rng: np.random.Generator) -> None:
-        _check_memory(size, like)
+        row_nbytes = [math.prod(rows.shape[1:]) * rows.itemsize for rows in like]
+        available = segment.available_nbytes()
+        if available is not None and size * sum(row_nbytes) > available:
+            raise _too_large(size, sum(row_nbytes), f"{available / 1e6:,.1f} MB are left")
         self.size = size
         self.count = 0
         self._rng = rng
         try:
-            self._columns = [np.empty((size, *rows.shape[1:]), rows.dtype) for rows in like]
+            self._columns = rows_like(like, size)
         except (MemoryError, ValueError) as error:
-            raise _too_large(size, like, "more than the system gives") from error
-        self._portions = [max(1, _CACHE_NBYTES // max(1, _row_nbytes(rows))) for rows in like]
-        self._order: np.ndarray | None = None
+            raise _too_large(size, sum(row_nbytes), "more than the system gives") from error
+        self._portions = [max(1, _CACHE_NBYTES // max(1, nbytes)) for nbytes in row_nbytes]
+        self.order: np.ndarray | None = None
 
     @property
     def room(self) -> int:
@@ -164,18 +144,8 @@ class RowPool:
 
     def held(self) -> list[Rows]:
         """The rows that are held. A pool that holds them in this order continues as this one does."""
-        if self._order is None:
-            return [column[: self.count] for column in self._columns]
-        return [column[self._order[: self.count]] for column in self._columns]
-
-    @property
-    def draining(self) -> bool:
-        """Whether rows have been taken out without others in their place."""
-        return self._order is not None
-
-    def drain_in_order(self) -> None:
-        """From now on rows are only taken out: the last ones that were appended come first."""
-        self._order = np.arange(self.count)
+        places = slice(self.count) if self.order is None else self.order[: self.count]
+        return [column[places] for column in self._columns]
 
     def append(self, rows: Sequence[Rows]) -> None:
         """Adds rows, no more than there is room for."""
@@ -188,10 +158,6 @@ class RowPool:
         """Moves random rows to ``out``, and puts new ``rows``, no more than are held, in their places."""
         slots = self._rng.choice(self.count, len(rows[0]), replace=False)
         for column, new, old, portion in zip(self._columns, rows, out, self._portions, strict=True):
-            if len(slots) <= portion:
-                np.take(column, slots, axis=0, out=old, mode="clip")
-                column[slots] = new
-                continue
             for begin in range(0, len(slots), portion):
                 end = begin + portion
                 some = slots[begin:end]
@@ -201,28 +167,17 @@ class RowPool:
 
     def take(self, out: Sequence[Rows]) -> None:
         """Moves random rows to ``out``, no more than are held; no rows can be added afterwards."""
-        if self._order is None:
-            self._order = self._rng.permutation(self.count)
+        if self.order is None:
+            self.order = self._rng.permutation(self.count)
         begin = self.count - len(out[0])
-        slots = self._order[begin : self.count]
+        slots = self.order[begin : self.count]
         for column, old in zip(self._columns, out, strict=True):
             np.take(column, slots, axis=0, out=old, mode="clip")
         self.count = begin
 
 
-def _row_nbytes(rows: Rows) -> int:
-    return math.prod(rows.shape[1:]) * rows.itemsize
-
-
-def _check_memory(size: int, like: Sequence[Rows]) -> None:
-    available = segment.available_nbytes()
-    if available is not None and size * sum(map(_row_nbytes, like)) > available:
-        raise _too_large(size, like, f"{available / 1e6:,.1f} MB are left")
-
-
-def _too_large(size: int, like: Sequence[Rows], reason: str) -> SharedMemoryError:
-    nbytes = size * sum(map(_row_nbytes, like))
+def _too_large(size: int, row_nbytes: int, reason: str) -> SharedMemoryError:
     return SharedMemoryError(
-        f"shuffling behind the loader takes a pool of {size:,} rows, {nbytes / 1e6:,.1f} MB, {reason}: "
-        "shuffle fewer rows here, or shuffle in the workers before samples are decoded"
+        f"shuffling behind the loader takes a pool of {size:,} rows, {size * row_nbytes / 1e6:,.1f} MB, "
+        f"{reason}: shuffle fewer rows here, or shuffle in the workers before samples are decoded"
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.rebatch.batch_schema import ArrayColumn, Column, ListColumn
+from mpwds.loader.rebatch.batch_schema import Column, ListColumn
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem.private import PrivateCopies
 
@@ -29,17 +30,9 @@ _SMALL_NBYTES = 1 << 20
 
 
 def rows_of(spec: Column, column: Any) -> Rows:
-    """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied.
-
-    Example:
-        >>> rows_of(ArrayColumn(np.dtype("uint16"), (2,)), np.array([[1, 2], [3, 4]], "uint16"))
-        array([[1, 0, 2, 0],
-               [3, 0, 4, 0]], dtype=uint8)
-    """
-    if isinstance(spec, ListColumn):
-        return np.fromiter(map(_without_its_batch, column), object, len(column))
+    """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied."""
     if spec.holds_objects:
-        return np.fromiter(column, object, len(column))
+        return np.fromiter(map(_without_its_batch, column), object, len(column))
     if spec.row_nbytes == 0 or len(column) == 0:
         return np.empty((len(column), spec.row_nbytes), np.uint8)
     if spec.is_tensor:
@@ -53,7 +46,7 @@ def rows_of(spec: Column, column: Any) -> Rows:
 
 
 def _without_its_batch(row: Any) -> Any:
-    # An array among the rows of a list may be a view that would keep its whole batch.
+    # An array that is a row of a list may be a view that would keep its whole batch.
     if type(row) is np.ndarray:
         return row.copy()
     torch = sys.modules.get("torch")
@@ -61,87 +54,77 @@ def _without_its_batch(row: Any) -> Any:
 
 
 class RowBuffers:
-    """Makes room for batches, in memory that is reused when nothing refers to a batch any more.
+    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch.
 
-    Args:
-        specs: The columns of a batch.
-        rows: The most rows of a batch; also an attribute.
-        pin_memory: Whether tensors lie in pinned memory; with ``None`` they do if this process has used CUDA.
+    ``pin_memory`` tells whether tensors lie in pinned memory; with ``None`` they do if this process has used
+    CUDA.
     """
 
     def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory
-        self._offsets: list[int] = []
-        end = 0
-        for spec in specs:
-            self._offsets.append(end)
-            if isinstance(spec, ArrayColumn) and not spec.holds_objects:
-                end += -(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._nbytes = end
-        self._has_tensors = any(isinstance(spec, ArrayColumn) and spec.is_tensor for spec in specs)
+        sizes = [-(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._has_tensors = any(spec.is_tensor for spec in specs)
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
         """Room for one batch, or SharedMemoryError if there is no memory left."""
-        return RowBuffer(self._specs, self.rows, self._offsets, self._memory())
+        memory = self._memory(self._offsets[-1])
+        starts = zip(self._specs, self._offsets, strict=False)
+        data = [memory[start : start + self.rows * spec.row_nbytes] for spec, start in starts]
+        return RowBuffer(self._specs, self.rows, data)
 
-    def _memory(self) -> Any:
+    def _memory(self, nbytes: int) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
         torch = sys.modules.get("torch") if self._has_tensors else None
-        if torch is not None and self._pins(torch):
+        pins = self._pin_memory
+        if torch is not None and (torch.cuda.is_initialized() if pins is None else pins):
             # torch's allocator reuses such memory once all work that was started with it has run.
-            return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        if self._nbytes < _SMALL_NBYTES:
-            memory = np.empty(self._nbytes, np.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        if nbytes < _SMALL_NBYTES:
+            memory = np.empty(nbytes, np.uint8)
         else:
-            memory = np.frombuffer(self._copies.blank(self._nbytes), np.uint8)
+            memory = np.frombuffer(self._copies.blank(nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
-
-    def _pins(self, torch: Any) -> bool:
-        return bool(torch.cuda.is_initialized() if self._pin_memory is None else self._pin_memory)
 
 
 class RowBuffer:
-    """Room for a batch; ``rows`` are the rows of each column, to be written."""
+    """Room for a batch: ``data`` holds the bytes of each column, ``rows`` are its rows, to be written."""
 
-    def __init__(self, specs: list[Column], rows: int, offsets: list[int], memory: Any) -> None:
+    def __init__(self, specs: list[Column], count: int, data: list[Any]) -> None:
         self._specs = specs
-        self._offsets = offsets
-        self._memory = memory
-        written = memory if isinstance(memory, np.ndarray) else memory.numpy()
-        self.rows: list[Rows] = []
-        for spec, offset in zip(specs, offsets, strict=True):
-            if isinstance(spec, ListColumn) or spec.holds_objects:
-                self.rows.append(np.empty(rows, object))
-            else:
-                nbytes = spec.row_nbytes
-                self.rows.append(written[offset : offset + rows * nbytes].reshape(rows, nbytes))
+        self._data = data
+        self.rows: list[Rows] = [
+            np.empty(count, object)
+            if spec.holds_objects
+            else np.asarray(part).reshape(count, spec.row_nbytes)
+            for spec, part in zip(specs, data, strict=True)
+        ]
 
     def columns(self, count: int) -> list[Any]:
         """The first ``count`` rows as columns: views of the memory, and lists."""
-        return [
-            self._column(spec, offset, rows, count)
-            for spec, offset, rows in zip(self._specs, self._offsets, self.rows, strict=True)
-        ]
+        parts = zip(self._specs, self._data, self.rows, strict=True)
+        return [_column(spec, data, rows[:count]) for spec, data, rows in parts]
 
-    def _column(self, spec: Column, offset: int, rows: Rows, count: int) -> Any:
-        if isinstance(spec, ListColumn):
-            return spec.kind(rows[:count].tolist())
-        shape = (count, *spec.row_shape)
-        if spec.holds_objects:
-            column = np.empty(shape, spec.dtype)
-            for number, row in enumerate(rows[:count]):
-                column[number] = row
-            return column
-        data = self._memory[offset : offset + count * spec.row_nbytes]
-        if not len(data):  # a view of no bytes cannot have another dtype
-            empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
-            return empty(shape, dtype=spec.dtype)
-        if spec.is_tensor:
-            return data.view(spec.dtype).view(shape)
-        return np.asarray(data).view(spec.dtype).reshape(shape)
+
+def _column(spec: Column, data: Any, rows: Rows) -> Any:
+    if isinstance(spec, ListColumn):
+        return spec.kind(rows.tolist())
+    shape = (len(rows), *spec.row_shape)
+    if spec.holds_objects:
+        column = np.empty(shape, spec.dtype)
+        for number, row in enumerate(rows):
+            column[number] = row
+        return column
+    data = data[: rows.size]
+    if not len(data):  # a view of no bytes cannot have another dtype
+        empty = sys.modules["torch"].empty if spec.is_tensor else np.empty
+        return empty(shape, dtype=spec.dtype)
+    if spec.is_tensor:
+        return data.view(spec.dtype).view(shape)
+    return np.asarray(data).view(spec.dtype).reshape(shape)
 
 
 class TakenBatches:
@@ -168,10 +151,6 @@ class TakenBatches:
         numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
         self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)
-
-    def in_order(self) -> Iterator[tuple[int, Address]]:
-        """Numbers and addresses in the order of the addresses, which is the fastest one to fetch batches."""
-        return iter(sorted(self.addresses.items(), key=lambda item: item[1]))
 
 
 def row_ids_of(batch: int, rows: int) -> RowIds:

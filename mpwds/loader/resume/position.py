@@ -2,281 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import (
     VERSION,
-    Facts,
-    described,
-    described_stages,
+    check,
+    facts_of,
     field,
     progress_as_state,
     progress_from_state,
-    replayed_because,
+    wrong,
 )
-from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import culprit, iterates_itself
-from mpwds.pipeline.stream import Stream
 from mpwds.warn import warn
 
+if TYPE_CHECKING:
+    from mpwds.loader.resume.resumable_stream import StagesStream
 
-class Resumable(Protocol):
-    """The part of a loader that positions use; see ``MultiLoader``."""
+
+class Resumable:
+    """The attributes of a loader that a position depends on; see ``MultiLoader``."""
 
     dataset: Any
     workers: int
     in_order: bool
     seed: int | None
     _epoch: int
-    _position: LoaderPosition
 
 
-class LoaderPosition:
-    """How far a loader's epoch is, and the epoch of a loaded state that has not begun yet."""
+class Position:
+    """The last epoch of a loader or of stages behind it, and a loaded state whose epoch has not begun yet.
 
-    def __init__(self) -> None:
-        self._progress: EpochProgress | None = None
-        self._loaded: EpochProgress | None = None
-        self._epoch_after: int | None = None  # the number of the epoch after the loaded one
-        self._dataset: list[str] | None = None
+    Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
+    ``stages``, the descriptions of the stages behind it, the position is theirs.
 
-    def facts(self, loader: Resumable, stages: list[str] | None = None) -> Facts:
-        """The facts that a state of the loader, or of stages behind it, depends on."""
-        if self._dataset is None:
-            self._dataset = described(loader.dataset)
-        return Facts.of(loader, self._dataset, stages)
-
-    def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
-        """Begins an epoch at a progress: by default where a state was loaded, or at the epoch's start."""
-        if progress is None and is_repetition(epoch):  # another pass, to make an epoch even
-            return _at_start(loader, epoch)
-        loaded, self._loaded = self._loaded, None
-        if progress is None:
-            progress = loaded if loaded is not None and loaded.epoch == epoch else _at_start(loader, epoch)
-        _warn_of_replay(loader, progress)
-        self._progress = progress
-        return progress
-
-    @property
-    def progress(self) -> EpochProgress:
-        """The progress of the epoch that began last."""
-        if self._progress is None:
-            raise LookupError("no epoch has begun")
-        return self._progress
-
-    def handed_over(self, epoch: int) -> int:
-        """How many batches of an epoch the program got before the epoch begins here."""
-        loaded = self._loaded
-        return loaded.delivered + loaded.repeated if loaded is not None and loaded.epoch == epoch else 0
-
-    def next_epoch(self, epoch: int) -> int:
-        """The number of the epoch after ``epoch``, which begins."""
-        after, self._epoch_after = self._epoch_after, None
-        return epoch + 1 if after is None else after
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes ``epoch`` the next epoch."""
-        self._epoch_after = None
-        loaded = self._loaded
-        if loaded is not None and loaded.epoch != epoch:
-            self._loaded = None
-            if loaded.delivered:
-                warn(
-                    f"set_epoch({epoch}) drops the rest of epoch {loaded.epoch}, which load_state_dict was "
-                    "to continue",
-                    UserWarning,
-                )
-        if self._progress is not None and not self._progress.running:
-            self._progress = None
-
-    def state_dict(self, loader: Resumable) -> dict[str, Any]:
-        """The loader's state."""
-        progress, after = self._progress, loader._epoch
-        if self._loaded is not None:
-            progress = self._loaded
-            after = progress.epoch + 1 if self._epoch_after is None else self._epoch_after
-        if progress is None or progress.finished:
-            progress, after = _at_start(loader, loader._epoch), loader._epoch + 1
-        return {
-            "version": VERSION,
-            "kind": "MultiLoader",
-            "facts": dict(vars(self.facts(loader))),
-            "epoch_after": after,
-            **progress_as_state(progress),
-        }
-
-    def expect(self, epoch: int, epoch_after: int) -> int:
-        """Makes ``epoch``, which is returned, the next epoch, and ``epoch_after`` the one after that."""
-        self._loaded, self._epoch_after = None, epoch_after
-        return epoch
-
-    def load(self, loader: Resumable, state: Mapping[str, Any]) -> int:
-        """Loads a state, and returns the number of the epoch that it continues."""
-        facts = self.facts(loader)
-        facts.check(state)
-        progress = progress_from_state(state)
-        if len(progress.workers) != facts.workers:
-            raise ValueError(
-                f"a loader's state has the progress of {len(progress.workers)} workers, "
-                f"expected {facts.workers}"
-            )
-        if because := replayed_because(state):
-            if progress.delivered and not loader.in_order and facts.workers > 1:
-                raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
-            for worker in progress.workers:
-                worker.states, worker.stateless = [], because
-        progress.loaded = progress.delivered
-        self._loaded, self._epoch_after = progress, field(state, "epoch_after", int)
-        return progress.epoch
-
-
-class PipelinePosition:
-    """The last iteration of stages behind a loader, and a loaded state whose epoch has not begun yet."""
+    Attributes:
+        last: The epoch that began last.
+    """
 
     def __init__(self) -> None:
-        self._run: _Run | None = None
-        self._loaded: Mapping[str, Any] | None = None
+        self.last: EpochProgress | StagesStream = _nothing_begun()
+        self._loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:
-        return PipelinePosition, ()  # a copy of a pipeline begins anew
+        return Position, ()  # a copy of a pipeline begins anew
 
-    def iterate(self, pipeline: DataPipeline, epoch: int, ahead: bool) -> Generator[Any, None, None]:
-        """Begins an epoch, or continues it if its state was loaded.
+    def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
+        """Begins an epoch of a loader at a progress: by default where a state was loaded, or at its start."""
+        if progress is None:
+            if is_repetition(epoch):  # another pass, to make an epoch even
+                return _at_start(loader, epoch)
+            loaded = self._take_loaded(epoch)
+            progress = _at_start(loader, epoch) if loaded is None else progress_from_state(loaded)
+            progress.loaded = progress.delivered
+        self._loaded, self.last = None, progress
+        _warn_of_replay(loader, progress)
+        return progress
+
+    def begin_stages(self, stream: StagesStream, ahead: bool) -> Generator[Any, None, None]:
+        """Begins an epoch of stages, or continues it if its state was loaded.
 
         With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
         """
-        if is_repetition(epoch):  # another pass, to make an epoch even
-            return cast("Generator[Any, None, None]", plain(pipeline.stream(Context.current(epoch))))
-        handed_over = self.handed_over(epoch) if ahead else None
-        loaded, self._loaded, self._run = self._loaded, None, None
-        stream = pipeline.stream(Context.current(epoch))
-        if loaded is not None:
-            if loaded["epoch"] == epoch:
-                stream.load_state_dict(loaded["run"])
-            elif loaded["run"]["delivered"]:
-                warn(
-                    f"epoch {epoch} begins, which drops the rest of epoch {loaded['epoch']} that "
-                    "load_state_dict was to continue",
-                    UserWarning,
-                )
-        self._run = run = _Run(epoch, stream, handed_over)
-        return run.elements(stream)
-
-    @property
-    def run(self) -> _Run:
-        """The iteration that began last."""
-        if self._run is None:
-            raise LookupError("no iteration has begun")
-        return self._run
+        if is_repetition(stream.epoch):
+            return stream.elements()
+        handed_over = self.handed_over(stream.epoch) if ahead else None
+        if (loaded := self._take_loaded(stream.epoch)) is not None:
+            stream.load_state_dict(loaded)
+        stream.handed_over = handed_over
+        self.last = stream
+        return stream.elements()
 
     def handed_over(self, epoch: int) -> int:
         """How many elements of an epoch the program got before the epoch begins here."""
-        if self._loaded is None or self._loaded["epoch"] != epoch:
-            return 0
-        run = self._loaded["run"]
-        return int(run["delivered"] + run.get("repeated", 0))
+        loaded = self._loaded
+        return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
     def set_epoch(self) -> None:
-        """Forgets the last iteration, unless it still runs: the next epoch was set."""
-        if self._run is not None and not self._run.running:
-            self._run = None
+        """Forgets the last epoch, unless it still runs: the next one was set."""
+        if not self.last.running:
+            self.last = _nothing_begun()
 
-    def state_dict(self, pipeline: DataPipeline, loader: Resumable) -> dict[str, Any]:
-        """The pipeline's state."""
-        run = self._run
-        if self._loaded is not None:
+    def state_dict(self, loader: Resumable, stages: list[str] | None = None) -> dict[str, Any]:
+        """The state behind the last element that the program got, or at the start of the next epoch."""
+        if self._loaded is not None and self._loaded["epoch"] == loader._epoch:
             return dict(self._loaded)
-        state = None if run is None else run.state()
-        if run is not None and state is not None:
-            epoch, after = run.epoch, loader._epoch
+        last, epoch = self.last, loader._epoch
+        if not last.finished:
+            epoch = last.epoch
+            state = progress_as_state(last) if isinstance(last, EpochProgress) else last.state_dict()
+        elif stages is None:
+            state = progress_as_state(_at_start(loader, epoch))
         else:
-            epoch, after, state = loader._epoch, loader._epoch + 1, {"delivered": 0}
-        return {
-            "version": VERSION,
-            "kind": "LoaderPipeline",
-            "facts": dict(vars(self._facts(pipeline, loader))),
-            "epoch": epoch,
-            "epoch_after": after,
-            "run": state,
-        }
+            state = {"delivered": 0, "repeated": 0}
+        kind = "MultiLoader" if stages is None else "LoaderPipeline"
+        return {"version": VERSION, "kind": kind, "facts": facts_of(loader, stages), **state, "epoch": epoch}
 
-    def load(self, pipeline: DataPipeline, loader: Resumable, state: Mapping[str, Any]) -> None:
-        """Loads a state."""
-        self._facts(pipeline, loader).check(state)
-        epoch, after = field(state, "epoch", int), field(state, "epoch_after", int)
-        run = field(state, "run", dict)
-        delivered = field(run, "delivered", int)
-        if because := replayed_because(state):
-            count = delivered + field({"repeated": 0, **run}, "repeated", int)
-            facts = {**state["facts"], "rank": Context.current().rank}
-            state = {**state, "facts": facts, "run": {"delivered": count, "replay": because}}
-        self._loaded, self._run = state, None
-        loader._epoch = loader._position.expect(epoch, after)
+    def load(self, loader: Resumable, state: Any, stages: list[str] | None = None) -> int:
+        """Loads a state, and returns the number of the epoch that it continues."""
+        facts = facts_of(loader, stages)
+        check(state, "MultiLoader" if stages is None else "LoaderPipeline", facts)
+        epoch: int = field(state, "epoch", int)
+        delivered, repeated = field(state, "delivered", int), field(state, "repeated", int)
+        workers = [] if stages is not None else progress_from_state(state).workers
+        if stages is None and len(workers) != facts["workers"]:
+            raise wrong("workers", f"the progress of {facts['workers']} workers", len(workers))
+        saved, here = state["facts"].get("rank"), facts["rank"]
+        if saved != here:  # its counts are of use
+            because = f"the state is that of rank {saved}, this is rank {here}"
+            state = {**state, "facts": facts}
+            if stages is not None:
+                state |= {"delivered": delivered + repeated, "repeated": 0, "stages": None, "replay": because}
+            elif delivered and not loader.in_order and facts["workers"] > 1:
+                raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
+            else:
+                state["workers"] = [
+                    {"delivered": worker.delivered, "states": [], "stateless": because} for worker in workers
+                ]
+        self._loaded, self.last = dict(state), _nothing_begun()
+        return epoch
 
-    def _facts(self, pipeline: DataPipeline, loader: Resumable) -> Facts:
-        return loader._position.facts(loader, described_stages(pipeline.stages, pipeline._epochs))
-
-
-class _Run:
-    """One iteration of a pipeline.
-
-    Args:
-        epoch: Its number; also an attribute.
-        stream: Its stream.
-        handed_over: Elements that the program got before; ``None`` if it gets each as soon as it is made.
-
-    Attributes:
-        finished: It is at its end.
-    """
-
-    def __init__(self, epoch: int, stream: Stream[Any], handed_over: int | None) -> None:
-        self.epoch = epoch
-        self.finished = False
-        self._stream: Stream[Any] | None = stream
-        self._left: dict[str, Any] | None = None
-        self._handed_over = handed_over
-
-    @property
-    def running(self) -> bool:
-        """Whether elements may still come."""
-        return self._stream is not None
-
-    def elements(self, stream: Stream[Any]) -> Generator[Any, None, None]:
-        """The stream's elements. When the iterator is dropped, only the state is kept."""
-        try:
-            yield from plain(stream)
-            self.finished = self._handed_over is None
-        finally:
-            if not self.finished:
-                self._left = stream.state_dict()
-            self._stream = None
-
-    def hand_over(self) -> None:
-        """Counts an element that the program gets."""
-        self._handed_over = (self._handed_over or 0) + 1
-
-    def state(self) -> dict[str, Any] | None:
-        """The state behind the last element that the program got; ``None`` at the end."""
-        if self.finished:
-            return None
-        state = self._left if self._stream is None else self._stream.state_dict()
-        if state is None or self._handed_over is None:
-            return state
-        made = state["delivered"]
-        if self._handed_over < made:
-            return {"delivered": self._handed_over, "replay": "batches were made ahead, for an even epoch"}
-        return {**state, "repeated": self._handed_over - made}
+    def _take_loaded(self, epoch: int) -> dict[str, Any] | None:
+        """The state that was loaded for an epoch that begins now."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None or loaded["epoch"] == epoch:
+            return loaded
+        if loaded["delivered"]:
+            warn(
+                f"epoch {epoch} begins, which drops the rest of epoch {loaded['epoch']} that load_state_dict "
+                "was to continue",
+                UserWarning,
+            )
+        return None
 
 
 class CountOnYield(Iterator[Any]):
     """The last step of an epoch whose earlier steps take batches ahead: counts a batch when it is yielded."""
 
-    def __init__(self, source: Iterator[Any], epoch: EpochProgress | _Run) -> None:
+    def __init__(self, source: Iterator[Any], epoch: EpochProgress | StagesStream) -> None:
         self._source = source
         self._epoch = epoch
 
@@ -290,22 +157,27 @@ class CountOnYield(Iterator[Any]):
         return batch
 
 
+def _nothing_begun() -> EpochProgress:
+    progress = EpochProgress(0, ())
+    progress.finished = True
+    return progress
+
+
 def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
     return EpochProgress.at_start(epoch, max(loader.workers, 1))
 
 
-def _replays_because(dataset: Any) -> str:
-    """Why a dataset has no state, so that an epoch is resumed by running it from its start; or nothing."""
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        unaddressed = culprit(dataset)
-        return "" if unaddressed is None else f"{unaddressed} gives elements without addresses"
-    return f"a {type(dataset).__name__} has no state"
-
-
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
-    reasons = [_replays_because(loader.dataset), *(worker.stateless for worker in progress.workers)]
-    reason = next(filter(None, reasons), "")
-    if reason and progress.replayed:
+    if not progress.replayed:
+        return
+    dataset, reason = loader.dataset, ""
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        reason = f"a {type(dataset).__name__} has no state"
+    elif unaddressed := culprit(dataset):
+        reason = f"{unaddressed} gives elements without addresses"
+    for worker in progress.workers:
+        reason = reason or worker.stateless
+    if reason:
         warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "
             f"{progress.delivered} batches that were delivered",

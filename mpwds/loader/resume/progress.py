@@ -15,12 +15,11 @@ NEWEST_ONLY = 1
 
 
 class Position(NamedTuple):
-    """Where a worker begins in an epoch.
+    """Where a worker begins in an epoch: it makes batches ``at`` to ``first`` and drops them.
 
-    Args:
+    Attributes:
         first: Number of the first batch that it sends.
-        state: State of its stream, packed; ``None`` is the epoch's start.
-        at: Number of batches before that state. The worker makes batches ``at`` to ``first`` and drops them.
+        state: Packed state of its stream before batch ``at``; ``None`` is the epoch's start.
     """
 
     first: int = 0
@@ -34,20 +33,13 @@ START = Position()
 class WorkerProgress:
     """How far one worker is in an epoch.
 
-    Args:
+    Attributes:
         delivered: Batches of this epoch that the program got.
+        received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
+            while batches are made again.
         states: Packed states of the worker's stream, with the number of batches before each, ascending.
         stateless: Why the stream has no state; empty if it has one.
-
-    Attributes:
-        received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
-            while batches that were delivered before are made again.
         keeps: How many states to keep.
-
-    Example:
-        >>> progress = WorkerProgress(delivered=7, states=[(3, b"a"), (6, b"b")])
-        >>> progress.position(), progress.position(5).at, progress.position(2).state
-        (Position(first=7, state=b'b', at=6), 3, None)
     """
 
     def __init__(
@@ -59,10 +51,7 @@ class WorkerProgress:
         self.keeps = NEWEST_ONLY
 
     def keep(self, state: bytes | str) -> None:
-        """Keeps the packed state behind the last delivered batch, or the reason why there is none.
-
-        Of the older states, fewer and fewer are kept.
-        """
+        """Keeps the packed state behind the last delivered batch, or the reason why there is none."""
         if isinstance(state, str):
             self.stateless = state
             return
@@ -70,49 +59,32 @@ class WorkerProgress:
             self.states.clear()
         self.states.append((self.delivered, state))
         if len(self.states) > self.keeps:
-            del self.states[self._least_missed()]
+            numbers = [at for at, _ in self.states]
 
-    def _least_missed(self) -> int:
-        """Index of the state without which the gap is smallest, relative to its age."""
-        numbers = [at for at, _ in self.states]
+            def gap(index: int) -> float:
+                """The gap that the state's removal leaves, relative to its age: the older, the fewer."""
+                return (numbers[index + 1] - numbers[index - 1]) / (numbers[-1] - numbers[index - 1])
 
-        def gap(index: int) -> float:
-            return (numbers[index + 1] - numbers[index - 1]) / (numbers[-1] - numbers[index - 1])
-
-        return min(range(1, len(numbers) - 1), key=gap)
+            del self.states[min(range(1, len(numbers) - 1), key=gap)]
 
     def position(self, first: int | None = None) -> Position:
         """Where a worker begins in order to send batch ``first``, by default the next one to deliver."""
         first = self.delivered if first is None else first
-        at, state = max(
-            ((at, state) for at, state in self.states if at <= first),
-            default=(0, None),
-            key=lambda kept: kept[0],
-        )
-        return Position(first, state, at)
+        for at, state in reversed(self.states):
+            if at <= first:
+                return Position(first, state, at)
+        return Position(first)
 
 
 class EpochProgress:
     """How far an epoch has been delivered.
 
-    Args:
-        epoch: Its number.
-        workers: The progress of each worker.
+    Attributes:
         turn: Index of the worker whose batch is next, where workers take turns.
         repeated: Batches that the program got beyond those of the workers, to make the epoch even.
-
-    Attributes:
         running: An iterator delivers it.
         finished: It has been delivered to its end.
         loaded: Batches that were delivered before a state was loaded.
-
-    Example:
-        >>> progress = EpochProgress.at_start(0, workers=1)
-        >>> progress.take_ahead()
-        >>> progress.count(0), progress.count(0), progress.hand_over()
-        (None, None, None)
-        >>> progress.delivered
-        1
     """
 
     def __init__(
@@ -127,27 +99,23 @@ class EpochProgress:
         self.loaded = 0
         self._ahead: deque[tuple[int, int, bytes | str | None]] | None = None
 
+    @classmethod
+    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
+        """The progress of an epoch of which nothing has been delivered."""
+        return cls(epoch, [WorkerProgress() for _ in range(workers)])
+
     def finish(self) -> None:
         """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
         self.finished = self._ahead is None
         if self.finished and self.loaded and self.delivered == self.loaded:
             warn_of_empty_epoch()
 
-    @classmethod
-    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        """The progress of an epoch of which nothing has been delivered."""
-        return cls(epoch, [WorkerProgress() for _ in range(workers)])
-
     def take_ahead(self) -> None:
         """Makes :meth:`hand_over` count batches, because steps behind the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
-        """Counts a batch of a worker as delivered, or as taken ahead.
-
-        ``turn`` is the worker whose batch is next; for ``state``, if the worker sent one, see
-        :meth:`WorkerProgress.keep`.
-        """
+        """Counts a batch of a worker, and its state if it sent one. Worker ``turn`` is next."""
         if self._ahead is None:
             self._count(worker, turn, state)
         else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
 from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
-from mpwds.pipeline.iterator_streams import skip
+from mpwds.pipeline.filter import plain
+from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
 
@@ -17,7 +18,11 @@ STATES_KEPT = 32
 batches, which are recomputed from the state before them."""
 
 Batch: TypeAlias = "tuple[int, int]"
-"""A batch's address: the worker, and the batch's number among that worker's."""
+"""The worker, and the batch's number among that worker's."""
+
+_BATCH = "batch"
+"""Begins the address of a loader's batch, ``("batch", worker, number)``: it is found in addresses that stages
+compose of it, and nothing else is taken for it."""
 
 
 class LoaderIterator(Protocol):
@@ -43,7 +48,7 @@ class LoaderStream:
 
     def __init__(self, iterate: Callable[[EpochProgress | None], LoaderIterator]) -> None:
         self._iterate = iterate
-        self._held: dict[Batch, int] = {}
+        self._held: Counter[Batch] = Counter()  # how often each batch will be fetched
         self._remade: dict[Batch, Any] = {}
         self._begin(None)
 
@@ -52,25 +57,24 @@ class LoaderStream:
 
     def __next__(self) -> tuple[Address, Any]:
         if self._held:
-            self._held, self._remade = {}, {}
+            self._held, self._remade = Counter(), {}
         element = next(self._iterator)
-        return self._iterator.place, element
+        return (_BATCH, *self._iterator.place), element
 
     def fetch(self, address: Any) -> Any:
-        worker, number = place = (address[0], address[1])
-        if place not in self._held:
+        _, worker, number = address
+        batch = worker, number
+        if not self._held[batch]:
             raise LookupError(f"a stage holds {self.describe(address)}, and its state does not name it")
-        while place not in self._remade:
-            if self._iterator.progress.workers[worker].received > number:
-                raise LookupError(f"{self.describe(address)} was asked for more often than its state says")
-            made, batch = self._iterator.remake(worker)
-            if (worker, made) in self._held:
-                self._remade[worker, made] = batch
-        self._held[place] -= 1
-        return self._remade[place] if self._held[place] else self._remade.pop(place)
+        while batch not in self._remade:
+            made, element = self._iterator.remake(worker)
+            if self._held[worker, made]:
+                self._remade[worker, made] = element
+        self._held[batch] -= 1
+        return self._remade[batch] if self._held[batch] else self._remade.pop(batch)
 
     def describe(self, address: Any, element: object = None) -> Description:
-        worker, number = address
+        _, worker, number = address
         return Description.of_sample(element, Description(f"element {number} that worker {worker} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,7 +83,7 @@ class LoaderStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         loaded = state["loaded"]
         progress = progress_from_state(loaded)
-        self._held = {(worker, number): count for worker, number, count in loaded.get("held", ())}
+        self._held = Counter({(worker, number): count for worker, number, count in loaded.get("held", ())})
         for worker, number in self._held:
             progress.workers[worker].received = min(progress.workers[worker].received, number)
         self._remade = {}
@@ -91,84 +95,82 @@ class LoaderStream:
             worker.keeps = STATES_KEPT
 
 
-class ResumableStream:
-    """The stream of stages behind a loader.
+class StagesStream(Replayed):
+    """An epoch of the stages behind a loader, and how far it is.
 
     Its state is the number of elements delivered, and the stages' state. If a stage has no state, or cannot
-    load it, the epoch is replayed from its start.
+    load it, the epoch is replayed from its start, if the loader delivers in the ``same_order`` each time.
 
-    Args:
-        start: Begins the epoch.
-        same_order: Whether the loader delivers in the same order each time.
-        unaddressed: The stage that yields elements without addresses, if there is one.
+    Attributes:
+        running: Elements may still come.
+        finished: The program got all of them.
+        handed_over: Elements that the program got, if a later step takes some ahead; otherwise ``None``.
     """
 
-    def __init__(
-        self, start: Callable[[], Stream[Any]], same_order: bool, unaddressed: str | None = None
-    ) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], Stream[Any]], epoch: int, same_order: bool) -> None:
+        super().__init__(start)
+        self.epoch = epoch
+        self.running = True
+        self.finished = False
+        self.handed_over: int | None = None
         self._same_order = same_order
-        self._unaddressed = unaddressed
-        self._stream = start()
-        self._next = self._stream.__next__
-        self._delivered = 0
-        self._loaded = 0
+        self._left: dict[str, Any] | None = None
 
-    def __iter__(self) -> ResumableStream:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
+    def elements(self) -> Generator[Any, None, None]:
+        """The elements. When the iterator is dropped, only their state is kept."""
+        loaded = self._delivered
         try:
-            item: tuple[Address, Any] = self._next()
-        except StopIteration:
-            if self._loaded and self._delivered == self._loaded:
+            yield from plain(self)
+            if loaded and self._delivered == loaded:
                 warn_of_empty_epoch()
-            raise
-        self._delivered += 1
-        return item
+            self.finished = self.handed_over is None
+        finally:
+            if not self.finished:
+                self._left = self._state_of_stages()
+            self.running = False
+            del self._source, self._next, self._start  # the stages hold elements, and the loader's iteration
 
-    def fetch(self, address: Any) -> Any:
-        return self._stream.fetch(address)
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return self._stream.describe(address, element)
+    def hand_over(self) -> None:
+        """Counts an element that the program gets."""
+        self.handed_over = (self.handed_over or 0) + 1
 
     def state_dict(self) -> dict[str, Any]:
-        if self._unaddressed is not None:
-            reason = f"{self._unaddressed} gives elements without addresses"
-            return {"delivered": self._delivered, "replay": reason}
-        try:
-            stream = _reduced_to_needed(self._stream.state_dict())
-        except Exception as error:  # a stage may have no state: the warning about the replay names the error
-            return {"delivered": self._delivered, "replay": f"{type(error).__name__}: {error}"}
-        return {"delivered": self._delivered, "stream": stream}
+        made = self._delivered
+        got = made if self.handed_over is None else self.handed_over
+        if got < made:
+            because = "batches were made ahead, for an even epoch"
+            return {"delivered": got, "repeated": 0, "replay": because}
+        stages = self._state_of_stages() if self._left is None else self._left
+        return {"delivered": made, "repeated": got - made, **stages}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the state was saved, with a warning if the epoch has to be replayed.
 
         Raises:
             ValueError: The epoch has to be replayed, and that would yield another order.
             RuntimeError: The epoch has fewer elements now.
         """
-        delivered = self._loaded = field(state, "delivered", int)
-        stream = state.get("stream")
+        delivered, stages = field(state, "delivered", int), state.get("stages")
         if delivered == 0:
-            self._begin(0)
-        elif stream is None:
+            self._run_to(0)
+        elif stages is None:
             self._replay(delivered, str(state.get("replay")))
         else:
             if self._delivered:
-                self._begin(0)
+                self._run_to(0)
             try:
-                self._stream.load_state_dict(stream)
+                self._source.load_state_dict(stages)
                 self._delivered = delivered
             except LookupError as error:
                 self._replay(delivered, str(error))
 
-    def _begin(self, delivered: int) -> None:
-        self._stream = self._start()
-        self._next = self._stream.__next__
-        self._delivered = delivered
+    def _state_of_stages(self) -> dict[str, Any]:
+        try:
+            return {"stages": _reduced_to_needed(self._source.state_dict())}
+        except LookupError as error:
+            return {"replay": str(error)}
+        except Exception as error:  # a stage may have no state: the warning about the replay names the error
+            return {"replay": f"{type(error).__name__}: {error}"}
 
     def _replay(self, delivered: int, reason: str) -> None:
         if not self._same_order:
@@ -182,8 +184,7 @@ class ResumableStream:
             f"epoch again ({reason})",
             UserWarning,
         )
-        self._begin(delivered)
-        skip(self._stream, delivered)
+        self._run_to(delivered)
 
 
 def _reduced_to_needed(state: Any) -> Any:
@@ -193,37 +194,24 @@ def _reduced_to_needed(state: Any) -> Any:
     are named, so that they can be fetched while the state is loaded.
     """
     held: Counter[Batch] = Counter()
-
-    def reduced(state: Any) -> Any:
-        if "loaded" in state:
-            return {**state, "loaded": _reduced(state["loaded"], held)}
-        if "source" not in state:  # this stage does not say what it holds
-            return state
-        held.update(_batches_in(state.get("held", ())))
-        return {**state, "source": reduced(state["source"])}
-
-    return reduced(state)
-
-
-def _reduced(loaded: Any, held: Counter[Batch]) -> Any:
-    workers = []
-    batches: list[list[int]] = []
-    for index, worker in enumerate(loaded["workers"]):
-        delivered = worker["delivered"]
-        # A stage may hold elements with addresses of its own, which could look like those of any batches.
-        own = sorted(number for other, number in held if other == index and number < delivered)
-        first = own[0] if own else delivered
-        before = [entry for entry in worker["states"] if entry[0] <= first]
-        workers.append({**worker, "states": before[-1:]})
-        batches += [[index, number, held[index, number]] for number in own]
-    return {**loaded, "workers": workers, "held": batches}
+    stage = state
+    while "source" in stage:  # otherwise it is the loader's, or of a stage that does not say what it holds
+        held.update(_batches_in(stage.get("held", ())))
+        stage = stage["source"]
+    if loaded := stage.get("loaded"):
+        for index, worker in enumerate(loaded["workers"]):
+            own = [number for other, number in held if other == index]
+            first = min(own, default=worker["delivered"])
+            worker["states"] = [entry for entry in worker["states"] if entry[0] <= first][-1:]
+        loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
+    return state
 
 
 def _batches_in(addresses: Any) -> Iterator[Batch]:
-    """The batches in addresses that stages composed of them: the innermost pairs of integers."""
+    """The batches in addresses that stages composed of theirs."""
     if isinstance(addresses, (list, tuple)):
-        if len(addresses) == 2 and type(addresses[0]) is type(addresses[1]) is int:
-            yield addresses[0], addresses[1]
+        if len(addresses) == 3 and addresses[0] == _BATCH:
+            yield addresses[1], addresses[2]
         else:
             for address in addresses:
                 yield from _batches_in(address)

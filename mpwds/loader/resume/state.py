@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
@@ -13,83 +12,10 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.parts import iterates_itself
 
-VERSION = 2
+VERSION = 3
 
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The facts that a state depends on: under others, samples would be lost or repeated.
-
-    Args:
-        kind: Class of the loader.
-        workers: Workers; 0 counts as 1, which delivers the same.
-        rank: This rank.
-        world_size: Number of ranks.
-        seed: The loader's seed, or the dataset's.
-        dataset: Source and stages, as :func:`described` gives them.
-        stages: Stages behind the loader, as :func:`described_stages` gives them.
-    """
-
-    kind: str
-    workers: int
-    rank: int
-    world_size: int
-    seed: int | None
-    dataset: list[str]
-    stages: list[str]
-
-    @staticmethod
-    def of(loader: Any, dataset: list[str], stages: list[str] | None = None) -> Facts:
-        """The facts of a ``MultiLoader``; with ``stages``, of a ``LoaderPipeline``."""
-        here, seed = Context.current(), loader.seed
-        if seed is None and isinstance(loader.dataset, DataPipeline):
-            seed = loader.dataset._seed
-        kind = "MultiLoader" if stages is None else "LoaderPipeline"
-        workers = max(loader.workers, 1)
-        return Facts(kind, workers, here.rank, here.world_size, seed, dataset, stages or [])
-
-    def check(self, state: Any) -> None:
-        """Raises ValueError if a state does not belong here.
-
-        The state of another rank does, for its counts: ranks that train together are at the same batch, and
-        some trainers save the state of rank 0 for all.
-        """
-        if not isinstance(state, Mapping):
-            raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
-        version = state.get("version")
-        if version != VERSION:
-            raise ValueError(
-                f"a loader's state of version {version!r}, but this mpwds reads version {VERSION}: load it "
-                "with the mpwds that saved it"
-            )
-        found = state.get("kind")
-        if found != self.kind:
-            raise ValueError(f"the state of a {found}, loaded into a {self.kind}")
-        facts = state.get("facts")
-        if not isinstance(facts, Mapping):
-            raise wrong("facts", "a dict", facts)
-        for name, what, remedy in _COMPARED:
-            before, now = facts.get(name), getattr(self, name)
-            if before != now:
-                raise ValueError(f"the state was saved {what.format(before)}, here it is {now!r}: {remedy}")
-        for name, whose in (("dataset", "dataset"), ("stages", "stages behind the loader")):
-            before, now = facts.get(name), getattr(self, name)
-            if not isinstance(before, Sequence):
-                raise wrong(f"facts.{name}", "a list", before)
-            if list(before) != now:
-                raise ValueError(
-                    f"the {whose} changed since the state was saved ({_difference(list(before), now)}): load "
-                    "it into a loader with the same arguments, or begin the epoch anew"
-                )
-
-
-def replayed_because(state: Mapping[str, Any]) -> str:
-    """Why this rank can use only the counts of a state; empty if it is this rank's own."""
-    saved, here = state["facts"].get("rank"), Context.current().rank
-    return "" if saved == here else f"the state is that of rank {saved}, this is rank {here}"
 
 
 _COMPARED = (
@@ -99,30 +25,68 @@ _COMPARED = (
 )
 
 
+def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
+    """The facts that a state depends on: under others, samples would be lost or repeated.
+
+    ``stages`` describes the stages behind the loader. 0 workers count as 1, which delivers the same.
+    """
+    here, dataset, seed = Context.current(), loader.dataset, loader.seed
+    return {
+        "workers": max(loader.workers, 1),
+        "rank": here.rank,
+        "world_size": here.world_size,
+        "seed": dataset._seed if seed is None and isinstance(dataset, DataPipeline) else seed,
+        "dataset": described(dataset),
+        "stages": stages or [],
+    }
+
+
+def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError unless a state belongs to a loader of this kind, under these facts.
+
+    The state of another rank does, for its counts: ranks that train together are at the same batch, and
+    some trainers save the state of rank 0 for all.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
+    version = state.get("version")
+    if version != VERSION:
+        raise ValueError(
+            f"a loader's state of version {version!r}, but this mpwds reads version {VERSION}: load it "
+            "with the mpwds that saved it"
+        )
+    if state.get("kind") != kind:
+        raise ValueError(f"the state of a {state.get('kind')}, loaded into a {kind}")
+    saved = field(state, "facts", dict)
+    for name, what, remedy in _COMPARED:
+        if saved.get(name) != facts[name]:
+            raise ValueError(
+                f"the state was saved {what.format(saved.get(name))}, here it is {facts[name]!r}: {remedy}"
+            )
+    for name, whose in (("dataset", "dataset"), ("stages", "stages behind the loader")):
+        before, now = saved.get(name), facts[name]
+        if not isinstance(before, Sequence):
+            raise wrong(f"facts.{name}", "a list", before)
+        if list(before) != now:
+            raise ValueError(
+                f"the {whose} changed since the state was saved ({_difference(list(before), now)}): load "
+                "it into a loader with the same arguments, or begin the epoch anew"
+            )
+
+
 def described(dataset: Any) -> list[str]:
-    """A description of a dataset that is cheap, and the same in another process.
+    """A pipeline's source, with its number of shards or elements, and its stages.
 
-    It has a pipeline's source with its number of shards or elements, and its stages, without paths: shards
-    may have moved.
-
-    Example:
-        >>> described(DataPipeline(range(10)).batched(4))
-        ['range (10)', 'batched(4)']
+    It is the same in another process, and has no paths: shards may have moved.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         return [_counted(type(dataset).__name__, dataset)]
     origin, *stages = dataset.parts
-    parts = described(origin) if isinstance(origin, DataPipeline) else _origin(origin)
-    return parts + described_stages(stages, dataset._epochs)
+    return _origin(origin) + described_stages(stages, dataset._epochs)
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
-    """Stages as they print, without what differs between processes, and how often they run.
-
-    Example:
-        >>> described_stages(["map(<f at 0x7f01>)", "cached('/tmp/x')"])
-        ['map(<f>)', "cached('...')"]
-    """
+    """Stages as they print, without what differs between processes, and how often they run."""
     parts = [_lasting(str(stage)) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
@@ -131,6 +95,7 @@ def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
     """The progress of an epoch as a dict that JSON and msgpack can hold."""
     return {
         "epoch": progress.epoch,
+        "delivered": progress.delivered,
         "turn": progress.turn,
         "repeated": progress.repeated,
         "workers": [
@@ -146,16 +111,11 @@ def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
 
 def progress_from_state(state: Any) -> EpochProgress:
     """The progress from such a dict. Raises ValueError, which names the field, if it is not one."""
-    workers = field(state, "workers", list)
-    progress = EpochProgress(
-        field(state, "epoch", int),
-        [_worker(worker) for worker in workers],
-        field(state, "turn", int),
-        field(state, "repeated", int),
-    )
-    if not 0 <= progress.turn < max(len(workers), 1):
-        raise wrong("turn", "the index of a worker", progress.turn)
-    return progress
+    workers, turn = field(state, "workers", list), field(state, "turn", int)
+    if turn >= max(len(workers), 1):
+        raise wrong("turn", "the index of a worker", turn)
+    epoch, repeated = field(state, "epoch", int), field(state, "repeated", int)
+    return EpochProgress(epoch, list(map(_worker, workers)), turn, repeated)
 
 
 def field(state: Any, name: str, kind: type) -> Any:
@@ -177,26 +137,19 @@ def wrong(name: str, expected: str, value: Any) -> ValueError:
 
 
 def _worker(state: Any) -> WorkerProgress:
-    delivered = field(state, "delivered", int)
-    states = []
-    for entry in field(state, "states", list):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], int):
-            raise wrong("states", "pairs of a number and a state", entry)
-        if not 0 <= entry[0] <= delivered:
-            raise wrong("states", f"states before batch {delivered}", entry[0])
-        states.append((entry[0], pack_state(entry[1])))
-    return WorkerProgress(delivered, sorted(states), field(state, "stateless", str))
+    delivered, stateless = field(state, "delivered", int), field(state, "stateless", str)
+    states = sorted((at, pack_state(unpacked)) for at, unpacked in field(state, "states", list))
+    return WorkerProgress(delivered, states, stateless)
 
 
 def _origin(origin: Any) -> list[str]:
+    if isinstance(origin, DataPipeline):
+        return described(origin)
     parts = getattr(origin, "parts", None)
     if parts is None:
         elements = getattr(origin, "elements", origin)
-        urls = getattr(origin, "urls", None)
-        return [_counted(type(elements).__name__, elements if urls is None else urls)]
-    mixed = [
-        "; ".join(described(part) if isinstance(part, DataPipeline) else _origin(part)) for part in parts
-    ]
+        return [_counted(type(elements).__name__, getattr(origin, "urls", elements))]
+    mixed = ["; ".join(_origin(part)) for part in parts]
     rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
     return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
 

@@ -336,7 +336,7 @@ def test_stages_behind_a_web_loader_are_run_again(workers):
 def test_other_stages_of_a_web_loader_are_refused():
     state = WebLoader(range(4)).unbatched().state_dict()
     with pytest.raises(
-        ValueError, match=r"stages \['unbatched\(\)'\]; this loader is of version 2 and has \[\]"
+        ValueError, match=r"stages \['unbatched\(\)'\]; this loader is of version 3 and has \[\]"
     ):
         WebLoader(range(4)).load_state_dict(state)
 

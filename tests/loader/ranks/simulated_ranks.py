@@ -10,7 +10,6 @@ from mpwds.errors import EvenEpochError
 class _Rank:
     def __init__(self, rank, said, barrier):
         self.rank = rank
-        self.size = len(said)
         self._said = said
         self._barrier = barrier
         self._talks = itertools.count()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.ranks.agreement import Agreement
-from mpwds.loader.ranks.even_iterator import Agreed, EvenIterator, OwnPart
+from mpwds.loader.ranks.even_iterator import EvenIterator, OwnPart
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -43,8 +43,7 @@ class Batches:
 
 def agreed_epoch(ranks, batches, even, window, epoch=0):
     part = OwnPart(batches, even)
-    agreement = Agreement(ranks, even, epoch, timeout=None)
-    return EvenIterator(part, Agreed(part, even, agreement, window))
+    return EvenIterator(part, Agreement(ranks, part.look_ahead, even, epoch, None, window))
 
 
 def epochs_of_ranks(numbers, even, window):
@@ -177,8 +176,8 @@ def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
     def run(ranks):
         batches = Batches(ranks.rank, numbers[ranks.rank])
         part = OwnPart(lambda number: itertools.islice(batches(number), 0 if number else before, None), even)
-        agreement = Agreement(ranks, even, 0, timeout=None)
-        return list(EvenIterator(part, Agreed(part, even, agreement), delivered=before))
+        agreement = Agreement(ranks, part.look_ahead, even, 0, timeout=None)
+        return list(EvenIterator(part, agreement, delivered=before))
 
     target = 3 if even == "drop" else 6
     before = min(before, target)
@@ -314,7 +313,7 @@ def test_one_rank_alone_iterates_as_ever():
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.ranks.even.world_size", lambda: 2)
+    monkeypatch.setattr("mpwds.loader.ranks.agreement.world_size", lambda: 2)
     monkeypatch.setattr("mpwds.loader.ranks.even_iterator.TorchRanks", lambda: first_rank)
     of_rank(0, 2, monkeypatch)
     large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
