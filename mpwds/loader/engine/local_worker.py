@@ -19,8 +19,7 @@ from mpwds.loader.processes import lifeline as lifelines
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker import status
-from mpwds.loader.worker.counters import Reading
+from mpwds.loader.worker.counters import Reading, StatusPage, stage_in
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.bell import Bell
 from mpwds.warn import warn
@@ -70,7 +69,7 @@ class LocalWorker:
             lifelines.guard(lifeline)
             ours.callback(os.close, lifeline)
             ours.callback(lifelines.unguard, lifeline)
-            self._status = status.StatusPage()
+            self._status = StatusPage()
             ours.callback(self._status.close)
             self._process = launcher.launch(
                 index,
@@ -174,7 +173,7 @@ class LocalWorker:
     ) -> WorkerTimeout:
         self._process.is_stuck = True
         stack = self._status.stack(self.pid)
-        stage = status.stage_in(stack)
+        stage = stage_in(stack)
         where = f", in stage {stage}" if stage else ""
         return WorkerTimeout(
             f"worker {self.index} (pid {self.pid}) {what} {timeout_s:g} s"

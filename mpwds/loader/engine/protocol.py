@@ -8,7 +8,7 @@ Between the trainer and each worker there are
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.lifeline``);
-* a **status page** (``worker.status``): the shard the worker reads, its counters (``worker.counters``)
+* a **status page** (``worker.counters``): the shard the worker reads, its counters
   and its Python stack on request. The trainer reads it at any time; no message is about statistics.
 
 *Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
@@ -25,7 +25,7 @@ the number of a block that holds them. Before the first block of a memory segmen
 
 *State.* A worker whose dataset is a pipeline with addresses sends its stream's state with a batch, in the
 field ``state`` (bytes, ``resume.progress.pack_state``): the one behind that batch. It does so about once a
-second, and less often where making it takes more than a hundredth of its time (``worker.worker_iterator``).
+second, and less often where making it takes more than a hundredth of its time (``worker.worker``).
 A string in that field says, once, why there is none. The trainer keeps for each worker the last state whose
 batch was delivered, and the number delivered (``resume.progress``). Its ``state_dict`` consists of these.
 

@@ -19,7 +19,7 @@ from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import elements, process_seed
 from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.worker_iterator import WorkerIterator
+from mpwds.loader.worker.worker import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpwds.imports import after_import
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker.status import STACK_SIGNAL
+from mpwds.loader.worker.counters import STACK_SIGNAL
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

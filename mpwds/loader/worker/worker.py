@@ -1,13 +1,14 @@
-"""The worker process: waits for an epoch to start, iterates its dataset, sends the elements."""
+"""The worker process: waits for an epoch to start, iterates its dataset, sends the elements and its state."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +18,28 @@ from mpwds.loader.processes import lifeline
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import Position
+from mpwds.loader.resume.progress import START, Position, pack_state, unpack_state
 from mpwds.loader.worker import startup
-from mpwds.loader.worker.counters import WRITING_BATCHES
-from mpwds.loader.worker.elements import process_seed
+from mpwds.loader.worker.counters import WRITING_BATCHES, StatusPage
+from mpwds.loader.worker.elements import elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
-from mpwds.loader.worker.status import StatusPage
-from mpwds.loader.worker.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
 from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
-from mpwds.pipeline.stream import Description
+from mpwds.pipeline.stream import Description, Stream
 from mpwds.sharedmem.bell import Bell
 
 _STOP_CHECK_S = 0.005
+
+STATE_EVERY_S = 1.0
+"""How often a worker saves its state. A resumed run makes the elements since the last one again."""
+
+STATE_SHARE = 0.01
+"""The largest share of a worker's time for saving its state: an expensive state is saved less often."""
 
 
 def main(index: int, setup: int, *ends: int) -> None:
@@ -157,3 +165,73 @@ class Worker:
             place = Description.of_sample(element, Description(f"element {sequence}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self.index} made")
             raise
+
+
+class WorkerIterator(Iterator[Any]):
+    """Iterates a dataset in one worker, for one epoch.
+
+    It yields the elements from ``position.at`` on; the caller drops those before ``position.first``.
+    ``iterate`` iterates a dataset that is not a pipeline of this package.
+
+    Attributes:
+        number: Number of the last element in the worker's epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        context: Context,
+        position: Position = START,
+        iterate: Callable[[Any, Context], Iterator[Any]] = elements,
+    ) -> None:
+        self._first = position.first
+        self._stream: Stream[Any] | None = None
+        self._elements: Iterator[Any]
+        if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+            stream = dataset.stream(context)
+            if culprit(dataset) is None:
+                self._stream = stream
+                if position.state is not None:
+                    stream.load_state_dict(unpack_state(position.state))
+            self._elements = plain(stream)
+        else:
+            self._elements = iterate(dataset, context)
+        self.number = position.at - 1
+        self._due = math.inf if self._stream is None else time.monotonic() + STATE_EVERY_S
+
+    def __next__(self) -> Any:
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            if self.number + 1 < self._first:
+                raise RuntimeError(
+                    f"the dataset ended after {self.number + 1} elements, {self._first} were delivered "
+                    "before: it gives other elements each time it runs, or has changed, so the epoch cannot "
+                    "be continued"
+                ) from None
+            raise
+        self.number += 1
+        return element
+
+    def state(self, now: float) -> dict[str, Any] | None:
+        """The field ``state`` of the message with the last element, if one is due at ``now``.
+
+        Returns:
+            ``{"state": bytes}``; or once ``{"state": str}``, the reason why there is no state.
+        """
+        if now < self._due or self._stream is None:
+            return None
+        try:
+            packed = pack_state(self._stream.state_dict())
+        except Exception as error:
+            self._due = math.inf
+            return {"state": f"{type(error).__name__}: {error}"}
+        done = time.monotonic()
+        self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
+        return {"state": packed}
+
+    def close(self) -> None:
+        """Closes the iterator, if it can be closed, and the files that it reads."""
+        if hasattr(self._elements, "close"):
+            self._elements.close()
+        self._elements, self._stream = iter(()), None
