@@ -119,3 +119,6 @@ BATCH = "batch"
 FAILED = "failed"
 END = "end"
 ERROR = "error"
+
+ARRAY, TENSOR, TENSOR_WITH_GRADIENT = b"atg"
+"""Kinds of arrays in the field ``kinds`` of a batch; without it, all become the loader's ``output``."""

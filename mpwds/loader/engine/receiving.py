@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Literal
 
-from mpwds import nest
+from mpwds import nest, tenbin
 from mpwds.errors import MpwdsError
-from mpwds.loader.engine.arrays import view, view_as_sent
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.sharedmem.arena import Layout
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.lease import LeasedArena
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
+from mpwds.tenbin.kinds import torch_dtypes
 from mpwds.warn import warn
 
 Output = Literal["torch", "numpy"]
@@ -61,19 +63,18 @@ class BatchReceiver:
     def batch(self, message: Message) -> Any:
         """The batch of a message."""
         fields = message.fields
-        buffer = self._buffer(message)
-        kinds = fields.get("kinds")
-        if kinds is not None:
-            places = zip(fields["offsets"], kinds, strict=True)
-            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in places]
-            if fields["apart"]:  # imported before unflatten looks up its class
-                from mpwds.loader.engine.out_of_band import put_together
-
-                return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
+        buffer, offsets = self._buffer(message), fields["offsets"]
+        if "kinds" not in fields:
+            arrays = [view(buffer, offset, self._output) for offset in offsets]
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
-        output = self._output
-        arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
-        return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+        kinds = zip(offsets, fields["kinds"], strict=True)
+        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+        if not fields["apart"]:
+            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+        # Imported before unflatten looks up its class.
+        from mpwds.loader.engine.out_of_band import put_together
+
+        return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
 
     def reclaim(self) -> None:
         """Releases blocks that nobody holds and whose finalizers could not release them."""
@@ -82,7 +83,7 @@ class BatchReceiver:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are such blocks that a device may still read."""
+        """Whether there are blocks that nobody holds but that devices may still read."""
         return self._arena is not None and self._arena.unsettled
 
     def settle(self) -> None:
@@ -114,14 +115,37 @@ class BatchReceiver:
         if arena.leased < self._keep:
             return arena.lease(block)
         if self._warn and self._copies.made == 0:
-            _warn_of_copies(self._keep)
+            warn(
+                f"more than {self._keep} batches of one worker are kept, so further ones are copied out of "
+                "shared memory: raise prefetch to keep more of them there, or drop batches sooner"
+            )
         copy = self._copies.copy(arena.peek(block)[: message.fields["nbytes"]])
         arena.discard(block)
         return copy
 
 
-def _warn_of_copies(keep: int) -> None:
-    warn(
-        f"more than {keep} batches of one worker are kept, so further ones are copied out of shared memory: "
-        "raise prefetch to keep more of them there, or drop batches sooner"
-    )
+def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
+    """The array that is encoded at ``offset``, as the kind that it was sent as."""
+    array = view(buffer, offset, "numpy" if kind == protocol.ARRAY else "torch")
+    return array.requires_grad_() if kind == protocol.TENSOR_WITH_GRADIENT else array
+
+
+def view(memory: Any, offset: int, output: Output) -> Any:
+    """The array that is encoded at an offset of a buffer, or of a tensor of bytes.
+
+    Tensors made of a tensor are torch's views of it, so torch's allocator of pinned memory learns on which
+    streams they are used.
+
+    Raises:
+        TenbinError: There is no array at that offset, or torch has no such dtype.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(memory, torch.Tensor):
+        return tenbin.view_array(memory, tenbin.parse_array(memory, offset), output)
+    written = memory.numpy()
+    header = tenbin.parse_array(written, offset)
+    dtype = torch_dtypes()[1].get(header.code) if output == "torch" else None
+    if dtype is None or not header.nbytes:
+        return tenbin.view_array(written, header, output)
+    start = header.data_offset
+    return memory[start : start + header.nbytes].view(dtype).view(header.shape)

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine.arrays import view
 from mpwds.loader.engine.epoch import OneThread, made_fewer
-from mpwds.loader.engine.receiving import Output
+from mpwds.loader.engine.receiving import Output, view
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes

@@ -12,7 +12,6 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine import protocol
-from mpwds.loader.engine.arrays import kinds
 from mpwds.loader.engine.channel import Channel, give_descriptor
 from mpwds.loader.worker.meter import Meter
 from mpwds.sharedmem.arena import Arena, Block, Layout
@@ -143,7 +142,7 @@ class BatchSender:
         if more is not None:
             fields.update(more)
         if self.arrays_as_they_are:
-            from mpwds.loader.engine.out_of_band import take_apart
+            from mpwds.loader.engine.out_of_band import kinds, take_apart
 
             apart = take_apart(batch)
             fields["apart"] = apart is not batch
