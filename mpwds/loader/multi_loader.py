@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpwds.loader.engine import options as checks
-from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.engine.epoch import EpochIterator, Iteration
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, OnWorkerDeath, StartMethod
 from mpwds.loader.engine.receiving import Output
 from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.processes.launchers import LAUNCHERS
@@ -37,77 +38,70 @@ from mpwds.tracebacks import shorten
 if TYPE_CHECKING:
     from mpwds.loader.output.delivery import Delivery
     from mpwds.loader.stats.stats import LoaderStats
-    from mpwds.loader.worker.in_process import LocalIterator
 
 
 class MultiLoader(LoaderStages, TorchIterable):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
-    Each ``iter()`` is an epoch. The loader delivers what the dataset yields, batches or single samples: any
-    nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors in it become ``output``:
-    writable views of shared memory that is used again when no part of them is alive. A script needs no
-    ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
+    Each ``iter()`` is an epoch, and ends an unfinished one. The loader delivers what the dataset yields,
+    batches or single samples: any nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors
+    in it become ``output``: writable views of shared memory that is used again when no part of them is
+    alive. A script needs no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
     The methods named after stages (``unbatched``, ``shuffle``, ``batched``, ``map``, ...) add stages behind
-    the workers, which run in this process. ``rebatched`` is the fast way to shuffle and batch the workers'
-    batches anew.
-
-    For programs that require a ``torch.utils.data.DataLoader``, ``mpwds.DataLoader(loader, batch_size=None)``
-    delivers what the loader delivers.
+    the workers, which run in this process; ``rebatched`` is the fast way to shuffle and batch the workers'
+    batches anew. Where a ``torch.utils.data.DataLoader`` is required,
+    ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
-    loader's collection or the interpreter's exit. They end when this process dies, however it dies. A
-    new ``iter()`` ends an unfinished one. In an interactive session, ``iter()`` restarts the workers if
-    the dataset, or a function or global variable that it uses, has changed since they started. Use a loader
-    from one thread at a time, and not in a fork of its process.
+    loader's collection or the interpreter's exit. They end when this process dies, however it dies. In an
+    interactive session, ``iter()`` restarts them if the dataset, or a function or global variable that it
+    uses, has changed. Use a loader from one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are split over the workers); a map-style dataset or
             list (split by index); or any other iterable, torch ``IterableDataset``,
-            ``webdataset.WebDataset`` or function that returns an iterator: each worker iterates all of
-            it, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
-            ``WORKER`` and ``NUM_WORKERS``. All workers share one copy of its arrays and tensors; those in
-            shared memory or a mapped file are not copied (see :func:`mpwds.share`).
+            ``webdataset.WebDataset`` or function that returns an iterator. Each worker iterates all of the
+            latter, which divide themselves by ``torch.utils.data.get_worker_info()`` or the variables
+            ``WORKER`` and ``NUM_WORKERS``. All workers share one copy of the dataset's arrays and tensors;
+            those in shared memory or a mapped file are not copied (see :func:`mpwds.share`).
         workers: Number of worker processes. 0 does the work in this process, with the results of one worker.
-        in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number
-            of workers. Otherwise the first batch to arrive is next, and a slow worker does not delay others.
-        prefetch: Batches that each worker prepares ahead. Its arena has two blocks more, for the batches that
-            the training loop holds. Batches up to 32 kB need no blocks: a worker prepares as many as its
-            channel holds, about 200 kB.
-        start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh
-            interpreter that has imported what the dataset needs, which is faster where several loaders start
-            workers. ``"fork"`` forks this process, for datasets that cannot be pickled.
+        in_order: Workers take turns: the order depends only on dataset, seed, epoch and number of workers.
+            Otherwise the first batch to arrive is next, and a slow worker does not delay others.
+        prefetch: Batches that each worker prepares ahead. Its arena has two blocks more, for those that the
+            training loop holds. Batches up to 32 kB need no blocks: a worker prepares about 200 kB of them.
+        start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
+            that has imported what the dataset needs: faster where several loaders start workers.
+            ``"fork"`` forks this process, for datasets that cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
             NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``). Stages behind the workers
-            get NumPy arrays in that case; the elements of the last one become jax arrays.
+            get NumPy arrays with ``"jax"``; the elements of the last one become jax arrays.
         seed: Overrides the dataset's seed. For other datasets than pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
         on_worker_death: When a worker is killed or exits, ``"raise"`` :class:`~mpwds.errors.WorkerDied`, or
-            ``"restart"`` it with a warning. The new process continues where the old one was: every element
-            comes once, in the same order if ``in_order``. A worker that dies three times in a row before the
-            same batch is an error in either case.
+            ``"restart"`` it with a warning: a new process continues where it was, so every element comes
+            once, in the same order if ``in_order``. Three deaths in a row before the same batch are an error.
         even: With several ranks (processes that train together), each gets the same number of batches in an
-            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the
-            fewest has; the rest is dropped. ``"pad"``: as many as the rank with the most has; the
-            others deliver their last batch again. ``"wrap"``: the same, but the others iterate their part
-            of the dataset once more, in another order. The last batch may be smaller on some ranks.
-            Where the numbers are not known in advance, the ranks agree on them by ``torch.distributed``: all
-            of them have to iterate the loader, and up to 5 batches are made ahead. See
-            ``docs/distributed.md``.
+            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the fewest
+            has; the rest is dropped. ``"pad"``: as many as the rank with the most has; the others deliver
+            their last batch again. ``"wrap"``: the same, but the others iterate their part of the dataset
+            once more, in another order. The last batch may be smaller on some ranks. Where the numbers are
+            not known in advance, the ranks agree on them by ``torch.distributed``: all of them have to
+            iterate the loader, and up to 5 batches are made ahead. See ``docs/distributed.md``.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
-            not wait: CUDA registers the workers' shared memory once. Dropping a batch's last tensor records
-            an event on the current streams; the memory is reused once that completes. If you copy on another
-            stream, drop the batch there too (inside ``with torch.cuda.stream(...)``), or use ``device``.
-            Arenas get all of their memory at once. Elements of stages behind the workers are copied to
-            pinned memory if necessary. Without CUDA, or if it refuses, there is one warning, and batches
-            are not pinned.
-        device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``). They are
-            copied from pinned memory on a stream of their own, up to ``prefetch`` batches ahead.
-            Stages behind the workers run on the CPU: the elements of the last one are copied when they are
-            asked for. Other objects than tensors stay as they are. ``"cpu"`` is the same as ``None``.
+            not wait. CUDA registers the workers' shared memory once; arenas get all of it at once. Dropping
+            a batch's last tensor records an event on the current streams, and the memory is reused once that
+            completes: if you copy on another stream, drop the batch there too (inside
+            ``with torch.cuda.stream(...)``), or use ``device``. Elements of stages behind the workers are
+            copied to pinned memory if necessary. Without CUDA, or if it refuses, there is one warning, and
+            batches are not pinned.
+        device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``), copied
+            from pinned memory on a stream of their own, up to ``prefetch`` batches ahead. Stages behind the
+            workers run on the CPU: the elements of the last one are copied when they are asked for. Other
+            objects than tensors stay as they are. ``"cpu"`` is the same as ``None``.
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
 
@@ -133,14 +127,6 @@ class MultiLoader(LoaderStages, TorchIterable):
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
     """
 
-    prefetch: int
-    start_method: str
-    output: FinalOutput
-    persistent: bool
-    on_worker_death: OnWorkerDeath
-    pin_memory: bool
-    device: Any
-    progress: bool
     _cuda: ClassVar[CudaAccess] = CudaAccess()
 
     @explained
@@ -162,39 +148,40 @@ class MultiLoader(LoaderStages, TorchIterable):
         device: Any = None,
         progress: bool = False,
     ) -> None:
-        options = LoaderOptions(
-            workers,
-            in_order,
-            prefetch,
-            start_method,  # type: ignore[arg-type]  # checked there
-            timeout,
-            output,
-            seed,
-            persistent,
-            on_worker_death,
-            even,
-            pin_memory,
-            device,
-            progress,
-        )
+        name, most = "MultiLoader", MOST_BLOCKS - BLOCKS_OF_CONSUMER
+        self.workers = checks.integer(name, "workers", workers, at_least=0)
+        self.in_order = checks.boolean(name, "in_order", in_order)
+        self.prefetch = checks.integer(name, "prefetch", prefetch, at_least=1, at_most=most)
+        self.start_method: str = checks.choice(name, "start_method", start_method, StartMethod)
+        self.timeout = checks.timeout(name, timeout)
+        self.output: FinalOutput = checks.choice(name, "output", output, FinalOutput)
+        self.seed = None if seed is None else checks.integer(name, "seed", seed)
+        self.persistent = checks.boolean(name, "persistent", persistent)
+        self.on_worker_death = checks.choice(name, "on_worker_death", on_worker_death, OnWorkerDeath)
+        self.even = None if even is None else checks.choice(name, "even", even, Even)
+        self.pin_memory = checks.boolean(name, "pin_memory", pin_memory)
+        self.device = device
+        self.progress = checks.boolean(name, "progress", progress)
         self.dataset = as_dataset(dataset)
-        self._options = options
-        vars(self).update(vars(options))
-        self._delivery = _delivery_of(options, self._cuda)
-        self._received: Output = "numpy" if output == "jax" else output
-        self._pinning = None if self._delivery is None else self._delivery.pinning
+        self._delivery: Delivery | None = None
+        if self.output == "jax" or self.device is not None or self.pin_memory:
+            from mpwds.loader.output.delivery import Delivery
+
+            self._delivery = Delivery(self.output, self.device, self.pin_memory, self.prefetch, self._cuda)
         if self.progress:
             from mpwds.loader.stats.progress_bar import require_tqdm
 
             require_tqdm()
+        self._received: Output = "numpy" if self.output == "jax" else self.output
+        self._pinning = None if self._delivery is None else self._delivery.pinning
         self._epoch = 0
         self._position = LoaderPosition()
         self._current = _Current()
         self._group = WorkerGroup(
             self._setup_maker(),
-            LAUNCHERS[options.start_method],
+            LAUNCHERS[self.start_method],
             self._received,
-            warn_of_copies=even is None,
+            warn_of_copies=self.even is None,
             pinning=self._pinning,
         )
         self._in_process = None
@@ -237,22 +224,30 @@ class MultiLoader(LoaderStages, TorchIterable):
         delivery = self._delivery
         return (delivery is not None and delivery.to_device is not None) or self._is_even()
 
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
         self._current.end("another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._ledger.begin(epoch, times)
-        iterator: LocalIterator | EpochIterator
+        iterator: Iteration
         if self._in_process is not None:
             from mpwds.loader.worker.in_process import LocalIterator
 
             context = replace(Context.current(epoch), seed=self.seed)
             iterator = LocalIterator(
-                self, self._in_process, context, self._received, progress, times, self._pinning
+                self, progress, times, self._in_process, context, self._received, self._pinning
             )
         else:
-            in_order = self.in_order and not in_any_order(self.dataset)
-            iterator = EpochIterator(self, self._group, progress, self._options, in_order, times)
+            iterator = EpochIterator(
+                self,
+                progress,
+                times,
+                self._group,
+                in_order=self.in_order and not in_any_order(self.dataset),
+                timeout=self.timeout,
+                persistent=self.persistent,
+                restarts=self.on_worker_death == "restart",
+            )
         self._current.iterator = weakref.ref(iterator)
         return iterator
 
@@ -383,7 +378,8 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
-        return functools.partial(type(self), **vars(self._options)), (self.dataset,)
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return functools.partial(type(self), **options), (self.dataset,)
 
     def __repr__(self) -> str:
         return self._as_called() + self._in_short()
@@ -404,33 +400,30 @@ class MultiLoader(LoaderStages, TorchIterable):
         return ShownTimes(self)
 
     def _setup_maker(self) -> Callable[[], WorkerSetup]:
-        dataset, options = self.dataset, self._options
+        dataset, workers, seed, even = self.dataset, self.workers, self.seed, self.even
+        prefetch = self.prefetch
 
         def make() -> WorkerSetup:
             here = Context.current()
-            blocks = options.prefetch + BLOCKS_OF_CONSUMER
-            if options.even is not None and here.world_size > 1:
+            blocks = prefetch + BLOCKS_OF_CONSUMER
+            if even is not None and here.world_size > 1:
                 from mpwds.loader.ranks.even import MOST_AHEAD
 
-                blocks += -(-MOST_AHEAD // options.workers)
-            return WorkerSetup(
-                dataset,
-                options.workers,
-                min(blocks, MOST_BLOCKS),
-                here.rank,
-                here.world_size,
-                options.seed,
-                list(sys.argv),
-            )
+                blocks += -(-MOST_AHEAD // workers)
+            blocks = min(blocks, MOST_BLOCKS)
+            return WorkerSetup(dataset, workers, blocks, here.rank, here.world_size, seed, list(sys.argv))
 
         return make
+
+
+_OPTIONS = tuple(inspect.signature(MultiLoader).parameters)[1:]
 
 
 class _Current:
     """A loader's iteration, if it is still there: the loader must end it without keeping it alive."""
 
     def __init__(self) -> None:
-        self.iterator: Callable[[], EpochIterator | LocalIterator | None] = _nothing
+        self.iterator: Callable[[], Iteration | None] = lambda: None
 
     def end(self, because: str) -> None:
         iterator = self.iterator()
@@ -438,21 +431,8 @@ class _Current:
             iterator.close(because)
 
 
-def _delivery_of(options: LoaderOptions, cuda: CudaAccess) -> Delivery | None:
-    """The last step of an epoch, if the options ask for one."""
-    if options.output != "jax" and options.device is None and not options.pin_memory:
-        return None
-    from mpwds.loader.output.delivery import Delivery
-
-    return Delivery(options.output, options.device, options.pin_memory, options.prefetch, cuda)
-
-
 def _finish(current: _Current, group: WorkerGroup) -> None:
     """Ends the workers when a loader is collected, or the interpreter exits."""
     with interrupts.kept(), interrupts_deferred():
         current.end("")
         group.close()
-
-
-def _nothing() -> None:
-    return None

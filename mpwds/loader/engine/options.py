@@ -1,15 +1,12 @@
-"""The options of loaders, and checks of arguments."""
+"""The values that a loader's options may have, and checks of arguments."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import numpy as np
-
-from mpwds.sharedmem.arena import MOST_BLOCKS
 
 Even = Literal["drop", "pad", "wrap"]
 FinalOutput = Literal["torch", "numpy", "jax"]
@@ -20,56 +17,12 @@ BLOCKS_OF_CONSUMER = 2
 """Blocks that a plain ``for`` loop holds: the batch in use, and the next one until its name is bound anew."""
 
 
-@dataclass(frozen=True)
-class LoaderOptions:
-    """The options of a ``MultiLoader``, which documents them.
-
-    Raises:
-        ValueError: One is invalid.
-    """
-
-    workers: int
-    in_order: bool
-    prefetch: int
-    start_method: StartMethod
-    timeout: float | None
-    output: FinalOutput
-    seed: int | None
-    persistent: bool
-    on_worker_death: OnWorkerDeath
-    even: Even | None
-    pin_memory: bool
-    device: Any
-    progress: bool
-
-    def __post_init__(self) -> None:
-        owner, checked = "MultiLoader", vars(self)  # of a frozen dataclass, too, it is a plain dict
-        checked["workers"] = integer(owner, "workers", self.workers, at_least=0)
-        most = MOST_BLOCKS - BLOCKS_OF_CONSUMER
-        checked["prefetch"] = integer(owner, "prefetch", self.prefetch, at_least=1, at_most=most)
-        choice(owner, "start_method", self.start_method, get_args(StartMethod))
-        choice(owner, "output", self.output, get_args(FinalOutput))
-        choice(owner, "on_worker_death", self.on_worker_death, get_args(OnWorkerDeath))
-        if self.even is not None:
-            choice(owner, "even", self.even, get_args(Even))
-        timeout(owner, self.timeout)
-        if self.seed is not None:
-            checked["seed"] = integer(owner, "seed", self.seed)
-        for name in ("in_order", "persistent", "pin_memory", "progress"):
-            checked[name] = boolean(owner, name, checked[name])
-
-
 def integer(
     owner: str, name: str, value: Any, at_least: int | None = None, at_most: int | None = None
 ) -> int:
     """Returns an argument as an ``int``; accepts NumPy integers.
 
-    Args:
-        owner: The class or function that takes the argument, for the message.
-        name: The argument's name.
-        value: Its value.
-        at_least: The smallest value allowed.
-        at_most: The largest value allowed.
+    ``owner`` is the class or function that takes the argument, for the message.
 
     Raises:
         ValueError: The value is not an integer, or out of range.
@@ -98,14 +51,17 @@ def boolean(owner: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` unless an argument is one of ``choices``."""
-    if not (isinstance(value, str) and value in choices):
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+def choice(owner: str, name: str, value: Any, choices: Any) -> Any:
+    """Returns an argument that is one of the strings of ``choices``, a ``Literal``; else ValueError."""
+    strings = get_args(choices)
+    if not (isinstance(value, str) and value in strings):
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, strings))}, got {value!r}")
+    return value
 
 
-def timeout(owner: str, value: Any) -> None:
-    """Raises ``ValueError`` unless a time-out is a number above 0 or ``None``."""
+def timeout(owner: str, value: Any) -> Any:
+    """Returns a time-out that is a number above 0 or ``None``; else ValueError."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is not None and not (is_number and float(value) > 0):
         raise ValueError(f"{owner}: timeout must be above 0 seconds or None, got {value!r}")
+    return value

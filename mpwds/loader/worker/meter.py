@@ -13,7 +13,7 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -86,7 +86,7 @@ class Meter:
             self._write_processor_times()
             self._counters.active_ns += time.monotonic_ns()
 
-    def elements(self, source: Iterator[Any]) -> Iterator[Any]:
+    def elements(self, source: Iterator[Any]) -> Generator[Any, None, None]:
         """The elements of ``source``; the time until the next is asked for counts as writing."""
         while True:
             self.making()
