@@ -129,26 +129,31 @@ class LocalWorker:
         while True:
             try:
                 message = self._channel.receive()
+                if message is None:
+                    if not self._process.wait(0):
+                        self._receiver.reclaim()
+                        return None
+                    # What it sent just before its end may have come after the look above.
+                    message = self._channel.receive()
             except ChannelClosed:
-                raise self._died() from None
+                message = None
             if message is None:
-                if not self._process.wait(0):
-                    self._receiver.reclaim()
-                    return None
-                # What it sent just before its end may have come after the look above.
-                message = self._last_words()
+                raise self._died()
             kind = message.fields["kind"]
             if kind == protocol.READY:
                 self.is_ready = True
                 if generation == protocol.BEFORE_ANY:
-                    return None  # what follows belongs to an epoch
+                    return message
             elif kind == protocol.SEGMENT:
                 with interrupts_deferred():
                     self._receiver.map_segment(message, take_descriptor(self._handover))
             elif message.fields["generation"] in (generation, protocol.BEFORE_ANY):
                 return message
             elif kind == protocol.ERROR:
-                _warn_of_late_error(self.index, message.fields["summary"])
+                warn(
+                    f"an epoch that was left early failed in worker {self.index} after that: "
+                    f"{message.fields['summary']}"
+                )
             else:
                 self._receiver.discard(message)
 
@@ -168,10 +173,11 @@ class LocalWorker:
     def reading(self) -> Reading:
         return self._status.counters.read()
 
-    def timed_out(
-        self, timeout_s: float, what: str = "delivered nothing for", slow: str = "a batch"
-    ) -> WorkerTimeout:
+    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         self._process.is_stuck = True
+        what, slow = "delivered nothing for", "a batch"
+        if generation == protocol.BEFORE_ANY:
+            what, slow = "was not ready within", "starting and unpickling the dataset"
         stack = self._status.stack(self.pid)
         stage = stage_in(stack)
         where = f", in stage {stage}" if stage else ""
@@ -204,15 +210,6 @@ class LocalWorker:
         self._command = command
         self.flush()
 
-    def _last_words(self) -> Message:
-        try:
-            message = self._channel.receive()
-        except ChannelClosed:
-            message = None
-        if message is None:
-            raise self._died()
-        return message
-
     def _died(self) -> WorkerDied:
         self._process.wait(_EXIT_WAIT_S)
         code = self._process.exitcode
@@ -237,10 +234,6 @@ class LocalWorker:
     def _last_shard(self) -> str:
         shard = self._status.shard()
         return f", while it read {shard}" if shard else ""
-
-
-def _warn_of_late_error(worker: int, summary: str) -> None:
-    warn(f"an epoch that was left early failed in worker {worker} after that: {summary}")
 
 
 def _signal_name(number: int) -> str:
