@@ -48,7 +48,8 @@ class LocalWorker:
         self.index = index
         self.is_ready = False
         bell = Bell()
-        self._receiver = make_receiver(bell)
+        self._receiver = receiver = make_receiver(bell)
+        self.batch, self.discard, self.settle = receiver.batch, receiver.discard, receiver.settle
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(self._receiver.close)
             channel, workers_channel = socket.socketpair()
@@ -157,18 +158,9 @@ class LocalWorker:
             else:
                 self._receiver.discard(message)
 
-    def batch(self, message: Message) -> Any:
-        return self._receiver.batch(message)
-
-    def discard(self, message: Message) -> None:
-        self._receiver.discard(message)
-
     @property
     def unsettled(self) -> bool:
         return self._receiver.unsettled
-
-    def settle(self) -> None:
-        self._receiver.settle()
 
     def reading(self) -> Reading:
         return self._status.counters.read()

@@ -92,19 +92,19 @@ def take_apart(item: Any) -> Any:
     if kind in _LEFT:
         return item
     if kind is dict:
-        if set(map(type, item.values())) <= _LEFT:
-            return item
-        parts = [take_apart(value) for value in item.values()]
-        changed = any(part is not value for part, value in zip(parts, item.values(), strict=True))
-        return dict(zip(item, parts, strict=True)) if changed else item
-    if kind is list or kind is tuple or (issubclass(kind, tuple) and fields_of(kind) is not None):
-        if set(map(type, item)) <= _LEFT:
-            return item
-        parts = [take_apart(value) for value in item]
-        if all(part is value for part, value in zip(parts, item, strict=True)):
-            return item
-        return parts if kind is list else tuple.__new__(kind, parts)
-    return item if _nest_knows(kind) else _pickled(item)
+        values = item.values()
+    elif kind is list or kind is tuple or (issubclass(kind, tuple) and fields_of(kind) is not None):
+        values = item
+    else:
+        return item if _nest_knows(kind) else _pickled(item)
+    if set(map(type, values)) <= _LEFT:
+        return item
+    parts = [take_apart(value) for value in values]
+    if all(part is value for part, value in zip(parts, values, strict=True)):
+        return item
+    if kind is dict:
+        return dict(zip(item, parts, strict=True))
+    return parts if kind is list else tuple.__new__(kind, parts)
 
 
 def put_together(item: Any) -> Any:

@@ -61,7 +61,6 @@ class BatchReceiver:
             os.close(descriptor)
 
     def batch(self, message: Message) -> Any:
-        """The batch of a message."""
         fields = message.fields
         buffer, offsets = self._buffer(message), fields["offsets"]
         if "kinds" not in fields:

@@ -17,12 +17,6 @@ class Restarts:
 
     A worker's death is reported only after everything that it had sent was delivered. So the new process
     starts from the worker's last state, and drops the batches that were delivered since.
-
-    Args:
-        group: The workers.
-        generation: The epoch's generation.
-        progress: How much of the epoch was delivered.
-        in_order: Whether workers take turns.
     """
 
     def __init__(self, group: WorkerGroup, generation: int, progress: EpochProgress, in_order: bool) -> None:
@@ -33,14 +27,7 @@ class Restarts:
         self._deaths: dict[int, tuple[int, int]] = {}  # of each worker: at which batch, how often there
 
     def __call__(self, death: WorkerDied) -> WorkerHandle:
-        """Starts a new process for a worker that died, and returns it.
-
-        Warns:
-            RuntimeWarning: Which worker died, of what, and that a new process took its place.
-
-        Raises:
-            WorkerDied: This worker died too often.
-        """
+        """Starts a new process for a worker that died, with a warning, unless it died too often."""
         index = death.worker
         progress = self._progress.workers[index]
         batch, count = self._deaths.get(index, (-1, 0))

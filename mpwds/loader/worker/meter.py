@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from mpwds.loader.engine import protocol
-from mpwds.loader.worker.counters import OTHER, WRITING, Counters, StageCounters
+from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Derived, Stream
@@ -41,15 +41,14 @@ class Meter:
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
+        thread: The thread whose work is timed; that of a stage's own threads is not.
     """
 
     def __init__(self, counters: Counters, dataset: Any, counts_cpu: bool = True) -> None:
         self._counters = counters
         self.samples_in = sample_counter(dataset)
-        self._stages: list[_Stage] = []
-        self._watched: dict[tuple[int, str], _Stage] = {}
-        for _ in (OTHER, WRITING):
-            self._add_stage("", storage=False)
+        self._stages: dict[tuple[int, str], _Stage] = {}
+        self._other, self._writing = self._stage(-2, ""), self._stage(-1, "")  # in the order of the counters
         self._batches = self._samples = self._nbytes = 0
         self._counts_cpu = counts_cpu
         self._cpu_ns = self._queued_ns = 0
@@ -59,9 +58,9 @@ class Meter:
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
         self._stands_for = 0
         self._skip = 0
-        self._thread = 0
+        self.thread = 0
         self._timed = 0
-        self._now_in = self._stages[OTHER]
+        self._now_in = self._other
         self._since_ns = 0
 
     @contextlib.contextmanager
@@ -104,17 +103,13 @@ class Meter:
         self._stands_for += 1
         if self._stands_for > self._skip:
             self.timing = True
-            self._thread = threading.get_ident()
-            self._now_in, self._since_ns = self._stages[OTHER], time.monotonic_ns()
+            self.thread = threading.get_ident()
+            self._now_in, self._since_ns = self._other, time.monotonic_ns()
 
     def made(self) -> None:
         """A batch is made: the time until the next one begins counts as writing."""
         if self.timing:
-            self.enter(self._stages[WRITING])
-
-    def times_this_thread(self) -> bool:
-        """Whether the work of this thread is timed. The work of a stage's own threads is not."""
-        return self.timing and threading.get_ident() == self._thread
+            self.enter(self._writing)
 
     def enter(self, stage: _Stage) -> _Stage:
         """Counts the time from now on as that of ``stage``; returns the stage whose time it was."""
@@ -153,18 +148,17 @@ class Meter:
         if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
             return stream
         name = name_of(part)
-        stage = self._watched.get((context.stage, name))
-        if stage is None:
-            stage = self._add_stage(name, getattr(part, "reads_shards", False))
-            self._watched[context.stage, name] = stage
+        stage = self._stage(context.stage, name, getattr(part, "reads_shards", False))
         if hasattr(stream, "on_skipped"):
             stream.on_skipped = functools.partial(self._skipped, name)
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
 
-    def _add_stage(self, name: str, storage: bool) -> _Stage:
-        stage = _Stage(name, self._counters.describe_stage(len(self._stages), name, storage))
-        self._stages.append(stage)
+    def _stage(self, number: int, name: str, storage: bool = False) -> _Stage:
+        stage = self._stages.get((number, name))
+        if stage is None:
+            stage = _Stage(name, self._counters.describe_stage(len(self._stages), name, storage))
+            self._stages[number, name] = stage
         return stage
 
     def _skipped(self, stage: str, error: Exception) -> None:
@@ -172,10 +166,10 @@ class Meter:
 
     def _conclude(self) -> None:
         """Writes the times of the batch that was timed, and chooses the next one."""
-        self.enter(self._stages[OTHER])
+        self.enter(self._other)
         self.timing = False
         whole_ns = 0
-        for stage in self._stages:
+        for stage in self._stages.values():
             if stage.time_ns:
                 whole_ns += stage.time_ns
                 stage.counters.time_ns += stage.time_ns * self._stands_for
@@ -193,7 +187,7 @@ class Meter:
 
     def _write_all_counts(self) -> None:
         self._write_counts()
-        for stage in self._watched.values():
+        for stage in self._stages.values():
             stage.counters.elements = stage.elements
 
     def _write_processor_times(self) -> None:
@@ -219,7 +213,7 @@ class _Watched(Derived[Any]):
 
     def __next__(self) -> Any:
         stage, meter = self._stage, self._meter
-        if meter.timing and meter.times_this_thread():
+        if meter.timing and meter.thread == threading.get_ident():
             outer = meter.enter(stage)
             try:
                 item = self._next()

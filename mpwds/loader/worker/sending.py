@@ -27,10 +27,9 @@ class EpochStopped(Exception):
 
 
 class Commands:
-    """Reads the trainer's commands.
+    """Reads the trainer's commands; all methods raise ``ChannelClosed`` when the worker must end.
 
     Of ``start`` and ``stop`` only the newest counts. Tasks come in order; those of other epochs are dropped.
-    All methods raise ``ChannelClosed`` when the worker must end.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -46,13 +45,10 @@ class Commands:
 
     def wait_for_start(self) -> dict[str, Any]:
         """Waits for the next ``start`` and returns its fields."""
-        while (start := self.next_start()) is None:
-            self._arrival.poll()
-        return start
-
-    def next_start(self) -> dict[str, Any] | None:
-        """The fields of the next ``start``, or ``None`` if none has arrived; never waits."""
         self._read_all()
+        while self._start is None:
+            self._arrival.poll()
+            self._read_all()
         start, self._start = self._start, None
         return start
 
@@ -126,12 +122,7 @@ class BatchSender:
     ) -> None:
         """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
 
-        Args:
-            batch: The batch.
-            generation: Generation of the epoch.
-            sequence: Its number in the epoch.
-            more: Further fields of the message.
-            samples: Number of samples in it; by default the meter counts them.
+        ``more`` are further fields of the message; without ``samples``, the meter counts them.
 
         Raises:
             EpochStopped: The trainer has stopped this epoch.
@@ -157,22 +148,19 @@ class BatchSender:
         fields["offsets"] = offsets
         fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
         fields["nbytes"] = end
-        if end <= protocol.INLINE_NBYTES:
-            payload = bytearray(end)
+        block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, generation)
+        payload = bytearray(end if block is None else 0)
+        try:
+            memory = payload if block is None else block.memory
             for offset, array in zip(offsets, arrays, strict=True):
-                tenbin.write_array(payload, offset, array)
+                tenbin.write_array(memory, offset, array)
+            if block is not None:
+                fields["block"] = block.number
             self._meter.sending(fields["samples"], end)
             self._channel.send(fields, payload)
-            return
-        block = self._wait_for_block(end, generation)
-        try:
-            for offset, array in zip(offsets, arrays, strict=True):
-                tenbin.write_array(block.memory, offset, array)
-            fields["block"] = block.number
-            self._meter.sending(fields["samples"], end)
-            self._channel.send(fields)
         except BaseException:
-            self._arena.release(block)
+            if block is not None:
+                self._arena.release(block)
             raise
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:

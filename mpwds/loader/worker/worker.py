@@ -43,7 +43,7 @@ STATE_SHARE = 0.01
 
 
 def main(index: int, setup: int, *ends: int) -> None:
-    """Entry of a spawned worker: everything it gets is in the descriptors it is called with."""
+    """Entry of a spawned worker, which gets everything by descriptors."""
     for descriptor in (setup, *ends):
         os.set_inheritable(descriptor, False)
 
@@ -58,10 +58,7 @@ def main(index: int, setup: int, *ends: int) -> None:
 
 
 def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
-    """Runs worker ``index`` until the trainer closes its channel.
-
-    ``read_setup`` unpickles the dataset here. The descriptors in ``ends`` are taken over.
-    """
+    """Runs worker ``index`` until the trainer closes its channel; takes over the descriptors in ``ends``."""
     startup.leave_trainers_signals()
     startup.keep_freed_memory()
     channel = Channel(socket.socket(fileno=ends.channel))
@@ -132,11 +129,7 @@ class Worker:
         self.channel.send(end)
 
     def _send_elements(self, context: Context, generation: int, position: Position) -> int:
-        """Sends the elements of one epoch from a position on.
-
-        Returns:
-            Elements up to the end, those before the position included; or up to ``stop``.
-        """
+        """Sends the elements from a position on; returns how many there are up to the end, or to ``stop``."""
         iterator = WorkerIterator(self.setup.dataset, context, position)
         sent = position.first
         checked = time.monotonic()
