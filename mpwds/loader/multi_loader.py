@@ -6,9 +6,10 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator, Iteration
@@ -176,9 +177,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._pinning = None if self._delivery is None else self._delivery.pinning
         self._epoch = 0
         self._position = LoaderPosition()
-        self._current = _Current()
+        self._iterations: WeakSet[Iteration] = WeakSet()
         self._group = WorkerGroup(
-            self._setup_maker(),
+            functools.partial(_make_setup, self.dataset, self.workers, self.prefetch, self.seed, self.even),
             LAUNCHERS[self.start_method],
             self._received,
             warn_of_copies=self.even is None,
@@ -195,7 +196,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             in_order=self.in_order,
             in_process=self.workers == 0,
         )
-        self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
+        self._finalizer = weakref.finalize(self, _finish, self._iterations, self._group)
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
@@ -225,7 +226,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         return (delivery is not None and delivery.to_device is not None) or self._is_even()
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
-        self._current.end("another iteration of this loader has begun")
+        _end(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._ledger.begin(epoch, times)
@@ -248,7 +249,7 @@ class MultiLoader(LoaderStages, TorchIterable):
                 persistent=self.persistent,
                 restarts=self.on_worker_death == "restart",
             )
-        self._current.iterator = weakref.ref(iterator)
+        self._iterations.add(iterator)
         return iterator
 
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
@@ -329,7 +330,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             ValueError: The state is of another version, or of a loader with another number of workers or
                 ranks, another seed or another dataset; or of another rank, with ``in_order=False``.
         """
-        self._current.end("a state was loaded")
+        _end(self._iterations, "a state was loaded")
         self._epoch = self._position.load(self, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
@@ -367,7 +368,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._close("the loader was closed")
 
     def _close(self, because: str) -> None:
-        self._current.end(because)
+        _end(self._iterations, because)
         self._group.close()
 
     def __enter__(self) -> MultiLoader:
@@ -399,40 +400,31 @@ class MultiLoader(LoaderStages, TorchIterable):
 
         return ShownTimes(self)
 
-    def _setup_maker(self) -> Callable[[], WorkerSetup]:
-        dataset, workers, seed, even = self.dataset, self.workers, self.seed, self.even
-        prefetch = self.prefetch
-
-        def make() -> WorkerSetup:
-            here = Context.current()
-            blocks = prefetch + BLOCKS_OF_CONSUMER
-            if even is not None and here.world_size > 1:
-                from mpwds.loader.ranks.even import MOST_AHEAD
-
-                blocks += -(-MOST_AHEAD // workers)
-            blocks = min(blocks, MOST_BLOCKS)
-            return WorkerSetup(dataset, workers, blocks, here.rank, here.world_size, seed, list(sys.argv))
-
-        return make
-
 
 _OPTIONS = tuple(inspect.signature(MultiLoader).parameters)[1:]
 
 
-class _Current:
-    """A loader's iteration, if it is still there: the loader must end it without keeping it alive."""
+def _make_setup(
+    dataset: Any, workers: int, prefetch: int, seed: int | None, even: Even | None
+) -> WorkerSetup:
+    here = Context.current()
+    blocks = prefetch + BLOCKS_OF_CONSUMER
+    if even is not None and here.world_size > 1:
+        from mpwds.loader.ranks.even import MOST_AHEAD
 
-    def __init__(self) -> None:
-        self.iterator: Callable[[], Iteration | None] = lambda: None
-
-    def end(self, because: str) -> None:
-        iterator = self.iterator()
-        if iterator is not None:
-            iterator.close(because)
+        blocks += -(-MOST_AHEAD // workers)
+    blocks = min(blocks, MOST_BLOCKS)
+    return WorkerSetup(dataset, workers, blocks, here.rank, here.world_size, seed, list(sys.argv))
 
 
-def _finish(current: _Current, group: WorkerGroup) -> None:
+def _end(iterations: WeakSet[Iteration], because: str) -> None:
+    for iteration in list(iterations):
+        iteration.close(because)
+    iterations.clear()
+
+
+def _finish(iterations: WeakSet[Iteration], group: WorkerGroup) -> None:
     """Ends the workers when a loader is collected, or the interpreter exits."""
     with interrupts.kept(), interrupts_deferred():
-        current.end("")
+        _end(iterations, "")
         group.close()

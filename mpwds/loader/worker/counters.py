@@ -26,13 +26,8 @@ THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
 _FURTHER = b"further ones"
 """Name of the last entry, which stands for all that do not fit."""
 
-_TEXT_NBYTES = segment.PAGE_NBYTES
-_ANSWERS = _TEXT_NBYTES - 1
-"""Offset of the byte that is set once the worker handles the signal, which would kill it before."""
-
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
-_STAGE = re.compile(r" in stage (.+)")
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,6 @@ class StageCounters(ctypes.Structure):
 
 
 class _Skipped(ctypes.Structure):
-    """A kind of error, and the elements that error handlers left out because of it."""
-
     _fields_ = (("elements", ctypes.c_int64), ("name", ctypes.c_char * 120))
 
 
@@ -105,21 +98,23 @@ class Counters(ctypes.Structure):
         ("queued_ns", ctypes.c_int64),  # of the main thread: it could run, but others had the processors
         ("described", ctypes.c_int64),  # how many of the stages exist
         ("stages", StageCounters * 48),
-        ("kinds", _Skipped * 24),
+        ("kinds", _Skipped * 24),  # of error, and the elements that error handlers left out because of each
+        ("answers", ctypes.c_int64),  # the worker handles STACK_SIGNAL, which would have killed it before
+        ("shard", ctypes.c_char * 4096),  # that was read last
     )
 
     def describe_stage(self, stage: int, name: str, storage: bool) -> StageCounters:
         """Describes the next stage; returns its counters, or the last stage's if there are too many."""
         last = len(self.stages) - 1
         counters: StageCounters = self.stages[min(stage, last)]
-        counters.name = _encoded(name, StageCounters) if stage < last else _FURTHER
+        counters.name = _encoded(name, "name", StageCounters) if stage < last else _FURTHER
         counters.storage = storage
         self.described = min(stage, last) + 1
         return counters
 
     def count_skipped(self, kind: str) -> None:
         """Counts an element that an error handler left out, by the kind of error."""
-        name = _encoded(kind, _Skipped)
+        name = _encoded(kind, "name", _Skipped)
         for skipped in self.kinds[:-1]:
             if skipped.name in (name, b""):
                 break
@@ -143,48 +138,45 @@ class Counters(ctypes.Structure):
             queued_ns=self.queued_ns,
             other=self.stages[OTHER].read(),
             writing=self.stages[WRITING].read(),
-            stages=_told_apart([(_decoded(stage), stage.read()) for stage in named]),
-            skipped={_decoded(kind): kind.elements for kind in self.kinds if kind.elements},
+            stages=_told_apart([(_decoded(stage.name), stage.read()) for stage in named]),
+            skipped={_decoded(kind.name): kind.elements for kind in self.kinds if kind.elements},
         )
 
 
 class StatusPage:
-    """A page of text in shared memory, then the worker's counters, then room for a dump of its stacks.
+    """The worker's counters in shared memory, and behind them room for a dump of its stacks.
 
     ``descriptor`` is the page's segment, taken over; without it, a new one is made.
     """
 
-    _NBYTES = _TEXT_NBYTES + -(-ctypes.sizeof(Counters) // segment.PAGE_NBYTES) * segment.PAGE_NBYTES
-
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = segment.create(self._NBYTES) if descriptor is None else descriptor
+        pages = -(-ctypes.sizeof(Counters) // segment.PAGE_NBYTES)
+        self._nbytes = pages * segment.PAGE_NBYTES
+        self.descriptor = segment.create(self._nbytes) if descriptor is None else descriptor
         try:
-            segment.commit(self.descriptor, 0, self._NBYTES)
-            self._memory = segment.map(self.descriptor, self._NBYTES)
+            segment.commit(self.descriptor, 0, self._nbytes)
+            self.counters = Counters.from_buffer(segment.map(self.descriptor, self._nbytes))
         except BaseException:
             os.close(self.descriptor)
             raise
-        self.counters = Counters.from_buffer(self._memory, _TEXT_NBYTES)
 
     def write_shard(self, url: str) -> None:
         """Records the shard that is read now."""
-        text = url.encode("utf-8", "replace")[: _ANSWERS - 1] + b"\0"
-        self._memory[: len(text)] = text
+        self.counters.shard = _encoded(url, "shard")
 
     def shard(self) -> str:
         """The shard that was read last; empty if there was none."""
-        text: bytes = self._memory[: self._memory.find(b"\0")]
-        return text.decode("utf-8", "replace")
+        return _decoded(self.counters.shard)
 
     def answer_stack_requests(self) -> None:
         """Worker: dumps its stacks when :meth:`stack` asks, even while it is stuck in C code."""
-        os.lseek(self.descriptor, self._NBYTES, os.SEEK_SET)
+        os.lseek(self.descriptor, self._nbytes, os.SEEK_SET)
         faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
-        self._memory[_ANSWERS] = 1
+        self.counters.answers = 1
 
     def stack(self, pid: int) -> str:
         """Trainer: the stack of the worker's main thread, innermost call first; empty if none comes."""
-        if not self._memory[_ANSWERS]:
+        if not self.counters.answers:
             return ""
         before = os.fstat(self.descriptor).st_size
         os.kill(pid, STACK_SIGNAL)
@@ -200,28 +192,22 @@ class StatusPage:
         return threads[-1].strip()
 
     def close(self) -> None:
-        del self.counters, self._memory  # not closed: another thread may be reading the counters
+        del self.counters  # the mapping ends with the last reference: another thread may be reading them
         os.close(self.descriptor)
 
 
 def stage_in(stack: str) -> str:
-    """The innermost pipeline stage in a stack, as it prints (see ``worker.meter``), or an empty string.
-
-    Example:
-        >>> stage_in('  File "/x/mpwds/loader/worker/meter.py", line 240 in stage map(crop)')
-        'map(crop)'
-    """
-    found = _STAGE.search(stack)
+    """The innermost pipeline stage in a stack, named as ``worker.meter`` does it, or an empty string."""
+    found = re.search(r" in stage (.+)", stack)
     return found[1] if found else ""
 
 
-def _encoded(name: str, entry: type[ctypes.Structure]) -> bytes:
-    return name.encode("utf-8", "replace")[: vars(entry)["name"].size]
+def _encoded(text: str, field: str, of: type[ctypes.Structure] = Counters) -> bytes:
+    return text.encode("utf-8", "replace")[: vars(of)[field].size]
 
 
-def _decoded(entry: Any) -> str:
-    name: bytes = entry.name
-    return name.decode("utf-8", "ignore")
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "ignore")
 
 
 def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReading]:
