@@ -101,10 +101,8 @@ class EpochIterator(Iteration):
     Args:
         owner, progress, times: See :class:`Iteration`.
         group: The workers, which begin the epoch now.
-        in_order: Whether workers take turns.
-        timeout: Seconds to wait for a batch.
-        persistent: Keep the workers when the epoch ends.
-        restarts: Start workers that die again.
+        in_order, timeout, persistent: See ``MultiLoader``.
+        restarts: Start another process in the place of a worker that dies.
     """
 
     _running = False
@@ -144,7 +142,7 @@ class EpochIterator(Iteration):
     def next_now(self) -> Any:
         """As ``next()``, but ``NOT_YET`` if that would wait."""
         with self._one_thread:
-            return self._next(self._here)
+            return self._next(lambda candidates: message_here(candidates, self._generation))
 
     def _next(self, receive: Callable[..., tuple[WorkerHandle, Message] | None] | None = None) -> Any:
         if os.getpid() != self._process:
@@ -171,7 +169,7 @@ class EpochIterator(Iteration):
                 self._leave()
         except BaseException:
             if self._running:
-                self._fail()
+                self._leave(failed=True)
                 raise
             # Another thread, or the interpreter's exit, has closed it meanwhile: that broke something.
         if self.closed:
@@ -186,7 +184,7 @@ class EpochIterator(Iteration):
             self._is_batch(handle, message)  # or an error is raised: it has delivered more
             return self.progress.workers[worker].received - 1, self._batch(handle, message)
         except BaseException:
-            self._fail()
+            self._leave(failed=True)
             raise
 
     def close(self, because: str = "") -> None:
@@ -200,22 +198,14 @@ class EpochIterator(Iteration):
         with interrupts.kept(), interrupts_deferred():
             self.close()
 
-    def _leave(self) -> None:
+    def _leave(self, failed: bool = False) -> None:
         self._running = self.progress.running = False
         self._times.end()
-        if not self._persistent:
+        if failed or not self._persistent:
             self._group.close()
-
-    def _fail(self) -> None:
-        self._running = self.progress.running = False
-        self._times.end()
-        self._group.close()
 
     def _awaited(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message]:
         return next_message(candidates, self._generation, self._timeout, self._turns)
-
-    def _here(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message] | None:
-        return message_here(candidates, self._generation)
 
     def _survived(self, receive: Callable[[list[WorkerHandle]], T], candidates: list[WorkerHandle]) -> T:
         """Receives from the candidates, and replaces one that died where the options allow it."""

@@ -87,10 +87,9 @@ class WorkerGroup:
         return [readings[index] for index in sorted(readings)]
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:
-        """Starts the workers if they are not running, and an epoch in all of them.
+        """Starts the workers if they are not running, and an epoch in all of them, each at its position.
 
         In an interactive session, it starts them anew if the dataset or its code has changed since.
-        Each worker begins at its position, by default at the epoch's start.
 
         Returns:
             The workers, and the generation of the epoch's messages.
@@ -111,11 +110,7 @@ class WorkerGroup:
         return self._workers, self._generation
 
     def restart(self, index: int) -> WorkerHandle:
-        """Starts a worker in the place of one that has died. What the consumer holds of that stays valid.
-
-        Raises:
-            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
-        """
+        """Starts a worker in the place of one that has died. What the consumer holds of that stays valid."""
         if self._launcher is None:
             raise RuntimeError("the workers have ended")
         dead = self._workers[index]
@@ -188,10 +183,8 @@ class WorkerGroup:
     def _end_outdated(self) -> None:
         self._check_owner()
         if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
-            print(
-                "mpwds: the dataset, or code that it uses, has changed: its workers start anew",
-                file=sys.stderr,
-            )
+            text = "mpwds: the dataset, or code that it uses, has changed: its workers start anew"
+            print(text, file=sys.stderr)
             self.close()
 
     def _check_owner(self) -> None:

@@ -36,11 +36,7 @@ _HINTS = {
 
 
 class LocalWorker:
-    """A running worker process; implements ``WorkerHandle``, which documents the methods.
-
-    ``launcher`` starts the process, and ``make_receiver`` makes the receiver of its batches, given the bell
-    that wakes the worker.
-    """
+    """A running worker process; implements ``WorkerHandle``, which documents the methods."""
 
     def __init__(
         self, index: int, launcher: Launcher, make_receiver: Callable[[Bell], BatchReceiver]
@@ -82,11 +78,8 @@ class LocalWorker:
                     status=self._status.descriptor,
                 ),
             )
+            self.pid = self._process.pid
             self._ours = ours.pop_all()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **position._asdict()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mpwds import nest, tenbin
@@ -21,6 +22,7 @@ from mpwds.warn import warn
 Output = Literal["torch", "numpy"]
 
 
+@dataclass
 class BatchReceiver:
     """Turns one worker's messages into batches.
 
@@ -34,29 +36,19 @@ class BatchReceiver:
         pinning: Pins the memory of batches, if given.
     """
 
-    def __init__(
-        self,
-        bell: Bell,
-        output: Output,
-        keep: int,
-        copies: PrivateCopies,
-        *,
-        warn: bool = True,
-        pinning: Pinning | None = None,
-    ) -> None:
-        self._bell = bell
-        self._output = output
-        self._keep = keep
-        self._copies = copies
-        self._warn = warn
-        self._pinning = pinning
-        self._arena: LeasedArena | None = None
+    bell: Bell
+    output: Output
+    keep: int
+    copies: PrivateCopies
+    warn: bool = True
+    pinning: Pinning | None = None
+    _arena: LeasedArena | None = field(default=None, init=False)
 
     def map_segment(self, message: Message, descriptor: int) -> None:
         """Maps a new segment; views of the one before stay valid."""
         layout = Layout(message.fields["blocks"], message.fields["block_nbytes"])
         try:
-            self._arena = LeasedArena(layout, descriptor, self._bell, self._pinning)
+            self._arena = LeasedArena(layout, descriptor, self.bell, self.pinning)
         finally:
             os.close(descriptor)
 
@@ -64,7 +56,7 @@ class BatchReceiver:
         fields = message.fields
         buffer, offsets = self._buffer(message), fields["offsets"]
         if "kinds" not in fields:
-            arrays = [view(buffer, offset, self._output) for offset in offsets]
+            arrays = [view(buffer, offset, self.output) for offset in offsets]
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         kinds = zip(offsets, fields["kinds"], strict=True)
         arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
@@ -76,7 +68,7 @@ class BatchReceiver:
         return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
 
     def reclaim(self) -> None:
-        """Releases blocks that nobody holds and whose finalizers could not release them."""
+        """Releases blocks that nobody holds any more, if devices have read them."""
         if self._arena is not None:
             self._arena.reclaim()
 
@@ -100,25 +92,25 @@ class BatchReceiver:
         """Closes the segment, and the bell unless a batch may still ring it."""
         arena, self._arena = self._arena, None
         if arena is None or arena.leased == 0:
-            self._bell.close()
+            self.bell.close()
 
     def _buffer(self, message: Message) -> Any:
         block, arena = message.fields.get("block"), self._arena
         if block is None:
-            pinned = self._pinning.copy(message.payload) if self._pinning and message.payload else None
+            pinned = self.pinning.copy(message.payload) if self.pinning and message.payload else None
             return bytearray(message.payload) if pinned is None else pinned
         if arena is None:
             raise MpwdsError(f"a batch came in block {block} of a segment that is not mapped")
-        if self._pinning is not None:
+        if self.pinning is not None:
             arena.reclaim()
-        if arena.leased < self._keep:
+        if arena.leased < self.keep:
             return arena.lease(block)
-        if self._warn and self._copies.made == 0:
+        if self.warn and self.copies.made == 0:
             warn(
-                f"more than {self._keep} batches of one worker are kept, so further ones are copied out of "
+                f"more than {self.keep} batches of one worker are kept, so further ones are copied out of "
                 "shared memory: raise prefetch to keep more of them there, or drop batches sooner"
             )
-        copy = self._copies.copy(arena.peek(block)[: message.fields["nbytes"]])
+        copy = self.copies.copy(arena.peek(block)[: message.fields["nbytes"]])
         arena.discard(block)
         return copy
 

@@ -28,10 +28,8 @@ class WorkerHandle(Protocol):
     """
 
     index: int
+    pid: int
     is_ready: bool
-
-    @property
-    def pid(self) -> int: ...
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         """Tells the worker to begin an epoch at a position."""

@@ -41,14 +41,8 @@ class LocalIterator(Iteration):
     """One epoch of a dataset, as a single worker would deliver it.
 
     Arrays are private, writable and of the kind ``output``. The dataset draws the random numbers that it
-    would draw in a worker, and those of the program around it are left alone.
-
-    Args:
-        owner, progress, times: See :class:`Iteration`.
-        local: Holds the dataset, and counts the work.
-        context: Epoch, seed and rank.
-        output: What arrays become.
-        pinning: Where the memory of arrays comes from; ``None`` for any.
+    would draw in a worker, and those of the program around it are left alone. ``context`` has the epoch, the
+    seed and the rank.
     """
 
     def __init__(
@@ -67,8 +61,9 @@ class LocalIterator(Iteration):
         self._pinning = pinning
         context = replace(context, worker=0, workers=1, owns_process=False, watch=self._meter.watch)
         iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
-        self._first = progress.positions()[0].first
-        self._iterator = WorkerIterator(local.dataset, context, progress.positions()[0], iterate)
+        position = progress.positions()[0]
+        self._first = position.first
+        self._iterator = WorkerIterator(local.dataset, context, position, iterate)
         self._elements = self._meter.elements(self._iterator)
         self._own = progress.workers[0]
         progress.running = True

@@ -31,10 +31,7 @@ _PROCESSOR_TIMES_EVERY_NS = 50_000_000
 class Meter:
     """Counts and times a worker's work for its trainer.
 
-    Args:
-        counters: Where it writes.
-        dataset: The worker's dataset, which tells how many samples are in an element.
-        counts_cpu: Whether the processor time of this process is the worker's.
+    ``counts_cpu`` tells whether the processor time of this process is the worker's.
 
     Attributes:
         samples_in: Returns the number of samples in an element.

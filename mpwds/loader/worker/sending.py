@@ -82,9 +82,7 @@ class Commands:
 
 
 class BatchSender:
-    """Sends batches to the trainer.
-
-    It copies each array, or the rows of one that is not stacked yet, once: into its place in the block.
+    """Sends batches, copying each array (or the rows of one not stacked yet) once, into its place in a block.
 
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays

@@ -70,9 +70,8 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             status.answer_stack_requests()
             setup = read_setup()
         except Exception as error:
-            channel.send(
-                {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY, **failures.describe(error)}
-            )
+            head = {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY}
+            channel.send({**head, **failures.describe(error)})
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
@@ -163,11 +162,8 @@ class Worker:
 class WorkerIterator(Iterator[Any]):
     """Iterates a dataset in one worker, for one epoch.
 
-    It yields the elements from ``position.at`` on; the caller drops those before ``position.first``.
-    ``iterate`` iterates a dataset that is not a pipeline of this package.
-
-    Attributes:
-        number: Number of the last element in the worker's epoch.
+    It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
+    before ``position.first``. ``iterate`` iterates a dataset that is not a pipeline of this package.
     """
 
     def __init__(
@@ -207,11 +203,7 @@ class WorkerIterator(Iterator[Any]):
         return element
 
     def state(self, now: float) -> dict[str, Any] | None:
-        """The field ``state`` of the message with the last element, if one is due at ``now``.
-
-        Returns:
-            ``{"state": bytes}``; or once ``{"state": str}``, the reason why there is no state.
-        """
+        """The field ``state`` of the message with the last element, if one is due at ``now``."""
         if now < self._due or self._stream is None:
             return None
         try:
