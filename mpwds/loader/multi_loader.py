@@ -49,10 +49,9 @@ class MultiLoader(LoaderStages, TorchIterable):
     in it become ``output``: writable views of shared memory that is used again when no part of them is
     alive. A script needs no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
-    The methods named after stages (``unbatched``, ``shuffle``, ``batched``, ``map``, ...) add stages behind
-    the workers, which run in this process; ``rebatched`` is the fast way to shuffle and batch the workers'
-    batches anew. Where a ``torch.utils.data.DataLoader`` is required,
-    ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
+    The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages behind the workers,
+    which run in this process; ``rebatched`` is the fast way to shuffle and batch the workers' batches anew.
+    Where a program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the interpreter's exit. They end when this process dies, however it dies. In an
@@ -69,16 +68,15 @@ class MultiLoader(LoaderStages, TorchIterable):
         workers: Number of worker processes. 0 does the work in this process, with the results of one worker.
         in_order: Workers take turns: the order depends only on dataset, seed, epoch and number of workers.
             Otherwise the first batch to arrive is next, and a slow worker does not delay others.
-        prefetch: Batches that each worker prepares ahead. Its arena has two blocks more, for those that the
-            training loop holds. Batches up to 32 kB need no blocks: a worker prepares about 200 kB of them.
+        prefetch: Batches that each worker prepares ahead, beside the two that the training loop holds. Of
+            batches up to 32 kB, a worker prepares about 200 kB.
         start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
             that has imported what the dataset needs: faster where several loaders start workers.
             ``"fork"`` forks this process, for datasets that cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
-            NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``). Stages behind the workers
-            get NumPy arrays with ``"jax"``; the elements of the last one become jax arrays.
+            NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``).
         seed: Overrides the dataset's seed. For other datasets than pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
@@ -87,22 +85,20 @@ class MultiLoader(LoaderStages, TorchIterable):
             once, in the same order if ``in_order``. Three deaths in a row before the same batch are an error.
         even: With several ranks (processes that train together), each gets the same number of batches in an
             epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the fewest
-            has; the rest is dropped. ``"pad"``: as many as the rank with the most has; the others deliver
-            their last batch again. ``"wrap"``: the same, but the others iterate their part of the dataset
-            once more, in another order. The last batch may be smaller on some ranks. Where the numbers are
-            not known in advance, the ranks agree on them by ``torch.distributed``: all of them have to
-            iterate the loader, and up to 5 batches are made ahead. See ``docs/distributed.md``.
+            has. ``"pad"``: as many as the rank with the most has; the others deliver their last batch again.
+            ``"wrap"``: the same, but the others iterate their part of the dataset once more, in another
+            order. The last batch may be smaller on some ranks. Where the numbers are not known in advance,
+            the ranks agree on them by ``torch.distributed``: all of them have to iterate the loader, and up
+            to 5 batches are made ahead. See ``docs/distributed.md``.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
-            not wait. CUDA registers the workers' shared memory once; arenas get all of it at once. Dropping
-            a batch's last tensor records an event on the current streams, and the memory is reused once that
-            completes: if you copy on another stream, drop the batch there too (inside
-            ``with torch.cuda.stream(...)``), or use ``device``. Elements of stages behind the workers are
-            copied to pinned memory if necessary. Without CUDA, or if it refuses, there is one warning, and
-            batches are not pinned.
+            not wait. CUDA registers the workers' shared memory once, all of it. Dropping a batch's last
+            tensor records an event on the current streams, and the memory is reused once that completes: if
+            you copy on another stream, drop the batch there too (inside ``with torch.cuda.stream(...)``), or
+            use ``device``. Without CUDA, or if it refuses, there is one warning, and nothing is pinned.
         device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``), copied
-            from pinned memory on a stream of their own, up to ``prefetch`` batches ahead. Stages behind the
-            workers run on the CPU: the elements of the last one are copied when they are asked for. Other
-            objects than tensors stay as they are. ``"cpu"`` is the same as ``None``.
+            from pinned memory on a stream of their own, up to ``prefetch`` batches ahead; other objects stay
+            as they are. ``"cpu"`` is the same as ``None``. Stages behind the workers run on the CPU:
+            ``device``, ``pin_memory`` and ``output="jax"`` apply to the elements of the last one.
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
 
@@ -173,23 +169,23 @@ class MultiLoader(LoaderStages, TorchIterable):
             from mpwds.loader.stats.progress_bar import require_tqdm
 
             require_tqdm()
-        self._received: Output = "numpy" if self.output == "jax" else self.output
-        self._pinning = None if self._delivery is None else self._delivery.pinning
+        received: Output = "numpy" if self.output == "jax" else self.output
+        pinning = None if self._delivery is None else self._delivery.pinning
         self._epoch = 0
         self._position = LoaderPosition()
         self._iterations: WeakSet[Iteration] = WeakSet()
         self._group = WorkerGroup(
             functools.partial(_make_setup, self.dataset, self.workers, self.prefetch, self.seed, self.even),
             LAUNCHERS[self.start_method],
-            self._received,
+            received,
             warn_of_copies=self.even is None,
-            pinning=self._pinning,
+            pinning=pinning,
         )
         self._in_process = None
         if self.workers == 0:
             from mpwds.loader.worker.in_process import InProcess
 
-            self._in_process = InProcess(self.dataset)
+            self._in_process = InProcess(self.dataset, received, pinning)
         self._ledger = Ledger(
             self._group.readings if self._in_process is None else self._in_process.readings,
             self._group.private_copies,
@@ -222,8 +218,8 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._hand_out(batches)
 
     def _takes_ahead(self) -> bool:
-        delivery = self._delivery
-        return (delivery is not None and delivery.to_device is not None) or self._is_even()
+        to_device = self._delivery is not None and self._delivery.to_device is not None
+        return to_device or self._is_even()
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
         _end(self._iterations, "another iteration of this loader has begun")
@@ -235,9 +231,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             from mpwds.loader.worker.in_process import LocalIterator
 
             context = replace(Context.current(epoch), seed=self.seed)
-            iterator = LocalIterator(
-                self, progress, times, self._in_process, context, self._received, self._pinning
-            )
+            iterator = LocalIterator(self, progress, times, self._in_process, context)
         else:
             iterator = EpochIterator(
                 self,
@@ -267,9 +261,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._group.pids
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """Statistics: batches delivered, the trainer's waiting, the workers' work, and the bottleneck.
-
-        They are available at any time, also while the loader is iterated and after :meth:`close`.
+        """Batches delivered, the trainer's waiting, the workers' work, and the bottleneck, at any time.
 
         Args:
             since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
@@ -293,10 +285,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last element that was delivered.
+        """The position behind the last element delivered; when the loop has ended, the next epoch's start.
 
-        Call it at any time between two ``next()``, also after ``break`` or an error. When the loop has
-        ended, the position is the start of the next epoch.
+        Call it at any time between two ``next()``, also after ``break`` or an error.
 
         Returns:
             A dict that can be saved by pickle, JSON or msgpack. It holds, for each worker, the number of
@@ -360,15 +351,12 @@ class MultiLoader(LoaderStages, TorchIterable):
             try:
                 self._group.wait_until_ready(timeout)
             except BaseException:
-                self._close("the loader's workers could not be warmed up")
+                self.close()
                 raise
 
     def close(self) -> None:
         """Ends the workers, within about half a second. Iterating again starts new ones."""
-        self._close("the loader was closed")
-
-    def _close(self, because: str) -> None:
-        _end(self._iterations, because)
+        _end(self._iterations, "the loader was closed")
         self._group.close()
 
     def __enter__(self) -> MultiLoader:

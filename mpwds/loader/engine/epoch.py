@@ -43,15 +43,10 @@ class OneThread:
 
 
 class Iteration(Iterator[Any]):
-    """One epoch of a loader, with or without workers.
-
-    Args:
-        owner: Kept alive as long as this iterator is.
-        progress: Where the epoch begins. It is updated with every batch.
-        times: Records how long the program waits for batches.
+    """One epoch of a loader, with or without workers; it keeps ``owner`` alive.
 
     Attributes:
-        progress: How far the epoch is delivered.
+        progress: Where the epoch begins, and then how far it is delivered.
         place: Worker and number of the batch that was delivered last.
         closed: Why ``next()`` is an error, if the loader was closed, or iterated anew.
     """
@@ -96,13 +91,8 @@ class EpochIterator(Iteration):
     arrive is next.
 
     It ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or when it
-    is dropped. When it is closed, the workers stop, and what they have sent is discarded.
-
-    Args:
-        owner, progress, times: See :class:`Iteration`.
-        group: The workers, which begin the epoch now.
-        in_order, timeout, persistent: See ``MultiLoader``.
-        restarts: Start another process in the place of a worker that dies.
+    is dropped. When it is closed, the workers stop, and what they have sent is discarded. With ``restarts``,
+    another process takes the place of a worker that dies.
     """
 
     _running = False
@@ -217,9 +207,8 @@ class EpochIterator(Iteration):
                     raise
                 new = self._replacement(death)
                 candidates = [new if worker.index == new.index else worker for worker in candidates]
-                for number, worker in enumerate(self._turns):
-                    if worker.index == new.index:
-                        self._turns[number] = new
+                turns = [new if worker.index == new.index else worker for worker in self._turns]
+                self._turns = deque(turns)
 
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
         """Whether a message is a batch, which is counted as received, or its worker's end."""

@@ -202,8 +202,9 @@ class LocalWorker:
             how = "is gone, or closed its channel"
             hint = "something else here reaps child processes, or the dataset closes descriptors not its own"
         elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            hint = _HINTS.get(_signal_name(-code), "see the system's log")
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+            how = f"was killed by {name}"
+            hint = _HINTS.get(name, "see the system's log")
         else:
             how = f"exited with status {code}"
             hint = "see its message above, if there is one; a dataset must raise an exception, not call exit"
@@ -219,10 +220,3 @@ class LocalWorker:
     def _last_shard(self) -> str:
         shard = self._status.shard()
         return f", while it read {shard}" if shard else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -80,13 +80,6 @@ def take_apart(item: Any) -> Any:
 
     Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else. Returns ``item``
     itself if it holds no such object.
-
-    Example:
-        >>> batch = [1, collections.UserDict(x=np.zeros(3))]
-        >>> type(take_apart(batch)[1]).__name__, len(take_apart(batch)[1].buffers)
-        ('OutOfBand', 1)
-        >>> put_together(take_apart(batch))
-        [1, {'x': array([0., 0., 0.])}]
     """
     kind = type(item)
     if kind in _LEFT:

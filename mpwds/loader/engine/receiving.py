@@ -26,14 +26,8 @@ Output = Literal["torch", "numpy"]
 class BatchReceiver:
     """Turns one worker's messages into batches.
 
-    Args:
-        bell: Rung for the worker when a block is released.
-        output: What arrays become.
-        keep: Blocks that the consumer may hold at once. Further batches are copied, so that the worker
-            always has a block to write to.
-        copies: Memory for those copies.
-        warn: Warn about the first copy.
-        pinning: Pins the memory of batches, if given.
+    The consumer may hold ``keep`` blocks at once. Further batches are copied, with a warning at the first, so
+    that the worker always has a block to write to.
     """
 
     bell: Bell

@@ -115,9 +115,8 @@ def next_message(
     Args:
         candidates: Workers whose messages are wanted, the most wanted first.
         generation: Generation of the epoch.
-        timeout: Seconds to wait; ``None`` waits for ever.
+        timeout: Seconds to wait, from ``since`` (by ``time.monotonic``) or now; ``None`` waits for ever.
         others: Workers that get what is kept for them meanwhile.
-        since: When the waiting began, by ``time.monotonic``; now by default.
 
     Raises:
         WorkerDied: A candidate is gone, and everything it had sent has been received.

@@ -26,10 +26,12 @@ from mpwds.sharedmem.pinning import Pinning
 
 
 class InProcess:
-    """Does the work of a loader without workers, and counts it."""
+    """A loader without workers: its dataset, the memory and kind of arrays, and counters of its work."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, output: Output, pinning: Pinning | None) -> None:
         self.dataset = dataset
+        self.output = output
+        self.pinning = pinning
         self._counters = Counters()
         self.meter = Meter(self._counters, dataset, counts_cpu=False)
 
@@ -40,25 +42,17 @@ class InProcess:
 class LocalIterator(Iteration):
     """One epoch of a dataset, as a single worker would deliver it.
 
-    Arrays are private, writable and of the kind ``output``. The dataset draws the random numbers that it
+    Arrays are private and writable. The dataset draws the random numbers that it
     would draw in a worker, and those of the program around it are left alone. ``context`` has the epoch, the
     seed and the rank.
     """
 
     def __init__(
-        self,
-        owner: object,
-        progress: EpochProgress,
-        times: TrainerTimes,
-        local: InProcess,
-        context: Context,
-        output: Output,
-        pinning: Pinning | None,
+        self, owner: object, progress: EpochProgress, times: TrainerTimes, local: InProcess, context: Context
     ) -> None:
         super().__init__(owner, progress, times)
         self._meter = local.meter
-        self._output = output
-        self._pinning = pinning
+        self._output, self._pinning = local.output, local.pinning
         context = replace(context, worker=0, workers=1, owns_process=False, watch=self._meter.watch)
         iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
         position = progress.positions()[0]

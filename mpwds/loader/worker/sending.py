@@ -40,9 +40,6 @@ class Commands:
         self._arrival = select.poll()
         self._arrival.register(channel, select.POLLIN)
 
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
     def wait_for_start(self) -> dict[str, Any]:
         """Waits for the next ``start`` and returns its fields."""
         self._read_all()
@@ -108,7 +105,7 @@ class BatchSender:
         self.arrays_as_they_are = False
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
-        self._wake.register(commands, select.POLLIN)
+        self._wake.register(channel, select.POLLIN)
 
     def send(
         self,

@@ -13,12 +13,7 @@ from mpwds.imports import after_import
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.counters import STACK_SIGNAL
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_NBYTES = 32 << 20
-"""The most that glibc takes; what is larger is mapped and unmapped each time."""
-_TRIM_THRESHOLD_NBYTES = 512 << 20
-
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _USERS_CHOICE = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
@@ -46,10 +41,9 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or mallopt is None:
         return False
-    # Setting one of them ends glibc's own adjustment of both.
-    mapped = mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_NBYTES)
-    trimmed = mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_NBYTES)
-    return bool(mapped and trimmed)
+    # Setting one of them ends glibc's own adjustment of both. 32 MB is the most that glibc takes: what is
+    # larger is mapped and unmapped each time.
+    return bool(mallopt(_M_MMAP_THRESHOLD, 32 << 20) and mallopt(_M_TRIM_THRESHOLD, 512 << 20))
 
 
 def tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
