@@ -101,7 +101,10 @@ class Channel:
                 envelope_nbytes, payload_nbytes = _LENGTHS.unpack_from(self._buffer, self._start)
                 needed += envelope_nbytes + payload_nbytes
                 if available >= needed:
-                    return self._take(envelope_nbytes, payload_nbytes)
+                    view = memoryview(self._buffer)[self._start + _LENGTHS.size : self._start + needed]
+                    self._start += needed
+                    envelope = nest.unpack(view[:envelope_nbytes], trusted=True)
+                    return Message(envelope, view[envelope_nbytes:])
             if not self._fill(needed):
                 return None
 
@@ -117,13 +120,6 @@ class Channel:
             return 0
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
-
-    def _take(self, envelope_nbytes: int, payload_nbytes: int) -> Message:
-        view = memoryview(self._buffer)
-        start = self._start + _LENGTHS.size
-        middle = start + envelope_nbytes
-        self._start = middle + payload_nbytes
-        return Message(nest.unpack(view[start:middle], trusted=True), view[middle : self._start])
 
     def _fill(self, needed: int) -> bool:
         if self._start == self._end:

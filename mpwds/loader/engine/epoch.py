@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.group import WorkerGroup, check_owner
 from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress
@@ -135,11 +135,7 @@ class EpochIterator(Iteration):
             return self._next(lambda candidates: message_here(candidates, self._generation))
 
     def _next(self, receive: Callable[..., tuple[WorkerHandle, Message] | None] | None = None) -> Any:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
-                "fork: make a loader of its own here"
-            )
+        check_owner(self._process, "iteration")
         try:
             if self._running:
                 self._times.asked()

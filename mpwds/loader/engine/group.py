@@ -125,7 +125,7 @@ class WorkerGroup:
 
     def start(self) -> None:
         """Starts the workers if they are not running; raises what :meth:`begin_epoch` raises."""
-        self._check_owner()
+        check_owner(self._owner, "loader")
         if self._workers:
             return
         setup = self._make_setup()
@@ -181,15 +181,17 @@ class WorkerGroup:
         return WorkerReading(index, worker.pid, before + worker.reading(), self.restarts[index])
 
     def _end_outdated(self) -> None:
-        self._check_owner()
+        check_owner(self._owner, "loader")
         if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
             text = "mpwds: the dataset, or code that it uses, has changed: its workers start anew"
             print(text, file=sys.stderr)
             self.close()
 
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this loader belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
-                "make a loader of its own here"
-            )
+
+def check_owner(process: int, what: str) -> None:
+    """Raises RuntimeError in a fork of the process that something belongs to."""
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"this {what} belongs to process {process}, of which this one ({os.getpid()}) is a fork: "
+            "make a loader of its own here"
+        )

@@ -80,8 +80,7 @@ class LocalIterator(Iteration):
             self._times.end()
             raise
         self.place = (0, own.received - 1)
-        state = self._iterator.state(time.monotonic())
-        progress.count(0, 0, None if state is None else state["state"])
+        progress.count(0, 0, self._iterator.state(time.monotonic()))
         return self._counted(*element)
 
     def remake(self, worker: int) -> tuple[int, Any]:

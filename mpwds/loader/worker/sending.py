@@ -112,12 +112,12 @@ class BatchSender:
         batch: Any,
         generation: int,
         sequence: int,
-        more: dict[str, Any] | None = None,
+        state: bytes | str | None = None,
         samples: int | None = None,
     ) -> None:
         """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
 
-        ``more`` are further fields of the message; without ``samples``, the meter counts them.
+        ``state`` is the worker's state behind it; without ``samples``, the meter counts them.
 
         Raises:
             EpochStopped: The trainer has stopped this epoch.
@@ -125,8 +125,8 @@ class BatchSender:
             SharedMemoryError: There is no memory for the batch.
         """
         fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
-        if more is not None:
-            fields.update(more)
+        if state is not None:
+            fields["state"] = state
         if self.arrays_as_they_are:
             from mpwds.loader.engine.out_of_band import kinds, take_apart
 

@@ -148,7 +148,7 @@ class Worker:
             iterator.close()
         return sent
 
-    def _send(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> None:
+    def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
         try:
             self.sender.send(element, generation, sequence, state)
         except (EpochStopped, ChannelClosed):
@@ -202,18 +202,18 @@ class WorkerIterator(Iterator[Any]):
         self.number += 1
         return element
 
-    def state(self, now: float) -> dict[str, Any] | None:
-        """The field ``state`` of the message with the last element, if one is due at ``now``."""
+    def state(self, now: float) -> bytes | str | None:
+        """The packed state behind the last element, if it is due at ``now``; once, why there is none."""
         if now < self._due or self._stream is None:
             return None
         try:
             packed = pack_state(self._stream.state_dict())
         except Exception as error:
             self._due = math.inf
-            return {"state": f"{type(error).__name__}: {error}"}
+            return f"{type(error).__name__}: {error}"
         done = time.monotonic()
         self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
-        return {"state": packed}
+        return packed
 
     def close(self) -> None:
         """Closes the iterator, if it can be closed, and the files that it reads."""

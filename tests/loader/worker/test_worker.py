@@ -30,7 +30,7 @@ def test_it_saves_a_state_behind_the_last_element_from_which_another_goes_on():
     running = begun()
     for _ in range(7):
         next(running)
-    state = running.state(time.monotonic() + LATER)["state"]
+    state = running.state(time.monotonic() + LATER)
     assert list(begun(Position(7, state, 7))) == whole[7:]
     assert unpack_state(state)["source"] == {"cursor": 10}
 
