@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from mpwds.loader.engine import options as checks
-from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.engine.epoch import EpochIterator, Iteration
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
@@ -36,77 +37,66 @@ from mpwds.tracebacks import shorten
 if TYPE_CHECKING:
     from mpwds.loader.output.delivery import Delivery
     from mpwds.loader.stats.stats import LoaderStats
-    from mpwds.loader.worker.in_process import LocalIterator
 
 
 class MultiLoader(LoaderStages, TorchIterable):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
-    Each ``iter()`` is an epoch. The loader delivers what the dataset yields, batches or single samples: any
-    nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors in it become ``output``:
-    writable views of shared memory that is used again when no part of them is alive. A script needs no
-    ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
+    Each ``iter()`` is an epoch, and ends an unfinished one. The loader delivers what the dataset yields,
+    batches or single samples: any nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors
+    in it become ``output``: writable views of shared memory that is used again when no part of them is
+    alive. A script needs no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
-    The methods named after stages (``unbatched``, ``shuffle``, ``batched``, ``map``, ...) add stages behind
-    the workers, which run in this process. ``rebatched`` is the fast way to shuffle and batch the workers'
-    batches anew.
-
-    For programs that require a ``torch.utils.data.DataLoader``, ``mpwds.DataLoader(loader, batch_size=None)``
-    delivers what the loader delivers.
+    The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages behind the workers,
+    which run in this process; ``rebatched`` is the fast way to shuffle and batch the workers' batches anew.
+    Where a program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
-    loader's collection or the interpreter's exit. They end when this process dies, however it dies. A
-    new ``iter()`` ends an unfinished one. In an interactive session, ``iter()`` restarts the workers if
-    the dataset, or a function or global variable that it uses, has changed since they started. Use a loader
-    from one thread at a time, and not in a fork of its process.
+    loader's collection or the interpreter's exit. They end when this process dies, however it dies. In an
+    interactive session, ``iter()`` restarts them if the dataset, or a function or global variable that it
+    uses, has changed. Use a loader from one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are split over the workers); a map-style dataset or
             list (split by index); or any other iterable, torch ``IterableDataset``,
-            ``webdataset.WebDataset`` or function that returns an iterator: each worker iterates all of
-            it, and it splits itself by ``torch.utils.data.get_worker_info()`` or the variables
-            ``WORKER`` and ``NUM_WORKERS``. All workers share one copy of its arrays and tensors; those in
-            shared memory or a mapped file are not copied (see :func:`mpwds.share`).
+            ``webdataset.WebDataset`` or function that returns an iterator. Each worker iterates all of the
+            latter, which divide themselves by ``torch.utils.data.get_worker_info()`` or the variables
+            ``WORKER`` and ``NUM_WORKERS``. All workers share one copy of the dataset's arrays and tensors;
+            those in shared memory or a mapped file are not copied (see :func:`mpwds.share`).
         workers: Number of worker processes. 0 does the work in this process, with the results of one worker.
-        in_order: Workers take turns, so that the order depends only on dataset, seed, epoch and number
-            of workers. Otherwise the first batch to arrive is next, and a slow worker does not delay others.
-        prefetch: Batches that each worker prepares ahead. Its arena has two blocks more, for the batches that
-            the training loop holds. Batches up to 32 kB need no blocks: a worker prepares as many as its
-            channel holds, about 200 kB.
-        start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh
-            interpreter that has imported what the dataset needs, which is faster where several loaders start
-            workers. ``"fork"`` forks this process, for datasets that cannot be pickled.
+        in_order: Workers take turns: the order depends only on dataset, seed, epoch and number of workers.
+            Otherwise the first batch to arrive is next, and a slow worker does not delay others.
+        prefetch: Batches that each worker prepares ahead, beside the two that the training loop holds. Of
+            batches up to 32 kB, a worker prepares about 200 kB.
+        start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
+            that has imported what the dataset needs: faster where several loaders start workers.
+            ``"fork"`` forks this process, for datasets that cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
-            NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``). Stages behind the workers
-            get NumPy arrays in that case; the elements of the last one become jax arrays.
+            NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``).
         seed: Overrides the dataset's seed. For other datasets than pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
         on_worker_death: When a worker is killed or exits, ``"raise"`` :class:`~mpwds.errors.WorkerDied`, or
-            ``"restart"`` it with a warning. The new process continues where the old one was: every element
-            comes once, in the same order if ``in_order``. A worker that dies three times in a row before the
-            same batch is an error in either case.
+            ``"restart"`` it with a warning: a new process continues where it was, so every element comes
+            once, in the same order if ``in_order``. Three deaths in a row before the same batch are an error.
         even: With several ranks (processes that train together), each gets the same number of batches in an
-            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the
-            fewest has; the rest is dropped. ``"pad"``: as many as the rank with the most has; the
-            others deliver their last batch again. ``"wrap"``: the same, but the others iterate their part
-            of the dataset once more, in another order. The last batch may be smaller on some ranks.
-            Where the numbers are not known in advance, the ranks agree on them by ``torch.distributed``: all
-            of them have to iterate the loader, and up to 5 batches are made ahead. See
-            ``docs/distributed.md``.
+            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the fewest
+            has. ``"pad"``: as many as the rank with the most has; the others deliver their last batch again.
+            ``"wrap"``: the same, but the others iterate their part of the dataset once more, in another
+            order. The last batch may be smaller on some ranks. Where the numbers are not known in advance,
+            the ranks agree on them by ``torch.distributed``: all of them have to iterate the loader, and up
+            to 5 batches are made ahead. See ``docs/distributed.md``.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
-            not wait: CUDA registers the workers' shared memory once. Dropping a batch's last tensor records
-            an event on the current streams; the memory is reused once that completes. If you copy on another
-            stream, drop the batch there too (inside ``with torch.cuda.stream(...)``), or use ``device``.
-            Arenas get all of their memory at once. Elements of stages behind the workers are copied to
-            pinned memory if necessary. Without CUDA, or if it refuses, there is one warning, and batches
-            are not pinned.
-        device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``). They are
-            copied from pinned memory on a stream of their own, up to ``prefetch`` batches ahead.
-            Stages behind the workers run on the CPU: the elements of the last one are copied when they are
-            asked for. Other objects than tensors stay as they are. ``"cpu"`` is the same as ``None``.
+            not wait. CUDA registers the workers' shared memory once, all of it. Dropping a batch's last
+            tensor records an event on the current streams, and the memory is reused once that completes: if
+            you copy on another stream, drop the batch there too (inside ``with torch.cuda.stream(...)``), or
+            use ``device``. Without CUDA, or if it refuses, there is one warning, and nothing is pinned.
+        device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``), copied
+            from pinned memory on a stream of their own, up to ``prefetch`` batches ahead; other objects stay
+            as they are. ``"cpu"`` is the same as ``None``. Stages behind the workers run on the CPU:
+            ``device``, ``pin_memory`` and ``output="jax"`` apply to the elements of the last one.
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
 
@@ -133,10 +123,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     """
 
     prefetch: int
-    start_method: str
     output: FinalOutput
-    persistent: bool
-    on_worker_death: OnWorkerDeath
     pin_memory: bool
     device: Any
     progress: bool
@@ -161,11 +148,11 @@ class MultiLoader(LoaderStages, TorchIterable):
         device: Any = None,
         progress: bool = False,
     ) -> None:
-        options = LoaderOptions(
+        self._options = LoaderOptions(
             workers,
             in_order,
             prefetch,
-            start_method,  # type: ignore[arg-type]  # checked there
+            start_method,
             timeout,
             output,
             seed,
@@ -176,38 +163,41 @@ class MultiLoader(LoaderStages, TorchIterable):
             device,
             progress,
         )
+        vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
-        self._options = options
-        vars(self).update(vars(options))
-        self._delivery = _delivery_of(options, self._cuda)
-        self._received: Output = "numpy" if output == "jax" else output
-        self._pinning = None if self._delivery is None else self._delivery.pinning
+        self._delivery: Delivery | None = None
+        if self.output == "jax" or self.device is not None or self.pin_memory:
+            from mpwds.loader.output.delivery import Delivery
+
+            self._delivery = Delivery(self.output, self.device, self.pin_memory, self.prefetch, self._cuda)
         if self.progress:
             from mpwds.loader.stats.progress_bar import require_tqdm
 
             require_tqdm()
+        received: Output = "numpy" if self.output == "jax" else self.output
+        pinning = None if self._delivery is None else self._delivery.pinning
         self._epoch = 0
         self._position = Position()
-        self._current = _Current()
+        self._iterations: WeakSet[Iteration] = WeakSet()
         self._group = WorkerGroup(
-            self._setup_maker(),
-            LAUNCHERS[options.start_method],
-            self._received,
-            warn_of_copies=even is None,
-            pinning=self._pinning,
+            functools.partial(_make_setup, self.dataset, self._options),
+            LAUNCHERS[self._options.start_method],
+            received,
+            warn_of_copies=self.even is None,
+            pinning=pinning,
         )
         self._in_process = None
         if self.workers == 0:
             from mpwds.loader.worker.in_process import InProcess
 
-            self._in_process = InProcess(self.dataset)
+            self._in_process = InProcess(self.dataset, received, pinning)
         self._ledger = Ledger(
             self._group.readings if self._in_process is None else self._in_process.readings,
             self._group.private_copies,
             in_order=self.in_order,
             in_process=self.workers == 0,
         )
-        self._finalizer = weakref.finalize(self, _finish, self._current, self._group)
+        self._finalizer = weakref.finalize(self, _finish, self._iterations, self._group)
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
@@ -225,26 +215,30 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._hand_out(batches)
 
     def _takes_ahead(self) -> bool:
-        delivery = self._delivery
-        return (delivery is not None and delivery.to_device is not None) or self._is_even()
+        to_device = self._delivery is not None and self._delivery.to_device is not None
+        return to_device or self._is_even()
 
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LocalIterator | EpochIterator:
-        self._current.end("another iteration of this loader has begun")
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
+        _end(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._ledger.begin(epoch, times)
-        iterator: LocalIterator | EpochIterator
+        iterator: Iteration
         if self._in_process is not None:
             from mpwds.loader.worker.in_process import LocalIterator
 
             context = replace(Context.current(epoch), seed=self.seed)
-            iterator = LocalIterator(
-                self, self._in_process, context, self._received, progress, times, self._pinning
-            )
+            iterator = LocalIterator(self, progress, times, self._in_process, context)
         else:
-            in_order = self.in_order and not in_any_order(self.dataset)
-            iterator = EpochIterator(self, self._group, progress, self._options, in_order, times)
-        self._current.iterator = weakref.ref(iterator)
+            iterator = EpochIterator(
+                self,
+                progress,
+                times,
+                self._group,
+                self._options,
+                in_order=self.in_order and not in_any_order(self.dataset),
+            )
+        self._iterations.add(iterator)
         return iterator
 
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
@@ -256,9 +250,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._group.pids
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """Statistics: batches delivered, the trainer's waiting, the workers' work, and the bottleneck.
-
-        They are available at any time, also while the loader is iterated and after :meth:`close`.
+        """Batches delivered, the trainer's waiting, the workers' work, and the bottleneck, at any time.
 
         Args:
             since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
@@ -282,10 +274,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last element that was delivered.
+        """The position behind the last element delivered; when the loop has ended, the next epoch's start.
 
-        Call it at any time between two ``next()``, also after ``break`` or an error. When the loop has
-        ended, the position is the start of the next epoch.
+        Call it at any time between two ``next()``, also after ``break`` or an error.
 
         Returns:
             A dict that can be saved by pickle, JSON or msgpack. It holds, for each worker, the number of
@@ -319,7 +310,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             ValueError: The state is of another version, or of a loader with another number of workers or
                 ranks, another seed or another dataset; or of another rank, with ``in_order=False``.
         """
-        self._current.end("a state was loaded")
+        _end(self._iterations, "a state was loaded")
         self._epoch = self._position.load(self, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
@@ -349,15 +340,12 @@ class MultiLoader(LoaderStages, TorchIterable):
             try:
                 self._group.wait_until_ready(timeout)
             except BaseException:
-                self._close("the loader's workers could not be warmed up")
+                self.close()
                 raise
 
     def close(self) -> None:
         """Ends the workers, within about half a second. Iterating again starts new ones."""
-        self._close("the loader was closed")
-
-    def _close(self, because: str) -> None:
-        self._current.end(because)
+        _end(self._iterations, "the loader was closed")
         self._group.close()
 
     def __enter__(self) -> MultiLoader:
@@ -383,56 +371,28 @@ class MultiLoader(LoaderStages, TorchIterable):
 
         return ShownTimes(self)
 
-    def _setup_maker(self) -> Callable[[], WorkerSetup]:
-        dataset, options = self.dataset, self._options
 
-        def make() -> WorkerSetup:
-            here = Context.current()
-            blocks = options.prefetch + BLOCKS_OF_CONSUMER
-            if options.even is not None and here.world_size > 1:
-                from mpwds.loader.ranks.agreement import MOST_AHEAD
+def _make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
+    here = Context.current()
+    blocks = options.prefetch + BLOCKS_OF_CONSUMER
+    if options.even is not None and here.world_size > 1:
+        from mpwds.loader.ranks.agreement import MOST_AHEAD
 
-                blocks += -(-MOST_AHEAD // options.workers)
-            return WorkerSetup(
-                dataset,
-                options.workers,
-                min(blocks, MOST_BLOCKS),
-                here.rank,
-                here.world_size,
-                options.seed,
-                list(sys.argv),
-            )
-
-        return make
+        blocks += -(-MOST_AHEAD // options.workers)
+    blocks = min(blocks, MOST_BLOCKS)
+    return WorkerSetup(
+        dataset, options.workers, blocks, here.rank, here.world_size, options.seed, list(sys.argv)
+    )
 
 
-class _Current:
-    """A loader's iteration, if it is still there: the loader must end it without keeping it alive."""
-
-    def __init__(self) -> None:
-        self.iterator: Callable[[], EpochIterator | LocalIterator | None] = _nothing
-
-    def end(self, because: str) -> None:
-        iterator = self.iterator()
-        if iterator is not None:
-            iterator.close(because)
+def _end(iterations: WeakSet[Iteration], because: str) -> None:
+    for iteration in list(iterations):
+        iteration.close(because)
+    iterations.clear()
 
 
-def _delivery_of(options: LoaderOptions, cuda: CudaAccess) -> Delivery | None:
-    """The last step of an epoch, if the options ask for one."""
-    if options.output != "jax" and options.device is None and not options.pin_memory:
-        return None
-    from mpwds.loader.output.delivery import Delivery
-
-    return Delivery(options.output, options.device, options.pin_memory, options.prefetch, cuda)
-
-
-def _finish(current: _Current, group: WorkerGroup) -> None:
+def _finish(iterations: WeakSet[Iteration], group: WorkerGroup) -> None:
     """Ends the workers when a loader is collected, or the interpreter exits."""
     with interrupts.kept(), interrupts_deferred():
-        current.end("")
+        _end(iterations, "")
         group.close()
-
-
-def _nothing() -> None:
-    return None

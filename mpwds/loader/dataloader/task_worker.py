@@ -17,10 +17,10 @@ from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker import startup
+from mpwds.loader.worker.counters import StatusPage
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
-from mpwds.loader.worker.status import StatusPage
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.parts import IterableSource, iterates_itself

@@ -35,10 +35,10 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end of a socket pair. Not safe for use by two threads at once.
+    """One end of a socket pair, taken over. Not safe for use by two threads at once.
 
-    Args:
-        connection: A connected stream socket, taken over.
+    All methods raise :class:`ChannelClosed` when the other end is gone; :meth:`receive` when every message
+    that it sent has been received.
 
     Attributes:
         waiting: Makes a context in which :meth:`send` waits for room.
@@ -59,14 +59,8 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, fields: dict[str, Any], payload: bytes | bytearray = b"") -> None:
-        """Sends a message, and waits while the socket's buffer is full.
-
-        Raises:
-            ChannelClosed: The other end is gone, as in all methods.
-        """
-        envelope = nest.pack(fields)
-        head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
-        data = memoryview(head + payload if payload else head)
+        """Sends a message, and waits while the socket's buffer is full."""
+        data = _frame(fields, payload)
         while data:
             sent = self._send_now(data)
             data = data[sent:]
@@ -88,8 +82,7 @@ class Channel:
         self.flush()
         if self.unsent:
             return False
-        envelope = nest.pack(fields)
-        data = memoryview(_LENGTHS.pack(len(envelope), 0) + envelope)
+        data = _frame(fields)
         sent = self._send_now(data)
         if sent:
             self._rest = data[sent:]
@@ -101,20 +94,17 @@ class Channel:
             self._rest = self._rest[self._send_now(self._rest) :]
 
     def receive(self) -> Message | None:
-        """The next message, or ``None`` if none has arrived whole; never waits.
-
-        Raises:
-            ChannelClosed: The other end is gone, and every message it sent has been received.
-        """
+        """The next message, or ``None`` if none has arrived whole; never waits."""
         while True:
-            available = self._end - self._start
-            if available >= _LENGTHS.size:
+            needed, available = _LENGTHS.size, self._end - self._start
+            if available >= needed:
                 envelope_nbytes, payload_nbytes = _LENGTHS.unpack_from(self._buffer, self._start)
-                needed = _LENGTHS.size + envelope_nbytes + payload_nbytes
+                needed += envelope_nbytes + payload_nbytes
                 if available >= needed:
-                    return self._take(envelope_nbytes, payload_nbytes)
-            else:
-                needed = _LENGTHS.size
+                    view = memoryview(self._buffer)[self._start + _LENGTHS.size : self._start + needed]
+                    self._start += needed
+                    envelope = nest.unpack(view[:envelope_nbytes], trusted=True)
+                    return Message(envelope, view[envelope_nbytes:])
             if not self._fill(needed):
                 return None
 
@@ -130,13 +120,6 @@ class Channel:
             return 0
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
-
-    def _take(self, envelope_nbytes: int, payload_nbytes: int) -> Message:
-        view = memoryview(self._buffer)
-        start = self._start + _LENGTHS.size
-        middle = start + envelope_nbytes
-        self._start = middle + payload_nbytes
-        return Message(nest.unpack(view[start:middle], trusted=True), view[middle : self._start])
 
     def _fill(self, needed: int) -> bool:
         if self._start == self._end:
@@ -159,6 +142,12 @@ class Channel:
         return True
 
 
+def _frame(fields: dict[str, Any], payload: bytes | bytearray = b"") -> memoryview:
+    envelope = nest.pack(fields)
+    head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
+    return memoryview(head + payload if payload else head)
+
+
 def give_descriptor(connection: socket.socket, descriptor: int) -> None:
     """Worker: sends a file descriptor. If the trainer is gone, that shows at the next message."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -166,12 +155,7 @@ def give_descriptor(connection: socket.socket, descriptor: int) -> None:
 
 
 def take_descriptor(connection: socket.socket) -> int:
-    """Trainer: receives the descriptor that a message has announced; the caller closes it.
-
-    Raises:
-        SharedMemoryError: This process has no descriptor left to receive it with.
-        MpwdsError: Nothing came.
-    """
+    """Trainer: receives the descriptor that a message has announced; the caller closes it."""
     # Not socket.recv_fds: it forgets the flags.
     flags, size = socket.MSG_CMSG_CLOEXEC, socket.CMSG_LEN(_DESCRIPTOR.size)
     data, ancillary, _, _ = connection.recvmsg(1, size, flags)

@@ -14,10 +14,7 @@ from mpwds.tracebacks import FULL, shorten
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The fields of a message with ``error``: its type and content, and its traceback as text.
-
-    Attributes that cannot be pickled are left out.
-    """
+    """The fields of a message with ``error``; attributes that cannot be pickled are left out."""
     shorten(error, keep_first=False)
     text = "".join(traceback.format_exception(error))
     if sys.version_info < (3, 11):  # which does not print notes

@@ -23,6 +23,13 @@ from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 
+_LIMITS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the whole machine has no file descriptor left",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container)",
+    errno.ENOMEM: "there is no memory left",
+}
+
 
 class WorkerGroup:
     """The workers of a loader, which start with its first epoch.
@@ -52,14 +59,15 @@ class WorkerGroup:
         self._make_setup = make_setup
         self._make_launcher = launcher
         self._output = output
-        self._warn_of_copies = warn_of_copies
-        self._pinning = pinning
         self._owner = os.getpid()
         self._generation = 0
         self._workers: list[WorkerHandle] = []
         self._launcher: Launcher | None = None
         self._blocks = 0
         self._copies = PrivateCopies(pinning=pinning)
+        self._make_receiver = functools.partial(
+            BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
+        )
         self.restarts: Counter[int] = Counter()
         self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
@@ -79,13 +87,9 @@ class WorkerGroup:
         return [readings[index] for index in sorted(readings)]
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:
-        """Starts the workers if they are not running, and an epoch in all of them.
+        """Starts the workers if they are not running, and an epoch in all of them, each at its position.
 
         In an interactive session, it starts them anew if the dataset or its code has changed since.
-
-        Args:
-            epoch: Its number.
-            positions: Where each worker begins in it; by default at its start.
 
         Returns:
             The workers, and the generation of the epoch's messages.
@@ -106,11 +110,7 @@ class WorkerGroup:
         return self._workers, self._generation
 
     def restart(self, index: int) -> WorkerHandle:
-        """Starts a worker in the place of one that has died. What the consumer holds of that stays valid.
-
-        Raises:
-            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
-        """
+        """Starts a worker in the place of one that has died. What the consumer holds of that stays valid."""
         if self._launcher is None:
             raise RuntimeError("the workers have ended")
         dead = self._workers[index]
@@ -124,14 +124,32 @@ class WorkerGroup:
         return worker
 
     def start(self) -> None:
-        """Starts the workers if they are not running.
-
-        Raises:
-            RuntimeError, TypeError, SharedMemoryError, OSError: As :meth:`begin_epoch`.
-        """
-        self._check_owner()
-        if not self._workers:
-            self._start()
+        """Starts the workers if they are not running; raises what :meth:`begin_epoch` raises."""
+        check_owner(self._owner, "loader")
+        if self._workers:
+            return
+        setup = self._make_setup()
+        self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
+        self._blocks = setup.blocks
+        launcher = self._make_launcher(setup)
+        try:
+            with processes.interrupts_deferred():
+                processes.fill_standard_descriptors()
+                self._launcher = launcher
+                launcher.open()
+            launcher.wait()
+            with processes.interrupts_deferred():
+                for index in range(setup.workers):
+                    self._workers.append(self._make_worker(index, launcher))
+                if self._output == "torch":
+                    # While the workers start; and an import of torch that is interrupted breaks the next one.
+                    import torch  # noqa: F401
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError) or error.errno not in _LIMITS:
+                raise
+            advice = f"{setup.workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"
+            raise OSError(error.errno, f"{error.strerror}: {advice}") from error
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Waits until all workers have their dataset: see ``worker_handle.wait_until_ready``."""
@@ -153,76 +171,27 @@ class WorkerGroup:
             if launcher is not None:
                 launcher.close()
 
+    def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
+        # The consumer may hold all blocks but one, so that the worker has one to write to.
+        return LocalWorker(index, launcher, functools.partial(self._make_receiver, keep=self._blocks - 1))
+
     def _read(self, worker: WorkerHandle) -> WorkerReading:
         index = worker.index
         before = self._ended[index].reading if index in self._ended else Reading()
         return WorkerReading(index, worker.pid, before + worker.reading(), self.restarts[index])
 
     def _end_outdated(self) -> None:
-        self._check_owner()
+        check_owner(self._owner, "loader")
         if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
-            print(
-                "mpwds: the dataset, or code that it uses, has changed: its workers start anew",
-                file=sys.stderr,
-            )
+            text = "mpwds: the dataset, or code that it uses, has changed: its workers start anew"
+            print(text, file=sys.stderr)
             self.close()
 
-    def _start(self) -> None:
-        setup = self._make_setup()
-        self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
-        self._blocks = setup.blocks
-        launcher = self._make_launcher(setup)
-        try:
-            with processes.interrupts_deferred():
-                processes.fill_standard_descriptors()
-                self._launcher = launcher
-                launcher.open()
-            launcher.wait()
-            with processes.interrupts_deferred():
-                for index in range(setup.workers):
-                    self._workers.append(self._make_worker(index, launcher))
-                if self._output == "torch":
-                    # While the workers start; and an import of torch that is interrupted breaks the next one.
-                    import torch  # noqa: F401
-        except OSError as error:
-            self.close()
-            if (explained := _explained(error, setup.workers)) is None:
-                raise
-            raise explained from error
-        except BaseException:
-            self.close()
-            raise
 
-    def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
-        make_receiver = functools.partial(
-            BatchReceiver,
-            output=self._output,
-            keep=self._blocks - 1,
-            copies=self._copies,
-            warn=self._warn_of_copies,
-            pinning=self._pinning,
+def check_owner(process: int, what: str) -> None:
+    """Raises RuntimeError in a fork of the process that something belongs to."""
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"this {what} belongs to process {process}, of which this one ({os.getpid()}) is a fork: "
+            "make a loader of its own here"
         )
-        return LocalWorker(index, launcher, make_receiver)
-
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this loader belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
-                "make a loader of its own here"
-            )
-
-
-_LIMITS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the whole machine has no file descriptor left",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container)",
-    errno.ENOMEM: "there is no memory left",
-}
-
-
-def _explained(error: OSError, workers: int) -> OSError | None:
-    """The error with advice, if it is about a limit of the system."""
-    if error.errno not in _LIMITS:
-        return None
-    text = f"{error.strerror}: {workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"
-    return OSError(error.errno, text)

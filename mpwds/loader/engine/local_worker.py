@@ -19,8 +19,7 @@ from mpwds.loader.processes import lifeline as lifelines
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker import status
-from mpwds.loader.worker.counters import Reading
+from mpwds.loader.worker.counters import Reading, StatusPage, stage_in
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.bell import Bell
 from mpwds.warn import warn
@@ -37,11 +36,7 @@ _HINTS = {
 
 
 class LocalWorker:
-    """A running worker process; implements ``WorkerHandle``, which documents the methods.
-
-    ``launcher`` starts the process, and ``make_receiver`` makes the receiver of its batches, given the bell
-    that wakes the worker.
-    """
+    """A running worker process; implements ``WorkerHandle``, which documents the methods."""
 
     def __init__(
         self, index: int, launcher: Launcher, make_receiver: Callable[[Bell], BatchReceiver]
@@ -49,7 +44,8 @@ class LocalWorker:
         self.index = index
         self.is_ready = False
         bell = Bell()
-        self._receiver = make_receiver(bell)
+        self._receiver = receiver = make_receiver(bell)
+        self.batch, self.discard, self.settle = receiver.batch, receiver.discard, receiver.settle
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(self._receiver.close)
             channel, workers_channel = socket.socketpair()
@@ -70,7 +66,7 @@ class LocalWorker:
             lifelines.guard(lifeline)
             ours.callback(os.close, lifeline)
             ours.callback(lifelines.unguard, lifeline)
-            self._status = status.StatusPage()
+            self._status = StatusPage()
             ours.callback(self._status.close)
             self._process = launcher.launch(
                 index,
@@ -82,11 +78,8 @@ class LocalWorker:
                     status=self._status.descriptor,
                 ),
             )
+            self.pid = self._process.pid
             self._ours = ours.pop_all()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **position._asdict()}
@@ -130,51 +123,48 @@ class LocalWorker:
         while True:
             try:
                 message = self._channel.receive()
+                if message is None:
+                    if not self._process.wait(0):
+                        self._receiver.reclaim()
+                        return None
+                    # What it sent just before its end may have come after the look above.
+                    message = self._channel.receive()
             except ChannelClosed:
-                raise self._died() from None
+                message = None
             if message is None:
-                if not self._process.wait(0):
-                    self._receiver.reclaim()
-                    return None
-                # What it sent just before its end may have come after the look above.
-                message = self._last_words()
+                raise self._died()
             kind = message.fields["kind"]
             if kind == protocol.READY:
                 self.is_ready = True
                 if generation == protocol.BEFORE_ANY:
-                    return None  # what follows belongs to an epoch
+                    return message
             elif kind == protocol.SEGMENT:
                 with interrupts_deferred():
                     self._receiver.map_segment(message, take_descriptor(self._handover))
             elif message.fields["generation"] in (generation, protocol.BEFORE_ANY):
                 return message
             elif kind == protocol.ERROR:
-                _warn_of_late_error(self.index, message.fields["summary"])
+                warn(
+                    f"an epoch that was left early failed in worker {self.index} after that: "
+                    f"{message.fields['summary']}"
+                )
             else:
                 self._receiver.discard(message)
-
-    def batch(self, message: Message) -> Any:
-        return self._receiver.batch(message)
-
-    def discard(self, message: Message) -> None:
-        self._receiver.discard(message)
 
     @property
     def unsettled(self) -> bool:
         return self._receiver.unsettled
 
-    def settle(self) -> None:
-        self._receiver.settle()
-
     def reading(self) -> Reading:
         return self._status.counters.read()
 
-    def timed_out(
-        self, timeout_s: float, what: str = "delivered nothing for", slow: str = "a batch"
-    ) -> WorkerTimeout:
+    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         self._process.is_stuck = True
+        what, slow = "delivered nothing for", "a batch"
+        if generation == protocol.BEFORE_ANY:
+            what, slow = "was not ready within", "starting and unpickling the dataset"
         stack = self._status.stack(self.pid)
-        stage = status.stage_in(stack)
+        stage = stage_in(stack)
         where = f", in stage {stage}" if stage else ""
         return WorkerTimeout(
             f"worker {self.index} (pid {self.pid}) {what} {timeout_s:g} s"
@@ -205,15 +195,6 @@ class LocalWorker:
         self._command = command
         self.flush()
 
-    def _last_words(self) -> Message:
-        try:
-            message = self._channel.receive()
-        except ChannelClosed:
-            message = None
-        if message is None:
-            raise self._died()
-        return message
-
     def _died(self) -> WorkerDied:
         self._process.wait(_EXIT_WAIT_S)
         code = self._process.exitcode
@@ -221,8 +202,9 @@ class LocalWorker:
             how = "is gone, or closed its channel"
             hint = "something else here reaps child processes, or the dataset closes descriptors not its own"
         elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            hint = _HINTS.get(_signal_name(-code), "see the system's log")
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+            how = f"was killed by {name}"
+            hint = _HINTS.get(name, "see the system's log")
         else:
             how = f"exited with status {code}"
             hint = "see its message above, if there is one; a dataset must raise an exception, not call exit"
@@ -238,14 +220,3 @@ class LocalWorker:
     def _last_shard(self) -> str:
         shard = self._status.shard()
         return f", while it read {shard}" if shard else ""
-
-
-def _warn_of_late_error(worker: int, summary: str) -> None:
-    warn(f"an epoch that was left early failed in worker {worker} after that: {summary}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

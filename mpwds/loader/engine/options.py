@@ -31,7 +31,7 @@ class LoaderOptions:
     workers: int
     in_order: bool
     prefetch: int
-    start_method: StartMethod
+    start_method: str
     timeout: float | None
     output: FinalOutput
     seed: int | None
@@ -43,20 +43,20 @@ class LoaderOptions:
     progress: bool
 
     def __post_init__(self) -> None:
-        owner, checked = "MultiLoader", vars(self)  # of a frozen dataclass, too, it is a plain dict
-        checked["workers"] = integer(owner, "workers", self.workers, at_least=0)
-        most = MOST_BLOCKS - BLOCKS_OF_CONSUMER
-        checked["prefetch"] = integer(owner, "prefetch", self.prefetch, at_least=1, at_most=most)
-        choice(owner, "start_method", self.start_method, get_args(StartMethod))
-        choice(owner, "output", self.output, get_args(FinalOutput))
-        choice(owner, "on_worker_death", self.on_worker_death, get_args(OnWorkerDeath))
-        if self.even is not None:
-            choice(owner, "even", self.even, get_args(Even))
-        timeout(owner, self.timeout)
+        name, most = "MultiLoader", MOST_BLOCKS - BLOCKS_OF_CONSUMER
+        checked = vars(self)  # a plain dict, although the dataclass is frozen
+        checked["workers"] = integer(name, "workers", self.workers, at_least=0)
+        checked["prefetch"] = integer(name, "prefetch", self.prefetch, at_least=1, at_most=most)
+        choice(name, "start_method", self.start_method, StartMethod)
+        timeout(name, self.timeout)
+        choice(name, "output", self.output, FinalOutput)
+        choice(name, "on_worker_death", self.on_worker_death, OnWorkerDeath)
         if self.seed is not None:
-            checked["seed"] = integer(owner, "seed", self.seed)
-        for name in ("in_order", "persistent", "pin_memory", "progress"):
-            checked[name] = boolean(owner, name, checked[name])
+            checked["seed"] = integer(name, "seed", self.seed)
+        if self.even is not None:
+            choice(name, "even", self.even, Even)
+        for switch in ("in_order", "persistent", "pin_memory", "progress"):
+            checked[switch] = boolean(name, switch, checked[switch])
 
 
 def integer(
@@ -64,12 +64,7 @@ def integer(
 ) -> int:
     """Returns an argument as an ``int``; accepts NumPy integers.
 
-    Args:
-        owner: The class or function that takes the argument, for the message.
-        name: The argument's name.
-        value: Its value.
-        at_least: The smallest value allowed.
-        at_most: The largest value allowed.
+    ``owner`` is the class or function that takes the argument, for the message.
 
     Raises:
         ValueError: The value is not an integer, or out of range.
@@ -98,14 +93,17 @@ def boolean(owner: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` unless an argument is one of ``choices``."""
-    if not (isinstance(value, str) and value in choices):
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+def choice(owner: str, name: str, value: Any, choices: Any) -> Any:
+    """Returns an argument that is one of the strings of ``choices``, a ``Literal``; else ValueError."""
+    strings = get_args(choices)
+    if not (isinstance(value, str) and value in strings):
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, strings))}, got {value!r}")
+    return value
 
 
-def timeout(owner: str, value: Any) -> None:
-    """Raises ``ValueError`` unless a time-out is a number above 0 or ``None``."""
+def timeout(owner: str, value: Any) -> Any:
+    """Returns a time-out that is a number above 0 or ``None``; else ValueError."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is not None and not (is_number and float(value) > 0):
         raise ValueError(f"{owner}: timeout must be above 0 seconds or None, got {value!r}")
+    return value

@@ -1,4 +1,7 @@
-"""Pickles objects of any class in a batch, with the data of their arrays out of band."""
+"""Batches of a ``DataLoader``, whose elements arrive as what they are.
+
+Each array has a kind, and objects of any class are pickled, with the data of their arrays out of band.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from mpwds.loader.engine import protocol
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import _Pickler as _OwnClassPickler
@@ -24,36 +29,75 @@ class OutOfBand:
     buffers: list[Any]
 
 
+class AsTensor:
+    """A NumPy or ``Deferred`` array that arrives as a tensor, from a worker that need not import torch.
+
+    Implements ``mpwds.tenbin.Deferred``.
+    """
+
+    __slots__ = ("dtype", "shape", "source")
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.dtype: np.dtype[Any] = source.dtype
+        self.shape: tuple[int, ...] = source.shape
+
+    def write_into(self, out: npt.NDArray[Any]) -> None:
+        if isinstance(self.source, np.ndarray):
+            out[...] = self.source
+        else:
+            self.source.write_into(out)
+
+
+def kinds(arrays: list[Any]) -> bytes:
+    """The kind that each array arrives as: ``protocol.ARRAY`` and the like.
+
+    Raises:
+        RuntimeError: A tensor is the result of a computation that is to be differentiated.
+    """
+    return bytes([protocol.TENSOR if type(array) is AsTensor else _kind(array) for array in arrays])
+
+
+def _kind(array: Any) -> int:
+    if not isinstance(array, _tensor_class()):
+        return protocol.ARRAY
+    if not array.requires_grad:
+        return protocol.TENSOR
+    if not array.is_leaf:
+        raise RuntimeError(
+            "a batch holds a tensor that requires a gradient and was computed from others: autograd does not "
+            "reach across processes. Call detach() on it in the dataset or in collate_fn"
+        )
+    return protocol.TENSOR_WITH_GRADIENT
+
+
+def _tensor_class() -> Any:
+    return getattr(sys.modules.get("torch"), "Tensor", ())
+
+
 def take_apart(item: Any) -> Any:
     """Replaces each object that must be pickled by an :class:`OutOfBand`.
 
     Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else. Returns ``item``
     itself if it holds no such object.
-
-    Example:
-        >>> batch = [1, collections.UserDict(x=np.zeros(3))]
-        >>> type(take_apart(batch)[1]).__name__, len(take_apart(batch)[1].buffers)
-        ('OutOfBand', 1)
-        >>> put_together(take_apart(batch))
-        [1, {'x': array([0., 0., 0.])}]
     """
     kind = type(item)
     if kind in _LEFT:
         return item
     if kind is dict:
-        if set(map(type, item.values())) <= _LEFT:
-            return item
-        parts = [take_apart(value) for value in item.values()]
-        changed = any(part is not value for part, value in zip(parts, item.values(), strict=True))
-        return dict(zip(item, parts, strict=True)) if changed else item
-    if kind is list or kind is tuple or (issubclass(kind, tuple) and fields_of(kind) is not None):
-        if set(map(type, item)) <= _LEFT:
-            return item
-        parts = [take_apart(value) for value in item]
-        if all(part is value for part, value in zip(parts, item, strict=True)):
-            return item
-        return parts if kind is list else tuple.__new__(kind, parts)
-    return item if _nest_knows(kind) else _pickled(item)
+        values = item.values()
+    elif kind is list or kind is tuple or (issubclass(kind, tuple) and fields_of(kind) is not None):
+        values = item
+    else:
+        return item if _nest_knows(kind) else _pickled(item)
+    if set(map(type, values)) <= _LEFT:
+        return item
+    parts = [take_apart(value) for value in values]
+    if all(part is value for part, value in zip(parts, values, strict=True)):
+        return item
+    if kind is dict:
+        return dict(zip(item, parts, strict=True))
+    return parts if kind is list else tuple.__new__(kind, parts)
 
 
 def put_together(item: Any) -> Any:
@@ -72,8 +116,7 @@ def put_together(item: Any) -> Any:
 
 def _nest_knows(kind: type) -> bool:
     """Whether ``mpwds.nest`` sends instances of this type without pickling them."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-    is_array = issubclass(kind, (np.generic, tensor)) or hasattr(kind, "write_into")
+    is_array = issubclass(kind, (np.generic, _tensor_class())) or hasattr(kind, "write_into")
     return is_array or fields_of(kind) is not None
 
 

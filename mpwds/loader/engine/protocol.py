@@ -8,26 +8,25 @@ Between the trainer and each worker there are
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.lifeline``);
-* a **status page** (``worker.status``): the shard the worker reads, its counters (``worker.counters``)
-  and its Python stack on request. The trainer reads it at any time; no message is about statistics.
+* a **status page** (``worker.counters``): the worker's counters, the shard it reads, and its Python stack on
+  request. The trainer reads it at any time; no message is about statistics.
 
-*Start.* The trainer makes these and starts the process, which gets the dataset through a memory segment
-that all workers map (a fork of the trainer has it already). It sends ``ready`` first, and waits for commands.
-Workers start side by side. The trainer waits for them only if the user asks for it: commands stay in the
-channel until the worker reads them. If a worker cannot be started, the trainer ends the others and raises the
-error. If a worker cannot begin, as a rule because of its dataset, it sends an ``error`` that belongs to no
-generation instead of ``ready``.
+*Start.* The trainer makes these and starts the processes, side by side. Each gets the dataset through a
+memory segment that all workers map (a fork of the trainer has it already), sends ``ready``, and waits for
+commands, which stay in the channel until then. If a worker cannot be started, the trainer ends the others and
+raises the error. If one cannot begin, as a rule because of its dataset, it sends an ``error`` that belongs to
+no generation instead of ``ready``.
 
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
 the number of a block that holds them. Before the first block of a memory segment comes a
 ``segment``, whose descriptor is handed over. Sequence numbers count an epoch's batches, from 0.
 
-*State.* A worker whose dataset is a pipeline with addresses sends its stream's state with a batch, in the
-field ``state`` (bytes, ``resume.progress.pack_state``): the one behind that batch. It does so about once a
-second, and less often where making it takes more than a hundredth of its time (``worker.worker_iterator``).
-A string in that field says, once, why there is none. The trainer keeps for each worker the last state whose
-batch was delivered, and the number delivered (``resume.progress``). Its ``state_dict`` consists of these.
+*State.* A worker whose dataset is a pipeline with addresses sends its stream's state behind a batch with that
+batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, and less often
+where making it takes more than a hundredth of its time. A string in that field says, once, why there is none.
+The trainer keeps for each worker the last state whose batch was delivered, and the number delivered
+(``resume.progress``). Its ``state_dict`` consists of these.
 
 *Resume.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
 (``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The
@@ -37,18 +36,15 @@ those it needs and drops the others that were delivered before (``resume.resumab
 
 *Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
 always. Then a new process takes its place, with a channel, an arena and a status page of its own. It gets a
-``start`` of the running generation with the last state, and ``first`` behind the last batch received. So no
-batch is delivered twice. Views of the dead worker's arena stay valid because they hold its mapping. A worker
-that dies three times before the same batch is an error (``engine.restarts``).
+``start`` of the running generation with the last state, and ``first`` behind the last batch received, so no
+batch is delivered twice. Views of the dead worker's arena stay valid because they hold its mapping.
 
 *Tasks.* The workers of a ``DataLoader`` (``dataloader.task_worker``) do not iterate by themselves: each
 ``task`` names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching
-fails, by ``failed``, which carries the exception and ends nothing. The trainer keeps up to
-``prefetch_factor`` tasks unanswered in each worker (``dataloader.task_epoch``). Tasks are queued in the
-trainer while they do not fit into the channel, and all of them are sent, behind the ``start`` they belong to;
-the next ``start`` or ``stop`` drops those that were not sent or not begun. A worker whose dataset is
-exhausted, which only an iterable one can be, sends ``end`` in place of an answer, and none to what it was
-given after that.
+fails, by ``failed``, which carries the exception and ends nothing. Tasks are queued in the trainer while they
+do not fit into the channel, and sent behind the ``start`` they belong to; the next ``start`` or ``stop``
+drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
+can be, sends ``end`` in place of an answer, and none to what it was given after that.
 
 *Drain.* ``end`` carries the number of batches sent; the trainer compares it with what it received.
 The worker waits for the next command, its arena kept.
@@ -56,25 +52,13 @@ The worker waits for the next command, its arena kept.
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
 milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. A worker
 that waits to write finds it when the trainer reads again. The trainer does not wait for that: the next
-epoch discards messages of older generations and hands their blocks back. Only the newest command counts: a
-command that does not fit into the channel, because its worker waits for the trainer to read, is replaced by
-the next one, and sent when it fits.
+epoch discards messages of older generations and hands their blocks back. Only the newest command counts: one
+that does not fit into the channel, because its worker waits for the trainer to read, is replaced by the next
+one, and sent when it fits.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
 closes all workers, then raises it; a ``DataLoader`` raises it first. An error of an epoch that was left early
 only causes a warning.
-
-*Fork server.* Workers of ``DataLoader``, and of ``MultiLoader(start_method="forkserver")``, are forks of one
-fresh interpreter (``processes.forkserver``), which imports once what their datasets need. It starts with the
-first loader that needs it and has a lifeline of its own; its workers end if it does.
-
-*Ranks.* Where several trainers iterate a loader with ``even`` and do not know in advance how many batches
-each of them has, they talk (``ranks.agreement``), in a gloo group of their own, made at the first talk.
-Every message is an all-reduce of the same number of integers, so that ranks at different positions see that
-from the message itself. The first message of an epoch compares how many batches they have. If one rank does
-not know, another message follows whenever the agreed batches are delivered. A rank whose dataset fails says
-so in its next message, and all raise. A rank that leaves an epoch early says nothing: the others notice it by
-its next message, or by the end of its process.
 
 *Close.* The trainer closes the channels. A worker that waits, sends or finishes a batch finds its channel
 closed, closes its iterator and exits. The trainer kills a worker that still runs after ``GRACE_S``.
@@ -86,13 +70,13 @@ that lacks a block may be waiting for just this one.
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
 the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if
-something else in the trainer has reaped it. The fork server reaps its workers and reports their
-exit statuses.
+something else in the trainer has reaped it. The fork server (``processes.forkserver``) reaps its workers and
+reports their exit statuses; they end if it does.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on the fork server's answers, on other ranks inside a talk, and for about
-``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
+with its process, on the fork server's answers, on other ranks inside a talk (``ranks.agreement``), and for
+about ``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
 worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
 read it, ``PATIENCE_S`` at the most (``sharedmem.pinning``). While workers are started or closed, Ctrl-C
 waits; where a finalizer closes them, and Python would swallow it, it is kept and raised at the next batch.
@@ -119,3 +103,6 @@ BATCH = "batch"
 FAILED = "failed"
 END = "end"
 ERROR = "error"
+
+ARRAY, TENSOR, TENSOR_WITH_GRADIENT = b"atg"
+"""Kinds of arrays in the field ``kinds`` of a batch; without it, all become the loader's ``output``."""

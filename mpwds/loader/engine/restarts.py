@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from mpwds.errors import WorkerDied
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle
@@ -12,37 +14,24 @@ MOST_DEATHS = 3
 """A worker that dies this often without delivering a batch in between is not started again."""
 
 
+@dataclass
 class Restarts:
-    """Replaces workers that die during an epoch.
+    """Replaces workers that die during an epoch, of generation ``generation``.
 
     A worker's death is reported only after everything that it had sent was delivered. So the new process
     starts from the worker's last state, and drops the batches that were delivered since.
-
-    Args:
-        group: The workers.
-        generation: The epoch's generation.
-        progress: How much of the epoch was delivered.
-        in_order: Whether workers take turns.
     """
 
-    def __init__(self, group: WorkerGroup, generation: int, progress: EpochProgress, in_order: bool) -> None:
-        self._group = group
-        self._generation = generation
-        self._progress = progress
-        self._in_order = in_order
-        self._deaths: dict[int, tuple[int, int]] = {}  # of each worker: at which batch, how often there
+    group: WorkerGroup
+    generation: int
+    progress: EpochProgress
+    in_order: bool
+    _deaths: dict[int, tuple[int, int]] = field(default_factory=dict)  # at which batch, how often there
 
     def __call__(self, death: WorkerDied) -> WorkerHandle:
-        """Starts a new process for a worker that died, and returns it.
-
-        Warns:
-            RuntimeWarning: Which worker died, of what, and that a new process took its place.
-
-        Raises:
-            WorkerDied: This worker died too often.
-        """
+        """Starts a new process for a worker that died, with a warning, unless it died too often."""
         index = death.worker
-        progress = self._progress.workers[index]
+        progress = self.progress.workers[index]
         batch, count = self._deaths.get(index, (-1, 0))
         count = count + 1 if batch == progress.received else 1
         self._deaths[index] = progress.received, count
@@ -54,11 +43,11 @@ class Restarts:
                 death.pid,
                 death.exitcode,
             ) from None
-        worker = self._group.restart(index)
-        worker.start(self._progress.epoch, self._generation, progress.position(progress.received))
-        order = " and the order is unchanged" if self._in_order else ""
+        worker = self.group.restart(index)
+        worker.start(self.progress.epoch, self.generation, progress.position(progress.received))
+        order = " and the order is unchanged" if self.in_order else ""
         warn(
-            f"{death}. A new process (pid {worker.pid}, restart {self._group.restarts[index]}) took its "
+            f"{death}. A new process (pid {worker.pid}, restart {self.group.restarts[index]}) took its "
             f"place: no batch is lost or delivered twice{order}"
         )
         return worker

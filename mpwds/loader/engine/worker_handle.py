@@ -28,10 +28,8 @@ class WorkerHandle(Protocol):
     """
 
     index: int
+    pid: int
     is_ready: bool
-
-    @property
-    def pid(self) -> int: ...
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         """Tells the worker to begin an epoch at a position."""
@@ -55,7 +53,7 @@ class WorkerHandle(Protocol):
     def receive(self, generation: int) -> Message | None:
         """The next message of a generation, or ``None`` if none has arrived.
 
-        For ``protocol.BEFORE_ANY`` it reads until the worker is ready, and no further.
+        For ``protocol.BEFORE_ANY`` it is the worker's ``ready``, or the error that came in its place.
 
         Raises:
             WorkerDied: The worker is gone, and every message that it had sent has been received.
@@ -74,14 +72,8 @@ class WorkerHandle(Protocol):
     def settle(self) -> None:
         """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
 
-    def timed_out(self, timeout_s: float, what: str = ..., slow: str = ...) -> WorkerTimeout:
-        """The error for a worker that let ``timeout_s`` seconds pass.
-
-        Args:
-            timeout_s: The seconds.
-            what: What the worker did in that time.
-            slow: What may take longer.
-        """
+    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
+        """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""
 
     def reading(self) -> Reading:
         """The worker's counters; readable until :meth:`release`, also after its death."""
@@ -113,6 +105,7 @@ def next_message(
     generation: int,
     timeout: float | None,
     others: Iterable[W] = (),
+    since: float | None = None,
 ) -> tuple[W, Message]:
     """The next message of a generation, and the worker that sent it.
 
@@ -122,14 +115,14 @@ def next_message(
     Args:
         candidates: Workers whose messages are wanted, the most wanted first.
         generation: Generation of the epoch.
-        timeout: Seconds to wait; ``None`` waits for ever.
+        timeout: Seconds to wait, from ``since`` (by ``time.monotonic``) or now; ``None`` waits for ever.
         others: Workers that get what is kept for them meanwhile.
 
     Raises:
         WorkerDied: A candidate is gone, and everything it had sent has been received.
         WorkerTimeout: None of them sent anything for ``timeout`` seconds.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic() if since is None else since
     looks = 0
     while True:
         arrived = message_here(candidates, generation)
@@ -141,12 +134,13 @@ def next_message(
         full = [worker for worker in others if worker.unsent and worker not in candidates]
         for worker in full:
             worker.register(poller, receives=False)
-        remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise candidates[0].timed_out(timeout or 0.0)
         unsettled = next((worker for worker in candidates if worker.unsettled), None)
-        longest_s = LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
-        if not poller.poll(min(remaining_s, longest_s) * 1000) and unsettled is not None:
+        wait_s = LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
+        if timeout is not None:
+            wait_s = min(wait_s, began + timeout - time.monotonic())
+            if wait_s <= 0:
+                raise candidates[0].timed_out(generation, timeout)
+        if not poller.poll(wait_s * 1000) and unsettled is not None:
             looks += 1
             if looks % _DEVICE_POLLS == 0:
                 unsettled.settle()
@@ -155,11 +149,7 @@ def next_message(
 
 
 def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] | None:
-    """The next message of a generation that has arrived, and the worker that sent it; never waits.
-
-    Raises:
-        WorkerDied: A candidate is gone, and everything it had sent has been received.
-    """
+    """As :func:`next_message`, of those that have arrived; never waits."""
     for worker in candidates:
         message = worker.receive(generation)
         if message is not None:
@@ -168,29 +158,16 @@ def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] 
 
 
 def wait_until_ready(workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-    """Returns when all workers have their dataset.
-
-    Args:
-        workers: The workers, started.
-        timeout: Seconds to wait for all of them; ``None`` waits for ever.
+    """Returns when all workers have their dataset, which may take ``timeout`` seconds.
 
     Raises:
         Exception: What unpickling the dataset in a worker raised.
         WorkerDied: A worker is gone.
         WorkerTimeout: The time is over.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
     for worker in workers:
-        while not worker.is_ready:
-            message = worker.receive(protocol.BEFORE_ANY)
-            if message is not None:
+        if not worker.is_ready:
+            _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
+            if message.fields["kind"] == protocol.ERROR:
                 raise failures.revive(message.fields, worker.index, worker.pid)
-            if worker.is_ready:
-                break
-            remaining_s = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-            if remaining_s <= 0:
-                slow = "starting and unpickling the dataset"
-                raise worker.timed_out(timeout or 0.0, "was not ready within", slow)
-            poller = select.poll()
-            worker.register(poller, receives=True)
-            poller.poll(min(remaining_s, LONGEST_POLL_S) * 1000)

@@ -1,62 +1,33 @@
-"""A worker's counters, in memory that its trainer reads while it runs and after its death.
+"""A worker's status page: its counters, the shard it reads, and its stack on request.
 
-All numbers are signed integers of 64 bits in the machine's byte order. Only the worker writes them, each in
-one store, so the trainer may read them at any moment. First come 16 cells, of which these are used:
-
-    ===  ==========================================================================================
-      0  nanoseconds inside epochs, from ``start`` to ``end``
-      1  nanoseconds of these in which it waited for its trainer: for a free block, or for room in
-         the channel
-      2  batches sent (single elements, where the dataset makes no batches)
-      3  samples in them
-      4  bytes of their arrays
-      5  nanoseconds of processor time inside epochs, of all its threads
-      6  nanoseconds inside epochs in which its main thread could run, but others had the processors
-      7  number of the stages that are described behind
-      8  number of the kinds of error that are described behind those
-    ===  ==========================================================================================
-
-Cells 0 and 1 are negative while such a time runs: adding the present time, by ``time.monotonic_ns``,
-which is one clock for all processes, gives the time until now.
-
-Then come 48 stages of 128 bytes: nanoseconds, elements that came out, 1 for a stage that reads storage, and
-in the last 104 bytes the name in UTF-8, padded with zeros. Nanoseconds are an estimate from some batches
-(``worker.meter``): they show how the time is shared, not how long it was. Stage 0 stands for all work outside
-stages, stage 1 for writing batches into shared memory. Behind these come 24 kinds of error, 128 bytes each:
-the number of elements left out, and the name. An entry is written before it is counted.
+It lies in shared memory, so its trainer reads it while the worker runs and after its death.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import os
+import re
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ACTIVE_NS, WAITING_NS, BATCHES, SAMPLES, NBYTES, CPU_NS, QUEUED_NS, _STAGES, _KINDS = range(9)
+from mpwds.sharedmem import segment
 
 OTHER, WRITING = range(2)
-"""Stages that always exist."""
+"""Stages that always exist: the work outside stages, and writing batches into shared memory."""
 
 THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
 """What they are called in statistics and errors."""
 
-_ENTRY_NBYTES = 128
-_ENTRY_CELLS = _ENTRY_NBYTES // 8
-_FIRST_STAGE = 16
-_MOST_STAGES = 48
-_FIRST_KIND = _FIRST_STAGE + _MOST_STAGES * _ENTRY_CELLS
-_MOST_KINDS = 24
-_NUMBERS = 3
-
-NBYTES_OF_ALL = (_FIRST_KIND + _MOST_KINDS * _ENTRY_CELLS) * 8
-
-THE_DATASET = "the dataset"
-WRITING_BATCHES = "writing batches"
-"""Names of these two, where a dataset has no stages."""
-
-_FURTHER = "further ones"
+_FURTHER = b"further ones"
 """Name of the last entry, which stands for all that do not fit."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+_STACK_WAIT_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,108 +56,158 @@ class Reading:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, more: Reading) -> Reading:
-        return _combined(self, more, 1)
+        return Reading(**_combined(vars(self), vars(more), 1))
 
     def __sub__(self, before: Reading) -> Reading:
-        return _combined(self, before, -1)
+        return Reading(**_combined(vars(self), vars(before), -1))
 
 
-class Counters:
-    """The counters in ``NBYTES_OF_ALL`` bytes of memory, zeros at first; by default of this process."""
+class StageCounters(ctypes.Structure):
+    """A stage: estimated nanoseconds (see ``worker.meter``), and the elements that came out of it."""
 
-    def __init__(self, memory: Any = None) -> None:
-        self._bytes = memoryview(bytearray(NBYTES_OF_ALL) if memory is None else memory)[:NBYTES_OF_ALL]
-        self._cells = self._bytes.cast("q")
-        self._kinds: dict[str, int] = {}
+    _fields_ = (
+        ("time_ns", ctypes.c_int64),
+        ("elements", ctypes.c_int64),
+        ("storage", ctypes.c_int64),
+        ("name", ctypes.c_char * 104),
+    )
 
-    def set(self, cell: int, value: int) -> None:
-        """Writes one of the first cells."""
-        self._cells[cell] = value
+    def read(self) -> StageReading:
+        return StageReading(self.time_ns, self.elements, bool(self.storage))
 
-    def begin(self, cell: int, now_ns: int) -> None:
-        """Begins a time that this cell counts."""
-        self._cells[cell] -= now_ns
 
-    def end(self, cell: int, now_ns: int) -> None:
-        """Ends that time."""
-        self._cells[cell] += now_ns
+class _Skipped(ctypes.Structure):
+    _fields_ = (("elements", ctypes.c_int64), ("name", ctypes.c_char * 120))
 
-    def describe_stage(self, stage: int, name: str, storage: bool) -> int:
-        """Describes the next stage; returns its number, or the last entry's if there are too many stages."""
-        if stage >= _MOST_STAGES:
-            return _MOST_STAGES - 1
-        name = _FURTHER if stage == _MOST_STAGES - 1 else name
-        first = _FIRST_STAGE + stage * _ENTRY_CELLS
-        self._cells[first + 2] = storage
-        self._write_name(first + _NUMBERS, name)
-        self._cells[_STAGES] = max(stage + 1, self._cells[_STAGES])
-        return stage
 
-    def add_time(self, stage: int, time_ns: int) -> None:
-        """Adds to the time of a stage."""
-        self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS] += time_ns
+class Counters(ctypes.Structure):
+    """The counters of a worker, zeros at first.
 
-    def set_elements(self, stage: int, elements: int) -> None:
-        """Writes how many elements came out of a stage."""
-        self._cells[_FIRST_STAGE + stage * _ENTRY_CELLS + 1] = elements
+    Only the worker writes them, each in one store, so the trainer may read them at any moment.
+    ``active_ns`` and ``waiting_ns`` are negative while such a time runs: adding the present time, by
+    ``time.monotonic_ns``, which is one clock for all processes, gives the time until now.
+    """
+
+    _fields_ = (
+        ("active_ns", ctypes.c_int64),  # inside epochs, from start to end
+        ("waiting_ns", ctypes.c_int64),  # of these, waiting for the trainer: for a block, or to send
+        ("batches", ctypes.c_int64),  # sent; single elements, where the dataset makes no batches
+        ("samples", ctypes.c_int64),  # in them
+        ("nbytes", ctypes.c_int64),  # of their arrays
+        ("cpu_ns", ctypes.c_int64),  # processor time inside epochs, of all threads
+        ("queued_ns", ctypes.c_int64),  # of the main thread: it could run, but others had the processors
+        ("described", ctypes.c_int64),  # how many of the stages exist
+        ("stages", StageCounters * 48),
+        ("kinds", _Skipped * 24),  # of error, and the elements that error handlers left out because of each
+        ("answers", ctypes.c_int64),  # the worker handles STACK_SIGNAL, which would have killed it before
+        ("shard", ctypes.c_char * 4096),  # that was read last
+    )
+
+    def describe_stage(self, stage: int, name: str, storage: bool) -> StageCounters:
+        """Describes the next stage; returns its counters, or the last stage's if there are too many."""
+        last = len(self.stages) - 1
+        counters: StageCounters = self.stages[min(stage, last)]
+        counters.name = _encoded(name, "name", StageCounters) if stage < last else _FURTHER
+        counters.storage = storage
+        self.described = min(stage, last) + 1
+        return counters
 
     def count_skipped(self, kind: str) -> None:
         """Counts an element that an error handler left out, by the kind of error."""
-        number = self._kinds.get(kind)
-        if number is None:
-            number = min(len(self._kinds), _MOST_KINDS - 1)
-            self._kinds[kind] = number
-            first = _FIRST_KIND + number * _ENTRY_CELLS
-            self._write_name(first + 1, _FURTHER if number == _MOST_KINDS - 1 else kind)
-            self._cells[_KINDS] = number + 1
-        self._cells[_FIRST_KIND + number * _ENTRY_CELLS] += 1
+        name = _encoded(kind, "name", _Skipped)
+        for skipped in self.kinds[:-1]:
+            if skipped.name in (name, b""):
+                break
+        else:
+            skipped, name = self.kinds[-1], _FURTHER
+        skipped.name = name
+        skipped.elements += 1
 
     def read(self) -> Reading:
         """Everything counted so far."""
-        cells, now_ns = self._cells, time.monotonic_ns()
-        count = max(int(cells[_STAGES]), WRITING + 1)
-        stages = [self._stage(number) for number in range(count)]
-        skipped: dict[str, int] = {}
-        for number in range(cells[_KINDS]):
-            first = _FIRST_KIND + number * _ENTRY_CELLS
-            skipped[self._name(first + 1)] = cells[first]
+        now_ns = time.monotonic_ns()
+        active_ns, waiting_ns = self.active_ns, self.waiting_ns
+        named = self.stages[WRITING + 1 : self.described]
         return Reading(
-            active_ns=_until(cells[ACTIVE_NS], now_ns),
-            waiting_ns=_until(cells[WAITING_NS], now_ns),
-            batches=cells[BATCHES],
-            samples=cells[SAMPLES],
-            nbytes=cells[NBYTES],
-            cpu_ns=cells[CPU_NS],
-            queued_ns=cells[QUEUED_NS],
-            other=stages[OTHER][1],
-            writing=stages[WRITING][1],
-            stages=_told_apart(stages[WRITING + 1 :]),
-            skipped=skipped,
+            active_ns=active_ns if active_ns >= 0 else active_ns + now_ns,
+            waiting_ns=waiting_ns if waiting_ns >= 0 else waiting_ns + now_ns,
+            batches=self.batches,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            cpu_ns=self.cpu_ns,
+            queued_ns=self.queued_ns,
+            other=self.stages[OTHER].read(),
+            writing=self.stages[WRITING].read(),
+            stages=_told_apart([(_decoded(stage.name), stage.read()) for stage in named]),
+            skipped={_decoded(kind.name): kind.elements for kind in self.kinds if kind.elements},
         )
 
+
+class StatusPage:
+    """The worker's counters in shared memory, and behind them room for a dump of its stacks.
+
+    ``descriptor`` is the page's segment, taken over; without it, a new one is made.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        pages = -(-ctypes.sizeof(Counters) // segment.PAGE_NBYTES)
+        self._nbytes = pages * segment.PAGE_NBYTES
+        self.descriptor = segment.create(self._nbytes) if descriptor is None else descriptor
+        try:
+            segment.commit(self.descriptor, 0, self._nbytes)
+            self.counters = Counters.from_buffer(segment.map(self.descriptor, self._nbytes))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def write_shard(self, url: str) -> None:
+        """Records the shard that is read now."""
+        self.counters.shard = _encoded(url, "shard")
+
+    def shard(self) -> str:
+        """The shard that was read last; empty if there was none."""
+        return _decoded(self.counters.shard)
+
+    def answer_stack_requests(self) -> None:
+        """Worker: dumps its stacks when :meth:`stack` asks, even while it is stuck in C code."""
+        os.lseek(self.descriptor, self._nbytes, os.SEEK_SET)
+        faulthandler.register(STACK_SIGNAL, file=self.descriptor, all_threads=True, chain=False)
+        self.counters.answers = 1
+
+    def stack(self, pid: int) -> str:
+        """Trainer: the stack of the worker's main thread, innermost call first; empty if none comes."""
+        if not self.counters.answers:
+            return ""
+        before = os.fstat(self.descriptor).st_size
+        os.kill(pid, STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_WAIT_S
+        dump = b""
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            longer = os.pread(self.descriptor, 1 << 20, before)
+            if longer and longer == dump:
+                break
+            dump = longer
+        threads = dump.decode("utf-8", "replace").split("\n\n")
+        return threads[-1].strip()
+
     def close(self) -> None:
-        """Releases the memory."""
-        self._cells.release()
-        self._bytes.release()
-
-    def _stage(self, number: int) -> tuple[str, StageReading]:
-        first = _FIRST_STAGE + number * _ENTRY_CELLS
-        time_ns, elements, storage = self._cells[first : first + _NUMBERS]
-        return self._name(first + _NUMBERS), StageReading(time_ns, elements, bool(storage))
-
-    def _write_name(self, cell: int, name: str) -> None:
-        room = -(cell - _FIRST_STAGE) % _ENTRY_CELLS * 8
-        text = name.encode("utf-8", "replace")[:room].ljust(room, b"\0")
-        self._bytes[cell * 8 : cell * 8 + room] = text
-
-    def _name(self, cell: int) -> str:
-        room = -(cell - _FIRST_STAGE) % _ENTRY_CELLS * 8
-        return bytes(self._bytes[cell * 8 : cell * 8 + room]).rstrip(b"\0").decode("utf-8", "ignore")
+        del self.counters  # the mapping ends with the last reference: another thread may be reading them
+        os.close(self.descriptor)
 
 
-def _until(value: int, now_ns: int) -> int:
-    """The time in a cell, which may still run."""
-    return value if value >= 0 else value + now_ns
+def stage_in(stack: str) -> str:
+    """The innermost pipeline stage in a stack, named as ``worker.meter`` does it, or an empty string."""
+    found = re.search(r" in stage (.+)", stack)
+    return found[1] if found else ""
+
+
+def _encoded(text: str, field: str, of: type[ctypes.Structure] = Counters) -> bytes:
+    return text.encode("utf-8", "replace")[: vars(of)[field].size]
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "ignore")
 
 
 def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReading]:
@@ -200,20 +221,17 @@ def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReadin
     return named
 
 
-def _combined(one: Reading, other: Reading, sign: int) -> Reading:
-    def stage(a: StageReading, b: StageReading) -> StageReading:
-        return StageReading(
-            a.time_ns + sign * b.time_ns, a.elements + sign * b.elements, a.storage or b.storage
-        )
+def _combined(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> dict[str, Any]:
+    """Adds or subtracts values of the same name; what one side lacks counts as zero there."""
+    zeros = {name: type(value)() for name, value in {**one, **other}.items()}
+    return {name: _sum(one.get(name, zero), other.get(name, zero), sign) for name, zero in zeros.items()}
 
-    def value(a: Any, b: Any) -> Any:
-        if isinstance(a, int):
-            return a + sign * b
-        if isinstance(a, StageReading):
-            return stage(a, b)
-        return {name: stage(a.get(name, StageReading()), b.get(name, StageReading())) for name in {**a, **b}}
 
-    values = {name: value(mine, vars(other)[name]) for name, mine in vars(one).items() if name != "skipped"}
-    kinds = {**one.skipped, **other.skipped}
-    skipped = {kind: one.skipped.get(kind, 0) + sign * other.skipped.get(kind, 0) for kind in kinds}
-    return Reading(**values, skipped={kind: count for kind, count in skipped.items() if count})
+def _sum(one: Any, other: Any, sign: int) -> Any:
+    if isinstance(one, bool):
+        return one or other
+    if isinstance(one, int):
+        return one + sign * other
+    if isinstance(one, StageReading):
+        return StageReading(**_combined(vars(one), vars(other), sign))
+    return {name: value for name, value in _combined(one, other, sign).items() if value != 0}

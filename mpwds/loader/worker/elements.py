@@ -16,14 +16,7 @@ from mpwds.pipeline.parts import iterates_itself
 
 
 def as_dataset(dataset: Any) -> Any:
-    """The dataset itself if it can be iterated by :func:`elements`, else something that can.
-
-    A map-style dataset (a list, a torch ``Dataset``) becomes a pipeline, which deals its elements to the
-    workers; everything else is left as it is.
-
-    Raises:
-        TypeError: It is neither iterable nor callable.
-    """
+    """The dataset, which is iterable or a function; of a map-style one a pipeline, which workers share."""
     if isinstance(dataset, (str, bytes)):
         raise TypeError(
             f"{dataset!r} is no dataset: for shards of that name write mpwds.WebDataset({dataset!r})"
@@ -48,11 +41,7 @@ def as_dataset(dataset: Any) -> Any:
 
 
 def elements(dataset: Any, context: Context) -> Iterator[Any]:
-    """The elements of one epoch of a dataset.
-
-    A pipeline gets the context. Any other dataset finds it in the environment and in torch's
-    ``get_worker_info()``; its ``set_epoch``, if it has one, is called first.
-    """
+    """The elements of one epoch; a dataset that is no pipeline of ours is told the epoch by ``set_epoch``."""
     if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
         return plain(dataset.stream(context))
     if hasattr(dataset, "set_epoch"):

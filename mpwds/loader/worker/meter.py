@@ -13,56 +13,51 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import FunctionType
 from typing import Any
 
 from mpwds.loader.engine import protocol
-from mpwds.loader.worker import counters
-from mpwds.loader.worker.counters import OTHER, WRITING, Counters
+from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stream import Description, Stream
+from mpwds.pipeline.stream import Derived, Stream
 
 _BUDGET = 0.01
 _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
-_SCHEDULER = "/proc/thread-self/schedstat"
 
 
 class Meter:
     """Counts and times a worker's work for its trainer.
 
-    Args:
-        counters: Where it writes.
-        dataset: The worker's dataset, which tells how many samples are in an element.
-        counts_cpu: Whether the processor time of this process is the worker's.
+    ``counts_cpu`` tells whether the processor time of this process is the worker's.
 
     Attributes:
         samples_in: Returns the number of samples in an element.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
+        thread: The thread whose work is timed; that of a stage's own threads is not.
     """
 
     def __init__(self, counters: Counters, dataset: Any, counts_cpu: bool = True) -> None:
         self._counters = counters
         self.samples_in = sample_counter(dataset)
-        self._stages: list[_Stage] = []
-        self._watched: dict[tuple[int, str], _Stage] = {}
-        for _ in (OTHER, WRITING):
-            self._add_stage("", storage=False)
+        self._stages: dict[tuple[int, str], _Stage] = {}
+        self._other, self._writing = self._stage(-2, ""), self._stage(-1, "")  # in the order of the counters
         self._batches = self._samples = self._nbytes = 0
-        self._processor = ProcessorTimes() if counts_cpu else None
+        self._counts_cpu = counts_cpu
+        self._cpu_ns = self._queued_ns = 0
         self._write_next_ns = 0
         self.writes_each = False
         self.timing = False
         self._random = random.Random(0)  # of its own: a user's numbers stay as they are
         self._stands_for = 0
         self._skip = 0
-        self._thread = 0
+        self.thread = 0
         self._timed = 0
-        self._now_in = self._stages[OTHER]
+        self._now_in = self._other
         self._since_ns = 0
 
     @contextlib.contextmanager
@@ -75,9 +70,9 @@ class Meter:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """A time in which the worker has something to do; time outside is not counted."""
-        if self._processor is not None:
-            self._processor.resume()
-        self._counters.begin(counters.ACTIVE_NS, time.monotonic_ns())
+        if self._counts_cpu:
+            self._cpu_ns, self._queued_ns = time.process_time_ns(), _queued_ns()
+        self._counters.active_ns -= time.monotonic_ns()
         try:
             yield
         finally:
@@ -85,9 +80,9 @@ class Meter:
                 self._conclude()
             self._write_all_counts()
             self._write_processor_times()
-            self._counters.end(counters.ACTIVE_NS, time.monotonic_ns())
+            self._counters.active_ns += time.monotonic_ns()
 
-    def elements(self, source: Iterator[Any]) -> Iterator[Any]:
+    def elements(self, source: Iterator[Any]) -> Generator[Any, None, None]:
         """The elements of ``source``; the time until the next is asked for counts as writing."""
         while True:
             self.making()
@@ -105,17 +100,13 @@ class Meter:
         self._stands_for += 1
         if self._stands_for > self._skip:
             self.timing = True
-            self._thread = threading.get_ident()
-            self._now_in, self._since_ns = self._stages[OTHER], time.monotonic_ns()
+            self.thread = threading.get_ident()
+            self._now_in, self._since_ns = self._other, time.monotonic_ns()
 
     def made(self) -> None:
         """A batch is made: the time until the next one begins counts as writing."""
         if self.timing:
-            self.enter(self._stages[WRITING])
-
-    def times_this_thread(self) -> bool:
-        """Whether the work of this thread is timed. The work of a stage's own threads is not."""
-        return self.timing and threading.get_ident() == self._thread
+            self.enter(self._writing)
 
     def enter(self, stage: _Stage) -> _Stage:
         """Counts the time from now on as that of ``stage``; returns the stage whose time it was."""
@@ -131,12 +122,12 @@ class Meter:
         """A time in which the worker waits for its trainer."""
         self._write_all_counts()
         start_ns = time.monotonic_ns()
-        self._counters.begin(counters.WAITING_NS, start_ns)
+        self._counters.waiting_ns -= start_ns
         try:
             yield
         finally:
             end_ns = time.monotonic_ns()
-            self._counters.end(counters.WAITING_NS, end_ns)
+            self._counters.waiting_ns += end_ns
             self._since_ns += end_ns - start_ns
 
     def sending(self, samples: int, nbytes: int) -> None:
@@ -154,18 +145,17 @@ class Meter:
         if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
             return stream
         name = name_of(part)
-        stage = self._watched.get((context.stage, name))
-        if stage is None:
-            stage = self._add_stage(name, getattr(part, "reads_shards", False))
-            self._watched[context.stage, name] = stage
+        stage = self._stage(context.stage, name, getattr(part, "reads_shards", False))
         if hasattr(stream, "on_skipped"):
             stream.on_skipped = functools.partial(self._skipped, name)
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
 
-    def _add_stage(self, name: str, storage: bool) -> _Stage:
-        stage = _Stage(self._counters.describe_stage(len(self._stages), name, storage), name)
-        self._stages.append(stage)
+    def _stage(self, number: int, name: str, storage: bool = False) -> _Stage:
+        stage = self._stages.get((number, name))
+        if stage is None:
+            stage = _Stage(name, self._counters.describe_stage(len(self._stages), name, storage))
+            self._stages[number, name] = stage
         return stage
 
     def _skipped(self, stage: str, error: Exception) -> None:
@@ -173,13 +163,13 @@ class Meter:
 
     def _conclude(self) -> None:
         """Writes the times of the batch that was timed, and chooses the next one."""
-        self.enter(self._stages[OTHER])
+        self.enter(self._other)
         self.timing = False
         whole_ns = 0
-        for stage in self._stages:
+        for stage in self._stages.values():
             if stage.time_ns:
                 whole_ns += stage.time_ns
-                self._counters.add_time(stage.number, stage.time_ns * self._stands_for)
+                stage.counters.time_ns += stage.time_ns * self._stands_for
                 stage.time_ns = 0
         pays_after = self._timed / 2 * _ELEMENT_NS / (_BUDGET * max(whole_ns, 1))
         self._skip = round(self._random.uniform(0, 2 * pays_after))
@@ -189,42 +179,38 @@ class Meter:
             self._write_processor_times()
 
     def _write_counts(self) -> None:
-        self._counters.set(counters.BATCHES, self._batches)
-        self._counters.set(counters.SAMPLES, self._samples)
-        self._counters.set(counters.NBYTES, self._nbytes)
+        counters = self._counters
+        counters.batches, counters.samples, counters.nbytes = self._batches, self._samples, self._nbytes
 
     def _write_all_counts(self) -> None:
         self._write_counts()
-        for stage in self._watched.values():
-            self._counters.set_elements(stage.number, stage.elements)
+        for stage in self._stages.values():
+            stage.counters.elements = stage.elements
 
     def _write_processor_times(self) -> None:
-        if self._processor is not None:
-            cpu_ns, queued_ns = self._processor.read()
-            self._counters.set(counters.CPU_NS, cpu_ns)
-            self._counters.set(counters.QUEUED_NS, queued_ns)
+        if self._counts_cpu:
+            cpu_ns, queued_ns = time.process_time_ns(), _queued_ns()
+            self._counters.cpu_ns += cpu_ns - self._cpu_ns
+            self._counters.queued_ns += queued_ns - self._queued_ns
+            self._cpu_ns, self._queued_ns = cpu_ns, queued_ns
             self._write_next_ns = time.monotonic_ns() + _PROCESSOR_TIMES_EVERY_NS
 
 
-class _Watched:
+class _Watched(Derived[Any]):
     """A stage's stream, counted and, while a batch is timed, timed.
 
     Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages:
-    those of errors, and that of a stuck worker (``worker.status.stage_in``).
+    those of errors, and that of a stuck worker (``worker.counters.stage_in``).
     """
 
     def __init__(self, stream: Stream[Any], stage: _Stage, meter: Meter) -> None:
-        self._stream = stream
-        self._next = stream.__next__
+        super().__init__(stream)
         self._stage = stage
         self._meter = meter
 
-    def __iter__(self) -> _Watched:
-        return self
-
     def __next__(self) -> Any:
         stage, meter = self._stage, self._meter
-        if meter.timing and meter.times_this_thread():
+        if meter.timing and meter.thread == threading.get_ident():
             outer = meter.enter(stage)
             try:
                 item = self._next()
@@ -235,24 +221,18 @@ class _Watched:
         stage.elements += 1
         return item
 
-    def fetch(self, address: Any) -> Any:
-        return self._stream.fetch(address)
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return self._stream.describe(address, element)
-
     def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
+        return self._source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state)
+        self._source.load_state_dict(state)
 
 
 class _Stage:
-    """A stage's number, the elements that came out of it, and its time in the batch that is being timed."""
+    """A stage, the elements that came out of it, and its time in the batch that is being timed."""
 
-    def __init__(self, number: int, name: str) -> None:
-        self.number = number
+    def __init__(self, name: str, counters: StageCounters) -> None:
+        self.counters = counters
         self.elements = 0
         self.time_ns = 0
         code = _Watched.__next__.__code__.replace(co_name=f"stage {name}")
@@ -267,31 +247,10 @@ def name_of(part: Any) -> str:
     return str(part).partition("\n")[0]
 
 
-class ProcessorTimes:
-    """Adds up processor time from each :meth:`resume` to the last :meth:`read` before the next."""
-
-    def __init__(self) -> None:
-        self._cpu_ns = self._queued_ns = 0
-        self.resume()
-
-    def resume(self) -> None:
-        """Begins a period: what was between this and the last read is not counted."""
-        self._cpu_before_ns = time.process_time_ns()
-        self._queued_before_ns = _queued_ns()
-
-    def read(self) -> tuple[int, int]:
-        """Nanoseconds of all threads on a processor, and of this thread in the queue for one."""
-        cpu_ns, queued_ns = time.process_time_ns(), _queued_ns()
-        self._cpu_ns += cpu_ns - self._cpu_before_ns
-        self._queued_ns += queued_ns - self._queued_before_ns
-        self._cpu_before_ns, self._queued_before_ns = cpu_ns, queued_ns
-        return self._cpu_ns, self._queued_ns
-
-
 def _queued_ns() -> int:
     """Nanoseconds that this thread waited for a processor; 0 where the kernel does not tell."""
     try:
-        with open(_SCHEDULER, "rb", buffering=0) as file:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[1])
     except (OSError, ValueError, IndexError):
         return 0

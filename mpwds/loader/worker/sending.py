@@ -12,7 +12,6 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine import protocol
-from mpwds.loader.engine.arrays import kinds
 from mpwds.loader.engine.channel import Channel, give_descriptor
 from mpwds.loader.worker.meter import Meter
 from mpwds.sharedmem.arena import Arena, Block, Layout
@@ -28,10 +27,9 @@ class EpochStopped(Exception):
 
 
 class Commands:
-    """Reads the trainer's commands.
+    """Reads the trainer's commands; all methods raise ``ChannelClosed`` when the worker must end.
 
     Of ``start`` and ``stop`` only the newest counts. Tasks come in order; those of other epochs are dropped.
-    All methods raise ``ChannelClosed`` when the worker must end.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -42,18 +40,12 @@ class Commands:
         self._arrival = select.poll()
         self._arrival.register(channel, select.POLLIN)
 
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
     def wait_for_start(self) -> dict[str, Any]:
         """Waits for the next ``start`` and returns its fields."""
-        while (start := self.next_start()) is None:
-            self._arrival.poll()
-        return start
-
-    def next_start(self) -> dict[str, Any] | None:
-        """The fields of the next ``start``, or ``None`` if none has arrived; never waits."""
         self._read_all()
+        while self._start is None:
+            self._arrival.poll()
+            self._read_all()
         start, self._start = self._start, None
         return start
 
@@ -87,9 +79,7 @@ class Commands:
 
 
 class BatchSender:
-    """Sends batches to the trainer.
-
-    It copies each array, or the rows of one that is not stacked yet, once: into its place in the block.
+    """Sends batches, copying each array (or the rows of one not stacked yet) once, into its place in a block.
 
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
@@ -115,24 +105,19 @@ class BatchSender:
         self.arrays_as_they_are = False
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
-        self._wake.register(commands, select.POLLIN)
+        self._wake.register(channel, select.POLLIN)
 
     def send(
         self,
         batch: Any,
         generation: int,
         sequence: int,
-        more: dict[str, Any] | None = None,
+        state: bytes | str | None = None,
         samples: int | None = None,
     ) -> None:
         """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
 
-        Args:
-            batch: The batch.
-            generation: Generation of the epoch.
-            sequence: Its number in the epoch.
-            more: Further fields of the message.
-            samples: Number of samples in it; by default the meter counts them.
+        ``state`` is the worker's state behind it; without ``samples``, the meter counts them.
 
         Raises:
             EpochStopped: The trainer has stopped this epoch.
@@ -140,10 +125,10 @@ class BatchSender:
             SharedMemoryError: There is no memory for the batch.
         """
         fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
-        if more is not None:
-            fields.update(more)
+        if state is not None:
+            fields["state"] = state
         if self.arrays_as_they_are:
-            from mpwds.loader.engine.out_of_band import take_apart
+            from mpwds.loader.engine.out_of_band import kinds, take_apart
 
             apart = take_apart(batch)
             fields["apart"] = apart is not batch
@@ -158,22 +143,19 @@ class BatchSender:
         fields["offsets"] = offsets
         fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
         fields["nbytes"] = end
-        if end <= protocol.INLINE_NBYTES:
-            payload = bytearray(end)
+        block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, generation)
+        payload = bytearray(end if block is None else 0)
+        try:
+            memory = payload if block is None else block.memory
             for offset, array in zip(offsets, arrays, strict=True):
-                tenbin.write_array(payload, offset, array)
+                tenbin.write_array(memory, offset, array)
+            if block is not None:
+                fields["block"] = block.number
             self._meter.sending(fields["samples"], end)
             self._channel.send(fields, payload)
-            return
-        block = self._wait_for_block(end, generation)
-        try:
-            for offset, array in zip(offsets, arrays, strict=True):
-                tenbin.write_array(block.memory, offset, array)
-            fields["block"] = block.number
-            self._meter.sending(fields["samples"], end)
-            self._channel.send(fields)
         except BaseException:
-            self._arena.release(block)
+            if block is not None:
+                self._arena.release(block)
             raise
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:

@@ -11,16 +11,10 @@ from typing import Any
 
 from mpwds.imports import after_import
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker.status import STACK_SIGNAL
+from mpwds.loader.worker.counters import STACK_SIGNAL
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_NBYTES = 32 << 20
-"""The most that glibc takes; what is larger is mapped and unmapped each time."""
-_TRIM_THRESHOLD_NBYTES = 512 << 20
-
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _USERS_CHOICE = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
-_WORKER_INFO = "torch.utils.data._utils.worker"
 
 
 def leave_trainers_signals() -> None:
@@ -36,26 +30,20 @@ def leave_trainers_signals() -> None:
 def keep_freed_memory() -> bool:
     """Makes glibc keep up to 512 MB of freed memory at the end of the heap, where it would keep about 1 MB.
 
-    A worker frees a batch's samples together and needs as much again for the next batch. If the memory
-    goes back to the system in between, every page of it is cleared and mapped anew: decoding and stacking
-    batches of 64 JPEG images of 224x224 in float32 then took 1.24 ms of processor time an image, and 1.03
-    with this. What a worker needs at its peak stays as it is; between batches it has less to give back.
+    A worker frees a batch's samples together and needs as much again for the next batch. If the memory goes
+    back to the system in between, every page of it is cleared and mapped anew: a batch of 64 JPEG images of
+    224x224 in float32 then took 1.24 ms of processor time an image to decode and stack, and 1.03 with this.
 
     Returns:
-        Whether it was done. It is not where the user has configured ``malloc`` (``GLIBC_TUNABLES``,
-        ``MALLOC_TRIM_THRESHOLD_`` and the like), or where the C library is not glibc.
+        Whether it was done: not where the user has configured ``malloc``, or the C library is not glibc.
     """
-    if any(name in os.environ for name in _USERS_CHOICE):
-        return False
-    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
-        return False
+    configured = any(name in os.environ for name in _USERS_CHOICE)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or mallopt is None:
         return False
-    # Setting one of them ends glibc's own adjustment of both.
-    mapped = mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_NBYTES)
-    trimmed = mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_NBYTES)
-    return bool(mapped and trimmed)
+    # Setting one of them ends glibc's own adjustment of both. 32 MB is the most that glibc takes: what is
+    # larger is mapped and unmapped each time.
+    return bool(mallopt(_M_MMAP_THRESHOLD, 32 << 20) and mallopt(_M_TRIM_THRESHOLD, 512 << 20))
 
 
 def tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
@@ -70,10 +58,7 @@ def tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
 
 
 def announce_to_torch(worker: int, workers: int, seed: int, dataset: Any) -> None:
-    """Makes ``torch.utils.data.get_worker_info()`` answer for this worker, and torch use one thread.
-
-    Where torch is not imported yet, this happens when the dataset imports it.
-    """
+    """Makes torch's ``get_worker_info()`` answer for this worker, and torch use one thread, once imported."""
 
     def tell(holder: ModuleType) -> None:
         import torch
@@ -82,4 +67,4 @@ def announce_to_torch(worker: int, workers: int, seed: int, dataset: Any) -> Non
         vars(holder)["_worker_info"] = info
         torch.set_num_threads(1)
 
-    after_import(_WORKER_INFO, tell)
+    after_import("torch.utils.data._utils.worker", tell)

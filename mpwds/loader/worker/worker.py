@@ -1,13 +1,14 @@
-"""The worker process: waits for an epoch to start, iterates its dataset, sends the elements."""
+"""The worker process: waits for an epoch to start, iterates its dataset, sends the elements and its state."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +18,32 @@ from mpwds.loader.processes import lifeline
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import Position
+from mpwds.loader.resume.progress import START, Position, pack_state, unpack_state
 from mpwds.loader.worker import startup
-from mpwds.loader.worker.counters import WRITING_BATCHES
-from mpwds.loader.worker.elements import process_seed
+from mpwds.loader.worker.counters import WRITING_BATCHES, StatusPage
+from mpwds.loader.worker.elements import elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
-from mpwds.loader.worker.status import StatusPage
-from mpwds.loader.worker.worker_iterator import WorkerIterator
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
 from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
-from mpwds.pipeline.stream import Description
+from mpwds.pipeline.stream import Description, Stream
 from mpwds.sharedmem.bell import Bell
 
 _STOP_CHECK_S = 0.005
 
+STATE_EVERY_S = 1.0
+"""How often a worker saves its state. A resumed run makes the elements since the last one again."""
+
+STATE_SHARE = 0.01
+"""The largest share of a worker's time for saving its state: an expensive state is saved less often."""
+
 
 def main(index: int, setup: int, *ends: int) -> None:
-    """Entry of a spawned worker: everything it gets is in the descriptors it is called with."""
+    """Entry of a spawned worker, which gets everything by descriptors."""
     for descriptor in (setup, *ends):
         os.set_inheritable(descriptor, False)
 
@@ -50,10 +58,7 @@ def main(index: int, setup: int, *ends: int) -> None:
 
 
 def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
-    """Runs worker ``index`` until the trainer closes its channel.
-
-    ``read_setup`` unpickles the dataset here. The descriptors in ``ends`` are taken over.
-    """
+    """Runs worker ``index`` until the trainer closes its channel; takes over the descriptors in ``ends``."""
     startup.leave_trainers_signals()
     startup.keep_freed_memory()
     channel = Channel(socket.socket(fileno=ends.channel))
@@ -65,9 +70,8 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             status.answer_stack_requests()
             setup = read_setup()
         except Exception as error:
-            channel.send(
-                {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY, **failures.describe(error)}
-            )
+            head = {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY}
+            channel.send({**head, **failures.describe(error)})
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
@@ -124,11 +128,7 @@ class Worker:
         self.channel.send(end)
 
     def _send_elements(self, context: Context, generation: int, position: Position) -> int:
-        """Sends the elements of one epoch from a position on.
-
-        Returns:
-            Elements up to the end, those before the position included; or up to ``stop``.
-        """
+        """Sends the elements from a position on; returns how many there are up to the end, or to ``stop``."""
         iterator = WorkerIterator(self.setup.dataset, context, position)
         sent = position.first
         checked = time.monotonic()
@@ -148,7 +148,7 @@ class Worker:
             iterator.close()
         return sent
 
-    def _send(self, element: Any, generation: int, sequence: int, state: dict[str, Any] | None) -> None:
+    def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
         try:
             self.sender.send(element, generation, sequence, state)
         except (EpochStopped, ChannelClosed):
@@ -157,3 +157,66 @@ class Worker:
             place = Description.of_sample(element, Description(f"element {sequence}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self.index} made")
             raise
+
+
+class WorkerIterator(Iterator[Any]):
+    """Iterates a dataset in one worker, for one epoch.
+
+    It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
+    before ``position.first``. ``iterate`` iterates a dataset that is not a pipeline of this package.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        context: Context,
+        position: Position = START,
+        iterate: Callable[[Any, Context], Iterator[Any]] = elements,
+    ) -> None:
+        self._first = position.first
+        self._stream: Stream[Any] | None = None
+        self._elements: Iterator[Any]
+        if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+            stream = dataset.stream(context)
+            if culprit(dataset) is None:
+                self._stream = stream
+                if position.state is not None:
+                    stream.load_state_dict(unpack_state(position.state))
+            self._elements = plain(stream)
+        else:
+            self._elements = iterate(dataset, context)
+        self.number = position.at - 1
+        self._due = math.inf if self._stream is None else time.monotonic() + STATE_EVERY_S
+
+    def __next__(self) -> Any:
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            if self.number + 1 < self._first:
+                raise RuntimeError(
+                    f"the dataset ended after {self.number + 1} elements, {self._first} were delivered "
+                    "before: it gives other elements each time it runs, or has changed, so the epoch cannot "
+                    "be continued"
+                ) from None
+            raise
+        self.number += 1
+        return element
+
+    def state(self, now: float) -> bytes | str | None:
+        """The packed state behind the last element, if it is due at ``now``; once, why there is none."""
+        if now < self._due or self._stream is None:
+            return None
+        try:
+            packed = pack_state(self._stream.state_dict())
+        except Exception as error:
+            self._due = math.inf
+            return f"{type(error).__name__}: {error}"
+        done = time.monotonic()
+        self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
+        return packed
+
+    def close(self) -> None:
+        """Closes the iterator, if it can be closed, and the files that it reads."""
+        if hasattr(self._elements, "close"):
+            self._elements.close()
+        self._elements, self._stream = iter(()), None

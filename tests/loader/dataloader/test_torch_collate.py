@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mpwds import nest, tenbin
 from mpwds.loader.dataloader import torch_collate
-from mpwds.loader.engine import arrays as batch_arrays
-from mpwds.loader.engine.out_of_band import put_together, take_apart
+from mpwds.loader.engine.out_of_band import AsTensor, kinds, put_together, take_apart
+from mpwds.loader.engine.receiving import view_as_sent
 from mpwds.pipeline.collation.collate import Stack
 from tests.loader.dataloader.data_loader_datasets import Pair, plain
 
@@ -24,10 +24,10 @@ def delivered(batch):
     """A batch as it arrives: through a buffer."""
     structure, arrays = nest.flatten(take_apart(batch), allow_pickle=True)
     received = []
-    for array, kind in zip(arrays, batch_arrays.kinds(arrays), strict=True):
+    for array, kind in zip(arrays, kinds(arrays), strict=True):
         buffer = bytearray(tenbin.array_nbytes(array))
         tenbin.write_array(buffer, 0, array)
-        received.append(batch_arrays.view_as_sent(buffer, 0, kind))
+        received.append(view_as_sent(buffer, 0, kind))
     return put_together(nest.unflatten(structure, received, allow_pickle=True))
 
 
@@ -75,7 +75,7 @@ def test_single_samples_are_converted_as_by_torch(data):
 
 def test_columns_of_arrays_and_tensors_are_not_made():
     batch = torch_collate.collate([(np.zeros(3), torch.zeros(3), 1)] * 2)
-    assert [type(column) for column in batch] == [batch_arrays.AsTensor] * 3
+    assert [type(column) for column in batch] == [AsTensor] * 3
 
 
 @pytest.mark.parametrize(

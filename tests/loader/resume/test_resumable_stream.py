@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.worker import worker_iterator
+from mpwds.loader.worker import worker
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Derived, fetch_held
@@ -42,8 +42,8 @@ PIPELINES = {
 @pytest.fixture(scope="module", params=[0, 1, 3])
 def loader(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_iterator, "STATE_EVERY_S", 0)
-        patch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
+        patch.setattr(worker, "STATE_EVERY_S", 0)
+        patch.setattr(worker, "STATE_SHARE", float("inf"))
         dataset = ROWS.batched(5)
         with MultiLoader(dataset, request.param, output="numpy", start_method="fork") as loader:
             list(loader)

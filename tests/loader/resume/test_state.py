@@ -13,7 +13,7 @@ import pytest
 import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.loader.resume.state import described
-from mpwds.loader.worker import worker_iterator
+from mpwds.loader.worker import worker
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -56,8 +56,8 @@ def own_numbers():
 @pytest.fixture
 def states_everywhere(monkeypatch):
     """Workers that are forks from now on send their state with every batch."""
-    monkeypatch.setattr(worker_iterator, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(worker_iterator, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
 
 
 @pytest.fixture(params=[0, 2])

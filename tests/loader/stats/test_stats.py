@@ -1,5 +1,6 @@
 """What ``loader.stats()`` says, of loaders that run."""
 
+import ctypes
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch.utils.data
 
 from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
-from mpwds.loader.worker.counters import NBYTES_OF_ALL
+from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
 
@@ -436,5 +437,5 @@ def test_the_trainer_reads_counters_without_asking_the_worker():
             os.kill(loader.worker_pids[0], signal.SIGCONT)
 
 
-def test_the_counters_take_less_than_three_pages():
-    assert NBYTES_OF_ALL <= 3 * 4096
+def test_the_counters_and_the_shard_take_less_than_four_pages():
+    assert ctypes.sizeof(Counters) <= 4 * 4096

@@ -1,18 +1,18 @@
 """The counters that a worker writes and its trainer reads."""
 
+import ctypes
 import time
 
 import pytest
 
-from mpwds.loader.worker import counters
-from mpwds.loader.worker.counters import NBYTES_OF_ALL, Counters, StageReading
+from mpwds.loader.worker.counters import Counters, StageReading
 
 
 @pytest.fixture
 def both():
     """The worker's counters and the trainer's, in the same memory."""
-    memory = bytearray(NBYTES_OF_ALL)
-    return Counters(memory), Counters(memory)
+    memory = bytearray(ctypes.sizeof(Counters))
+    return Counters.from_buffer(memory), Counters.from_buffer(memory)
 
 
 def test_at_first_nothing_is_counted(both):
@@ -22,7 +22,7 @@ def test_at_first_nothing_is_counted(both):
 
 def test_a_time_counts_while_it_runs(both):
     worker, trainer = both
-    worker.begin(counters.ACTIVE_NS, time.monotonic_ns() - 5_000_000)
+    worker.active_ns -= time.monotonic_ns() - 5_000_000
     first = trainer.read().active_ns
     second = trainer.read().active_ns
     assert 5_000_000 <= first < second
@@ -31,8 +31,8 @@ def test_a_time_counts_while_it_runs(both):
 def test_times_add_up(both):
     worker, trainer = both
     for begin, end in ((100, 150), (1000, 1007)):
-        worker.begin(counters.WAITING_NS, begin)
-        worker.end(counters.WAITING_NS, end)
+        worker.waiting_ns -= begin
+        worker.waiting_ns += end
     assert trainer.read().waiting_ns == 57
 
 
@@ -40,9 +40,8 @@ def test_stages_have_names_times_and_elements(both):
     worker, trainer = both
     for number, name in enumerate(["", "", "decode('rgb8')", "x" * 300, "map(über)"]):
         worker.describe_stage(number, name, storage=number == 3)
-    worker.add_time(2, 1000)
-    worker.add_time(2, 500)
-    worker.set_elements(2, 90)
+    worker.stages[2].time_ns = 1500
+    worker.stages[2].elements = 90
     stages = trainer.read().stages
     assert list(stages) == ["decode('rgb8')", "x" * 104, "map(über)"]
     assert stages["decode('rgb8')"] == StageReading(time_ns=1500, elements=90)
@@ -52,7 +51,7 @@ def test_stages_have_names_times_and_elements(both):
 def test_there_is_room_for_many_stages_and_kinds_of_error(both):
     worker, trainer = both
     for number in range(100):
-        worker.add_time(worker.describe_stage(number, f"map({number})", False), 1)
+        worker.describe_stage(number, f"map({number})", False).time_ns += 1
         worker.count_skipped(f"kind {number}")
     reading = trainer.read()
     assert len(reading.stages) == 46
@@ -70,11 +69,11 @@ def test_errors_are_counted_by_kind(both):
 
 def test_what_was_before_is_subtracted(both):
     worker, trainer = both
-    worker.describe_stage(2, "map(f)", False)
-    worker.add_time(2, 10)
+    stage = worker.describe_stage(2, "map(f)", False)
+    stage.time_ns = 10
     worker.count_skipped("a")
     before = trainer.read()
-    worker.add_time(2, 5)
+    stage.time_ns += 5
     worker.count_skipped("b")
     since = trainer.read() - before
     assert (since.stages["map(f)"].time_ns, since.skipped) == (5, {"b": 1})

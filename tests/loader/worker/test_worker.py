@@ -6,12 +6,12 @@ import time
 import pytest
 
 from mpwds.loader.resume.progress import Position, unpack_state
-from mpwds.loader.worker import worker_iterator
-from mpwds.loader.worker.worker_iterator import WorkerIterator
+from mpwds.loader.worker import worker
+from mpwds.loader.worker.worker import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
-LATER = 10 * worker_iterator.STATE_EVERY_S
+LATER = 10 * worker.STATE_EVERY_S
 
 
 def begun(position=None, dataset=None):
@@ -30,7 +30,7 @@ def test_it_saves_a_state_behind_the_last_element_from_which_another_goes_on():
     running = begun()
     for _ in range(7):
         next(running)
-    state = running.state(time.monotonic() + LATER)["state"]
+    state = running.state(time.monotonic() + LATER)
     assert list(begun(Position(7, state, 7))) == whole[7:]
     assert unpack_state(state)["source"] == {"cursor": 10}
 
@@ -48,9 +48,9 @@ def test_a_state_that_is_dear_is_saved_less_often(monkeypatch):
     next(running)
     took_s = 7.0
     began = time.monotonic() + LATER
-    monkeypatch.setattr(worker_iterator.time, "monotonic", lambda: began + took_s)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: began + took_s)
     assert running.state(began) is not None
-    due = began + took_s + took_s / worker_iterator.STATE_SHARE
+    due = began + took_s + took_s / worker.STATE_SHARE
     assert running.state(due - 1) is None
     assert running.state(due + 1) is not None
 
