@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mpwds.loader.dataloader.data_loader import DataLoader
-from mpwds.loader.dataloader.datasets import check_not_divided_again
+from mpwds.loader.dataloader.data_loader import DataLoader, check_not_divided_again
 
 
 def use_in_accelerate() -> None:

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
-from mpwds.loader.dataloader.datasets import (
-    check_not_divided_again,
-    has_workers,
-    is_iterable,
-    refuse_workers_of_workers,
-)
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import Forks, start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
+from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
 from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.parts import IterableSource
 from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.loader.stats.stats import LoaderStats
 
 T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: tuple[type, ...] = tuple(
-    kind
+    getattr(torch.utils.data, name)
     for name in ("IterDataPipe", "MapDataPipe")
-    if (kind := getattr(torch.utils.data, name, None)) is not None
+    if hasattr(torch.utils.data, name)
 )
-
-if TYPE_CHECKING:
-    from mpwds.loader.stats.stats import LoaderStats
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -119,17 +116,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
-        refuse_workers_of_workers(dataset, num_workers)
+        _refuse_workers_of_workers(dataset, num_workers)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
-        switches = {
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-            "persistent_workers": persistent_workers,
-            "in_order": in_order,
-        }
-        for name, value in switches.items():
-            checks.boolean("DataLoader", name, value)
+        checks.boolean("DataLoader", "pin_memory", pin_memory)
+        checks.boolean("DataLoader", "drop_last", drop_last)
+        checks.boolean("DataLoader", "persistent_workers", persistent_workers)
+        checks.boolean("DataLoader", "in_order", in_order)
         super().__init__(
             dataset,
             batch_size,
@@ -154,6 +147,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if num_workers and not isinstance(dataset, _DATAPIPES):
             start_early(dataset, self.multiprocessing_context)
 
+    def _loader_inside(self) -> Any:
+        """The dataset, if it is a loader of this package, with or without stages behind it."""
+        return self.dataset if isinstance(self.dataset, Rebatching) else None
+
     def _begin_afresh(self) -> None:
         self._record = self._next_record()
         self._record.finished = True
@@ -161,25 +158,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
+    def __iter__(self) -> Any:
         """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
+        kept: Any = self._iterator
         if self._keeps_iterator():
-            kept: Any = self._iterator
             with self._beginning():
-                kept.reset(self, self._record)
-            return cast("Iterator[Any]", kept)
-        iterator: Any = self._get_iterator()
+                kept.begin(self, self._record)
+            return kept
+        iterator = self._get_iterator()
         if self.persistent_workers and self.num_workers:
             self._iterator = iterator  # under torch's name: frameworks set it to None
-        return cast("Iterator[Any]", iterator)
+        return iterator
 
     def _get_iterator(self) -> Any:
         """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""
         if isinstance(self.dataset, _DATAPIPES):
             return super()._get_iterator()
-        refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
+        _refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
             if self.num_workers == 0:
                 return SingleProcessIterator(self, self._record, self._statistics)
@@ -203,7 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._record = self._next_record() if loaded is None else loaded
         if loaded is None:
             return contextlib.nullcontext()
-        if loaded.runs_again and is_iterable(self.dataset):
+        if loaded.runs_again and isinstance(self.dataset, torch.utils.data.IterableDataset):
             warn(
                 f"the iterable dataset ({type(self.dataset).__name__}) runs again from its start, and the "
                 f"{loaded.runs_again} batches delivered before are dropped: MultiLoader resumes pipelines of "
@@ -236,10 +233,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if isinstance(self.dataset, _DATAPIPES):
             raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
-        dataset: Any = self.dataset
         record = self._record if self._loaded is None else self._loaded
         state = (self._next_record() if record.finished else record).as_state(self)
-        return {**state, "dataset": dataset.state_dict()} if has_workers(dataset) else state
+        inside = self._loader_inside()
+        return state if inside is None else {**state, "dataset": inside.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
@@ -283,8 +280,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> loader.stats().batches, loader.stats().samples
             (3, 5)
         """
-        dataset: Any = self.dataset
-        stats: LoaderStats = dataset.stats(since) if has_workers(dataset) else self._statistics.stats(since)
+        inside = self._loader_inside()
+        stats: LoaderStats = (self._statistics if inside is None else inside).stats(since)
         return stats
 
     def set_epoch(self, epoch: int) -> None:
@@ -327,3 +324,30 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_afresh()
+
+
+def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
+    if num_workers and isinstance(dataset, Rebatching):
+        raise ValueError(
+            f"{dataset!r} has workers of its own, and each of {num_workers} more would deliver all of it: "
+            "leave num_workers at 0"
+        )
+
+
+def check_not_divided_again(dataset: Any) -> None:
+    """Refuses a dataset of this package where a trainer is about to divide it among ranks.
+
+    Each rank iterates only its own part already. If the trainer then sends rank 0's batches to all ranks, or
+    each rank takes every other batch, samples are lost silently.
+
+    Raises:
+        ValueError: The dataset divides itself, and there are several ranks.
+    """
+    ranks = Context.current().world_size
+    if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):
+        raise ValueError(
+            f"{dataset!r} divides itself among the {ranks} ranks: to divide what it delivers once more would "
+            "lose samples. Iterate it with mpwds.MultiLoader or mpwds.WebLoader, which Accelerate leaves as "
+            "they are; in a Trainer, return mpwds.DataLoader(loader, batch_size=None) from "
+            "get_train_dataloader()"
+        )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from mpwds.errors import MpwdsError
+from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.processes import forkserver, lifeline, processes
-from mpwds.loader.processes.launchers import Fork, FromForkServer, Launcher, Spawn
+from mpwds.loader.processes.launchers import LAUNCHERS, Fork, FromForkServer, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
@@ -20,58 +22,77 @@ _UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
 
 _OPEN_LATER = "open files, locks and connections where samples are fetched"
 _ITERATE_LATER = "iterate the loader in a function that is called after the import"
+_CHANGE_IT = "change it so that another process can unpickle it"
 
 
 class Forks:
-    """Whether a loader's workers have to be forks of this process: known after the first attempt.
+    """Whether the workers of a loader without a context have to be forks of this process.
 
     Attributes:
-        because: What cannot be pickled, or unpickled; ``None`` as long as everything can.
-        might_help: No worker has shown yet whether it can unpickle what it needs.
+        reason: Why they have to, and what to change; ``None`` as long as they need not.
+        unpickled: Workers have shown that they can unpickle what they need.
     """
 
-    because: str | None = None
-    might_help = True
+    reason: tuple[str, str] | None = None
+    unpickled = False
 
-    def help_with(self, context: Any, error: BaseException) -> bool:
-        """Makes the next workers forks of this process, with a warning, if that helps against an error.
+    def require(self, because: str, instead: str) -> None:
+        """Makes the next workers forks, and warns the first time.
 
-        It does not if the loader has a ``context``, CUDA is in use, or a fork would meet the same error.
-
-        Args:
-            context: The loader's ``multiprocessing_context``.
-            error: What a worker that is not a fork raised.
+        Raises:
+            TypeError: CUDA is in use, which forks cannot use.
         """
-        if not isinstance(error, _UNLIKE_THIS_PROCESS) or context is not None or _cuda_is_initialized():
-            return False
-        self.because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
-        _warn_of_fork(self.because, "change it so that another process can unpickle it")
-        return True
+        if _cuda_is_initialized():
+            raise TypeError(
+                f"{because}, so the workers would be forks of this process, but CUDA is in use here, which "
+                f"forks cannot use: {instead}, iterate the loader before CUDA is used, or, if the workers "
+                "leave CUDA alone, pass multiprocessing_context='fork'"
+            )
+        if self.reason is None:
+            warn(
+                f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, "
+                "or pass multiprocessing_context='fork' to say that this is meant"
+            )
+        self.reason = because, instead
 
 
 def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]:
     """What starts the workers of a loader.
 
-    ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' fork server. ``"fork"``: forks
-    of this process. Without a context: forks of the fork server; or forks of this process, where what the
-    workers need cannot be pickled or comes from a module that is still being imported.
+    Without a context: forks of the fork server; or forks of this process, where what the workers need cannot
+    be pickled or comes from a module that is still being imported.
 
     Raises:
-        ValueError: The context has another start method.
+        ValueError: The context has a start method that is unknown here.
     """
-    method = None if context is None else context.get_start_method()
-    if method is None:
+    if context is None:
         return functools.partial(_in_the_way_that_works, forks)
-    if method == "fork":
-        return Fork
-    if method == "spawn":
-        return functools.partial(_strictly, Spawn)
-    if method == "forkserver":
-        return functools.partial(_strictly, FromForkServer)
-    raise ValueError(
-        f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
-        "'fork', 'forkserver' and 'spawn'"
-    )
+    method = context.get_start_method()
+    if method not in LAUNCHERS:
+        raise ValueError(
+            f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
+            "'fork', 'forkserver' and 'spawn'"
+        )
+    return functools.partial(_strictly, LAUNCHERS[method])
+
+
+def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None) -> None:
+    """Without a context, waits for the first workers; has forks replace them if they cannot unpickle."""
+    if context is not None or forks.unpickled:
+        return
+    group.start()
+    try:
+        group.wait_until_ready(timeout)
+    except MpwdsError:  # raised again when a batch is asked for
+        return
+    except BaseException as error:
+        group.close()
+        if not isinstance(error, _UNLIKE_THIS_PROCESS) or _cuda_is_initialized():
+            raise
+        forks.require(
+            f"the workers cannot unpickle what they need ({type(error).__name__}: {error})", _CHANGE_IT
+        )
+    forks.unpickled = True
 
 
 def start_early(dataset: Any, context: Any) -> None:
@@ -90,26 +111,17 @@ def start_early(dataset: Any, context: Any) -> None:
 
 
 def _in_the_way_that_works(forks: Forks, setup: WorkerSetup) -> Launcher:
-    if forks.because is None:
+    reason = forks.reason
+    if reason is None:
         try:
             return FromForkServer(setup)
         except CannotPickle as error:
-            forks.because = f"{error.what}, which cannot be pickled"
-            if not _cuda_is_initialized():
-                _warn_of_fork(forks.because, _OPEN_LATER)
+            reason = f"{error.what}, which cannot be pickled", _OPEN_LATER
         except StillImported as error:
-            if _cuda_is_initialized():
-                raise
-            _warn_of_fork(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
+            forks.require(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
+            forks.reason = None  # the next epoch may begin after the import
             return Fork(setup)
-    if _cuda_is_initialized():
-        because, forks.because = forks.because, None
-        raise TypeError(
-            f"{because} for the workers, and CUDA is in use here, which forks of this process cannot use: "
-            f"{_OPEN_LATER}, iterate "
-            "the loader before CUDA is used, or, if the workers leave CUDA alone, pass "
-            "multiprocessing_context='fork'"
-        )
+    forks.require(*reason)
     return Fork(setup)
 
 
@@ -123,13 +135,5 @@ def _strictly(make: Callable[[WorkerSetup], Launcher], setup: WorkerSetup) -> La
         ) from error.__cause__
 
 
-def _warn_of_fork(because: str, instead: str) -> None:
-    warn(
-        f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, or pass "
-        "multiprocessing_context='fork' to say that this is meant"
-    )
-
-
 def _cuda_is_initialized() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch gives it no types
