@@ -11,9 +11,6 @@ import numpy as np
 
 from mpwds.loader.output.replacing import replaced
 
-_ALIGNMENT = 64
-"""Alignment of memory that jax takes over without a copy."""
-
 
 def check_installed() -> None:
     """Raises ImportError if jax is not installed, without importing it."""
@@ -35,14 +32,10 @@ def with_jax_arrays(batch: Any) -> Any:
 
 @functools.cache
 def _converter() -> Callable[[Any], Any]:
-    try:
-        import jax
-        import jax.dlpack
-        import jax.dtypes
-    except ImportError as error:
-        raise ImportError(
-            f"output='jax' needs the package jax: pip install 'mpwds[jax]' ({error})"
-        ) from error
+    import jax
+    import jax.dlpack
+    import jax.dtypes
+
     cpu = jax.devices("cpu")[0]
 
     def convert(array: Any) -> Any:
@@ -57,7 +50,7 @@ def _converter() -> Callable[[Any], Any]:
             and array.flags.c_contiguous
             and array.flags.writeable
             and array.nbytes > 0
-            and array.ctypes.data % _ALIGNMENT == 0
+            and array.ctypes.data % 64 == 0
         )
         return jax.dlpack.from_dlpack(array) if can_be_shared else jax.device_put(array, cpu)
 
