@@ -12,9 +12,8 @@ from mpwds.loader.dataloader.data_loader import DataLoader, check_not_divided_ag
 def use_in_accelerate() -> None:
     """Makes Accelerate, and the Trainer of transformers, which builds on it, use ``mpwds.DataLoader``.
 
-    ``Accelerator.prepare`` does not iterate the DataLoader that it is given. It builds a torch DataLoader
-    from its parts, which gives each rank its share; Trainer does the same. After this call, both build
-    ``mpwds.DataLoader`` in this process. With ``use_stateful_dataloader`` they still build torchdata's class.
+    Both build a torch DataLoader for each rank from the parts of the one that they are given. After this
+    call they build a ``mpwds.DataLoader`` (with ``use_stateful_dataloader`` still torchdata's class).
 
     Raises:
         ImportError: Accelerate is not installed.

@@ -30,35 +30,26 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-_DATAPIPES: tuple[type, ...] = tuple(
-    getattr(torch.utils.data, name)
-    for name in ("IterDataPipe", "MapDataPipe")
-    if hasattr(torch.utils.data, name)
-)
+_DATAPIPES = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Drop-in replacement for ``torch.utils.data.DataLoader``: change the import, and nothing else.
 
     It is a subclass of torch's class, with the same arguments, attributes, order of samples, random numbers,
-    worker seeds, errors and warnings. What differs is how batches get here: workers collate them into shared
-    memory that is used again and again, and they arrive as views of it. Workers need no
-    ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are not copies
-    of this process, unless ``multiprocessing_context="fork"`` asks for that or what they need cannot be
+    worker seeds, errors and warnings. Workers collate batches into shared memory that is used again and
+    again. Tensors, and NumPy arrays of your own ``collate_fn``, arrive as writable views of it. Workers need
+    no ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are copies of
+    this process only if ``multiprocessing_context="fork"`` asks for that, or what they need cannot be
     pickled. ``docs/coming-from-dataloader.md`` goes through every option.
 
-    Tensors arrive as tensors, and NumPy arrays (from your own ``collate_fn``) as arrays. Both are writable,
-    and nobody else writes to them.
-
     Args:
-        dataset: A map-style dataset or list, or an ``IterableDataset``. Pipelines of this package are
-            iterable datasets, and count their epochs here by themselves. So is a ``MultiLoader``, with or
-            without stages behind it; its own workers do the work, so leave ``num_workers`` at 0.
+        dataset: A map-style dataset or list, or an ``IterableDataset``, such as a pipeline of this package.
+            A ``MultiLoader``, with or without stages behind it, is one too: leave ``num_workers`` at 0.
         batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: Draw the samples in random order.
-        sampler: Gives the indices of the samples in order, in place of ``shuffle``.
-        batch_sampler: Gives lists of indices, in place of ``batch_size``, ``shuffle``, ``sampler`` and
-            ``drop_last``.
+        sampler: Gives the indices of the samples in order.
+        batch_sampler: Gives lists of indices, in place of the four options that determine them.
         num_workers: Worker processes; 0 does the work in this process, with torch's own code.
         collate_fn: Makes a batch of a list of samples; torch's ``default_collate`` by default.
         pin_memory: Deliver tensors in pinned memory.
@@ -74,13 +65,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: As torch's DataLoader, for arguments that cannot be combined.
-        ValueError: ``num_workers`` for a dataset that is a loader with workers of its own.
+        ValueError: ``num_workers`` for a dataset that is a loader.
 
     While iterating:
         The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type and attributes,
         and the worker's traceback as its cause. Iteration may continue, as in torch.
-        ``RuntimeError``: No batch came for ``timeout`` seconds (the message says what the worker was doing),
-        or a worker died (:class:`~mpwds.errors.WorkerDied`).
+        ``RuntimeError``: No batch came for ``timeout`` seconds, or a worker died
+        (:class:`~mpwds.errors.WorkerDied`).
         ``TypeError``: The workers need something that cannot be pickled, and cannot be forks of this process.
 
     Source:
@@ -142,7 +133,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
         )
         self.in_order = in_order  # an argument of torch's since 2.6
-        self._loaded: EpochRecord | None = None
         self._begin_afresh()
         if num_workers and not isinstance(dataset, _DATAPIPES):
             start_early(dataset, self.multiprocessing_context)
@@ -152,6 +142,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self.dataset if isinstance(self.dataset, Rebatching) else None
 
     def _begin_afresh(self) -> None:
+        self._iterator = None
+        self._loaded: EpochRecord | None = None
         self._record = self._next_record()
         self._record.finished = True
         self._statistics = EpochStatistics()
@@ -212,9 +204,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.
 
-        It holds the number of batches, and the state that the generator (``generator``, or torch's own) had
-        when the epoch began: 7 kB. If the dataset is a ``MultiLoader``, with or without stages behind it, the
-        loader's own state is included.
+        It holds the number of batches, the state that the generator (``generator``, or torch's own) had when
+        the epoch began (7 kB), and the state of a dataset that is a ``MultiLoader``.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
@@ -244,8 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Map-style dataset: delivered samples are not fetched again, and the rest come in the same order, also
         with another number of workers. Random numbers that the dataset draws in the workers differ, as after
         any restart. Iterable dataset: it runs again from its start, with the same seeds, and delivered
-        batches are dropped; one warning says so. A ``MultiLoader``, with or without stages behind it, resumes
-        by its own ``load_state_dict``.
+        batches are dropped; one warning says so. A ``MultiLoader`` resumes by its own ``load_state_dict``.
 
         The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.
@@ -262,11 +252,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._loaded = record
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """What was delivered, how long this process waited for it, and what bounds the training.
+        """Statistics, as of :meth:`mpwds.MultiLoader.stats`; if the dataset is a loader, its own.
 
-        As ``MultiLoader.stats()``, at any time. Epochs are numbered as they begin. The dataset's share of the
-        workers' time includes your own ``collate_fn``; with workers, torch's default ``collate_fn`` counts as
-        writing batches. If the dataset is a loader, these are its stats.
+        Epochs are numbered as they begin. The dataset's share of the workers' time includes your own
+        ``collate_fn``; with workers, torch's default ``collate_fn`` counts as writing batches.
 
         Args:
             since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
@@ -285,13 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return stats
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls ``set_epoch`` of the dataset and the samplers, where they have it, before the next epoch.
-
-        Trainers look for this method, and some call it before each epoch.
-
-        Args:
-            epoch: Number of the epoch.
-        """
+        """Calls ``set_epoch`` of the dataset and the samplers, where they have it; trainers call this."""
         inner = getattr(self.batch_sampler, "sampler", None)
         parts: list[Any] = [self.dataset, self.sampler, self.batch_sampler, inner]
         for part in {id(part): part for part in parts}.values():
@@ -318,8 +301,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, made by ``copy`` or ``pickle``, has the same options and no workers."""
-        none = dict.fromkeys(("_iterator", "_iterators", "_loaded", "_record", "_statistics", "_forks"))
-        return {**self.__dict__, **none}
+        own = ("_iterator", "_iterators", "_loaded", "_record", "_statistics", "_forks")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -337,11 +320,7 @@ def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
 def check_not_divided_again(dataset: Any) -> None:
     """Refuses a dataset of this package where a trainer is about to divide it among ranks.
 
-    Each rank iterates only its own part already. If the trainer then sends rank 0's batches to all ranks, or
-    each rank takes every other batch, samples are lost silently.
-
-    Raises:
-        ValueError: The dataset divides itself, and there are several ranks.
+    Each rank iterates only its own part already: to divide that again would lose samples silently.
     """
     ranks = Context.current().world_size
     if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):

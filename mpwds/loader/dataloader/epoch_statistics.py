@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.group import WorkerGroup
@@ -22,13 +23,22 @@ class EpochStatistics:
     """
 
     def __init__(self) -> None:
-        self._sums = _Sums()
-        self._ledger = Ledger(self._sums.readings, self._sums.private_copies, in_order=True, in_process=False)
+        # The ledger refers to this weakly: a cycle would keep workers until the garbage collector runs.
+        this = weakref.proxy(self)
+        self._ledger = Ledger(
+            lambda: this._readings(), lambda: this._private_copies(), in_order=True, in_process=False
+        )
         self._epochs = 0
+        self._counting: WorkerGroup | LocalCounts = LocalCounts()
+        self._earlier: dict[int, WorkerReading] = {}
+        self._earlier_copies = 0
 
     def begin(self, counting: WorkerGroup | LocalCounts, *, in_order: bool) -> TrainerTimes:
         """Begins an epoch, before its workers do, and returns the clock for its iterator."""
-        self._sums.count_by(counting)
+        if counting is not self._counting:
+            self._earlier_copies = self._private_copies()
+            self._earlier = {reading.index: reading for reading in self._readings()}
+            self._counting = counting
         self._ledger.in_order, self._ledger.in_process = in_order, isinstance(counting, LocalCounts)
         times = TrainerTimes()
         self._ledger.begin(self._epochs, times)
@@ -38,26 +48,7 @@ class EpochStatistics:
     def stats(self, since: Since) -> LoaderStats:
         return self._ledger.stats(since)
 
-
-class _Sums:
-    """The sums over everything that has counted so far.
-
-    The ledger of ``EpochStatistics`` refers to these, not to ``EpochStatistics``: the two would form a
-    reference cycle, which would keep the workers' processes until the garbage collector runs.
-    """
-
-    def __init__(self) -> None:
-        self._counting: WorkerGroup | LocalCounts = LocalCounts()
-        self._earlier: dict[int, WorkerReading] = {}
-        self._earlier_copies = 0
-
-    def count_by(self, counting: WorkerGroup | LocalCounts) -> None:
-        if counting is not self._counting:
-            self._earlier_copies = self.private_copies()
-            self._earlier = {reading.index: reading for reading in self.readings()}
-            self._counting = counting
-
-    def readings(self) -> list[WorkerReading]:
+    def _readings(self) -> list[WorkerReading]:
         readings = dict(self._earlier)
         for now in self._counting.readings():
             if (before := self._earlier.get(now.index)) is not None:
@@ -65,7 +56,7 @@ class _Sums:
             readings[now.index] = now
         return [readings[index] for index in sorted(readings)]
 
-    def private_copies(self) -> int:
+    def _private_copies(self) -> int:
         return self._earlier_copies + self._counting.private_copies()
 
 
@@ -76,7 +67,7 @@ class LocalCounts:
         self.active_ns = self.batches = self.samples = self.nbytes = 0
 
     def count(self, batch: Any) -> tuple[int, int]:
-        """Counts a batch; returns its number of samples and the bytes of its arrays."""
+        """Counts a batch, and returns its samples and the bytes of its arrays."""
         samples, nbytes = rows_in(batch), _array_nbytes(batch)
         self.batches += 1
         self.samples += samples

@@ -43,21 +43,12 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
     Its workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
     with the process. It does not keep the loader.
-
-    Args:
-        loader: The loader.
-        record: The epoch, with the tasks that were completed before.
-        statistics: The loader's statistics.
-        forks: Whether the workers have to be forks of this process.
-
-    Raises:
-        TypeError: What the workers need cannot be pickled, and they may not be forks of this process.
-        ValueError: ``prefetch_factor`` is 0.
     """
 
     def __init__(
         self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: Forks
     ) -> None:
+        self._times = TrainerTimes()
         if not loader.prefetch_factor:
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         super().__init__(loader)
@@ -71,11 +62,10 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         pins = self._pin_memory and access.device_count() > 0  # other accelerators register nothing
         pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
         launcher = start_methods.launcher_of(loader.multiprocessing_context, forks)
-        make_setup = _setup_maker(loader, int(self._base_seed))
-        self._group = WorkerGroup(make_setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
+        setup = _setup(loader, int(self._base_seed))
+        self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
-        self._epoch: TaskEpoch | None
-        self._times = TrainerTimes()
+        self._epoch: TaskEpoch | None = None
         self.begin(loader, record)
 
     def begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
@@ -118,8 +108,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_times"):
-            self._times.end()
+        self._times.end()
 
     def _next_data(self) -> Any:
         if os.getpid() != self._process:
@@ -208,8 +197,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         return batch
 
     def __del__(self) -> None:
-        if hasattr(self, "_times"):
-            self._times.end()
+        self._times.end()
 
     def _make_again(self, number: int, delivered: int) -> None:
         try:
@@ -229,32 +217,25 @@ def _finish(group: WorkerGroup) -> None:
         group.close()
 
 
-def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], FetchingSetup]:
+def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:
+    here = Context.current()
     batches = loader.batch_sampler is not None
     is_default = loader.collate_fn is (default_collate if batches else default_convert)
-    facts: dict[str, Any] = {
-        "dataset": loader.dataset,
-        "workers": loader.num_workers,
-        "blocks": min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
-        "base_seed": base_seed,
-        "iterable": isinstance(loader.dataset, IterableDataset),
-        "batches": batches,
-        "collate_fn": None if is_default else loader.collate_fn,
-        "drop_last": loader.drop_last,
-        "worker_init_fn": loader.worker_init_fn,
-    }
-
-    def make() -> FetchingSetup:
-        here = Context.current()
-        return FetchingSetup(
-            **facts,
-            rank=here.rank,
-            world_size=here.world_size,
-            argv=list(sys.argv),
-            collate_functions=torch_collate.users_functions(),
-        )
-
-    return make
+    return FetchingSetup(
+        loader.dataset,
+        loader.num_workers,
+        min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
+        here.rank,
+        here.world_size,
+        argv=list(sys.argv),
+        base_seed=base_seed,
+        iterable=isinstance(loader.dataset, IterableDataset),
+        batches=batches,
+        collate_fn=None if is_default else loader.collate_fn,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+        collate_functions=torch_collate.users_functions(),
+    )
 
 
 def _count_epoch(dataset: Any) -> int:

@@ -21,27 +21,16 @@ _UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
 """What unpickling raises in a process that lacks something that this process has."""
 
 _OPEN_LATER = "open files, locks and connections where samples are fetched"
-_ITERATE_LATER = "iterate the loader in a function that is called after the import"
-_CHANGE_IT = "change it so that another process can unpickle it"
 
 
 class Forks:
-    """Whether the workers of a loader without a context have to be forks of this process.
+    """Whether the workers of a loader without a context have to be forks of this process."""
 
-    Attributes:
-        reason: Why they have to, and what to change; ``None`` as long as they need not.
-        unpickled: Workers have shown that they can unpickle what they need.
-    """
-
-    reason: tuple[str, str] | None = None
-    unpickled = False
+    reason: tuple[str, str] | None = None  # why they have to, and what to change
+    unpickled = False  # workers have shown that they can unpickle what they need
 
     def require(self, because: str, instead: str) -> None:
-        """Makes the next workers forks, and warns the first time.
-
-        Raises:
-            TypeError: CUDA is in use, which forks cannot use.
-        """
+        """Makes the next workers forks, and warns the first time. A TypeError if CUDA is in use."""
         if _cuda_is_initialized():
             raise TypeError(
                 f"{because}, so the workers would be forks of this process, but CUDA is in use here, which "
@@ -61,9 +50,6 @@ def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]
 
     Without a context: forks of the fork server; or forks of this process, where what the workers need cannot
     be pickled or comes from a module that is still being imported.
-
-    Raises:
-        ValueError: The context has a start method that is unknown here.
     """
     if context is None:
         return functools.partial(_in_the_way_that_works, forks)
@@ -83,14 +69,15 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
     group.start()
     try:
         group.wait_until_ready(timeout)
-    except MpwdsError:  # raised again when a batch is asked for
-        return
+    except MpwdsError:
+        return  # it is raised again when a batch is asked for
     except BaseException as error:
         group.close()
         if not isinstance(error, _UNLIKE_THIS_PROCESS) or _cuda_is_initialized():
             raise
         forks.require(
-            f"the workers cannot unpickle what they need ({type(error).__name__}: {error})", _CHANGE_IT
+            f"the workers cannot unpickle what they need ({type(error).__name__}: {error})",
+            "change it so that another process can unpickle it",
         )
     forks.unpickled = True
 
@@ -98,10 +85,9 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
 def start_early(dataset: Any, context: Any) -> None:
     """Starts the fork server, if workers will need it, and has it import what the dataset's class needs.
 
-    A class that derives from torch's ``Dataset`` needs torch, which takes most of a second to import; the
-    first epoch would wait for it otherwise. An error here shows again when the first epoch begins. In a fork
-    server or a worker, nothing is started: each may import the module that makes the loader, and would start
-    the next.
+    That may be torch, which takes most of a second; the first epoch would wait for it. An error shows again
+    when that begins. A fork server or a worker starts nothing: it may import the module that makes the
+    loader, and so would the next one.
     """
     if lifeline.is_held() or (context is not None and context.get_start_method() != "forkserver"):
         return
@@ -118,7 +104,10 @@ def _in_the_way_that_works(forks: Forks, setup: WorkerSetup) -> Launcher:
         except CannotPickle as error:
             reason = f"{error.what}, which cannot be pickled", _OPEN_LATER
         except StillImported as error:
-            forks.require(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
+            forks.require(
+                f"the module {error.module!r} is still being imported",
+                "iterate the loader in a function that is called after the import",
+            )
             forks.reason = None  # the next epoch may begin after the import
             return Fork(setup)
     forks.require(*reason)

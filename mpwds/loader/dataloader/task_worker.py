@@ -31,25 +31,17 @@ class Exhausted(Exception):
 
 @dataclass
 class FetchingSetup(WorkerSetup):
-    """The setup of a DataLoader's workers.
-
-    Args:
-        base_seed: Worker ``i`` is seeded with ``base_seed + i``.
-        iterable: The dataset is iterated; otherwise it is asked for samples by index.
-        batches: A task is a batch, given as a list of indices; otherwise it is one sample.
-        collate_fn: ``None`` is torch's default.
-        collate_functions: The trainer's additions to torch's table of collate functions.
-    """
+    """The setup of a DataLoader's workers."""
 
     serves: ClassVar[str] = f"{__name__}:TaskWorker"
 
-    base_seed: int = 0
-    iterable: bool = False
-    batches: bool = True
-    collate_fn: Callable[[Any], Any] | None = None
+    base_seed: int = 0  # worker i is seeded with base_seed + i
+    iterable: bool = False  # otherwise the dataset is asked for samples by index
+    batches: bool = True  # a task is a list of indices, otherwise one
+    collate_fn: Callable[[Any], Any] | None = None  # None is torch's default
     drop_last: bool = False
     worker_init_fn: Callable[[int], object] | None = None
-    collate_functions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    collate_functions: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # added to torch's table
 
     def fetcher(self, context: Context) -> Callable[[Any], Any]:
         """The function that does an epoch's tasks: it fetches by index, or the next samples, and collates.

@@ -76,14 +76,7 @@ class WebLoader(Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """The ``DataLoader``'s ``stats``. The time of stages that run here is part of ``elsewhere_s``.
-
-        Args:
-            since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
-
-        Raises:
-            ValueError: ``since`` has another value.
-        """
+        """See :meth:`mpwds.DataLoader.stats`. Stages that run here take part of ``elsewhere_s``."""
         return self.loader.stats(since)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
@@ -133,12 +126,13 @@ class WebLoader(Rebatching, DataPipeline):
         """
         if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
             raise ValueError(
-                f"a WebLoader's state is the dict that its state_dict() returned, got {state_dict!r}"
+                f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
             )
-        if state_dict.get("version") != VERSION or state_dict.get("stages") != self._described():
+        version, stages, described = state_dict.get("version"), state_dict.get("stages"), self._described()
+        if version != VERSION or stages != described:
             raise ValueError(
-                f"the state is of version {state_dict.get('version')!r} and stages "
-                f"{state_dict.get('stages')}; this loader is of version {VERSION} and has {self._described()}"
+                f"the state is of version {version!r} and stages {stages}; this loader is of version "
+                f"{VERSION} and has {described}"
             )
         epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
         if delivered and not self.loader.in_order:

@@ -29,12 +29,6 @@ class Delivery:
     Attributes:
         to_device: The CUDA device that tensors go to, or ``None``.
         pinning: Pins the memory of batches before this step, or is ``None``.
-
-    Raises:
-        ValueError: ``device`` is invalid, or ``device`` or ``pin_memory`` was combined with a non-torch
-            ``output``.
-        RuntimeError: The device does not exist here.
-        ImportError: The package that the output needs is not installed.
     """
 
     def __init__(
@@ -61,13 +55,11 @@ class Delivery:
         self._output = output
         self._ahead = ahead
 
-    def handed_out(self, source: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+    def handed_out(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
-        Args:
-            source: The batches. Those that an ``EpochIterator`` has received already are copied to the device
-                ahead.
-            staged: Whether stages may have put their tensors into memory of their own.
+        Those that an ``EpochIterator`` has received already are copied to the device ahead. ``staged``: they
+        come from stages, which may have put their tensors into memory of their own.
         """
         if self._output == "jax":
             return map(jax_arrays.with_jax_arrays, source)
@@ -76,13 +68,7 @@ class Delivery:
         runtime = self._access.runtime()
         if runtime is None:
             raise RuntimeError(f"device={self.to_device!r}: torch finds no CUDA device")
-        return DeviceIterator(
-            source,
-            runtime.copy_stream(self.to_device),
-            self._ahead,
-            getattr(source, "next_now", None),
-            lambda: getattr(source, "closed", False),
-        )
+        return DeviceIterator(source, runtime.copy_stream(self.to_device), self._ahead)
 
     def _pinned(self, batch: Any) -> Any:
         return batch if self.pinning is None or self.pinning.cuda is None else pinned(batch)
@@ -96,29 +82,20 @@ class DeviceIterator(Iterator[Any]):
     behind the batches that came before them.
 
     Args:
-        source: The iterator.
+        source: The iterator. If it has a method ``next_now``, as ``EpochIterator``, batches are copied ahead;
+            they are not delivered once it is ``closed``.
         stream: For the copies.
         ahead: The most batches to copy before they are asked for.
-        next_now: As ``next(source)``, but ``NOT_YET`` if that would wait. Without it nothing is copied ahead.
-        is_closed: Whether batches that were copied ahead must not be delivered any more.
     """
 
-    def __init__(
-        self,
-        source: Iterator[Any],
-        stream: CopyStream,
-        ahead: int,
-        next_now: Callable[[], Any] | None,
-        is_closed: Callable[[], bool],
-    ) -> None:
+    def __init__(self, source: Any, stream: CopyStream, ahead: int) -> None:
         import torch
 
         self._tensor: type = torch.Tensor
         self._source = source
         self._stream = stream
         self._ahead = ahead
-        self._next_now = next_now
-        self._is_closed = is_closed
+        self._next_now: Callable[[], Any] | None = getattr(source, "next_now", None)
         self._one_thread = OneThread()
         self._sent: deque[_Sent] = deque()
         self._original: list[Any] = []
@@ -132,7 +109,7 @@ class DeviceIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._one_thread:
-            if self._is_closed():
+            if getattr(self._source, "closed", False):
                 self._sent.clear()
             else:
                 self._send_what_is_here()

@@ -19,13 +19,12 @@ def check_installed() -> None:
 
 
 def with_jax_arrays(batch: Any) -> Any:
-    """A batch (any nesting of dict, list, tuple, namedtuple and dataclass) with jax arrays for NumPy arrays.
+    """A batch, any nesting of containers, with jax arrays on the CPU in place of its NumPy arrays.
 
-    jax takes over the memory of an array (by DLPack), and holds it until no jax array and no computation that
-    has begun needs it. Arrays that are not contiguous or not aligned to 64 bytes are copied. So are bfloat16
-    and, unless ``jax_enable_x64`` is set, arrays of 64 bits, which become 32 as everywhere in jax. The arrays
-    are on the CPU (``jax.device_put`` moves a whole batch). Arrays of objects, text or times, which jax does
-    not have, stay NumPy arrays, and so do NumPy scalars.
+    jax takes over an array's memory (by DLPack) and holds it as long as an array or a computation needs it.
+    It gets copies of arrays that are not contiguous or not aligned to 64 bytes, of bfloat16 and, unless
+    ``jax_enable_x64`` is set, of arrays of 64 bits, which become 32 as everywhere in jax. Arrays of objects,
+    text or times, which jax does not have, and NumPy scalars stay as they are.
     """
     return replaced(batch, np.ndarray, _converter())
 

@@ -57,7 +57,7 @@ class Arrivals:
 
 def on_device(cuda, source, ahead=2):
     stream = cuda.copy_stream("cuda")
-    return DeviceIterator(source, stream, ahead, source.next_now, lambda: source.closed), stream
+    return DeviceIterator(source, stream, ahead), stream
 
 
 @pytest.mark.parametrize("nbytes", [8, 80_000])
