@@ -22,7 +22,7 @@ from mpwds.loader.dataloader.start_methods import Forks
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
-from mpwds.loader.engine.epoch import OneThread
+from mpwds.loader.engine.epoch import OneThread, made_fewer
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.loader_pipeline import Rebatching
@@ -77,20 +77,11 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._epoch = None
         self._times.end()
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
-        epoch, timeout = _count_epoch(loader.dataset), loader.timeout or None
-        start_methods.start(self._group, loader.multiprocessing_context, self._forks, timeout)
+        epoch = _count_epoch(loader.dataset)
+        start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
         workers, generation = self._group.begin_epoch(epoch)
-        self._epoch = TaskEpoch(
-            workers,
-            generation,
-            self._sampler_iter,
-            in_order=loader.in_order,
-            prefetch=loader.prefetch_factor or 1,
-            timeout=timeout,
-            completed=record.completed,
-            again=isinstance(loader.dataset, IterableDataset),
-            times=self._times,
-        )
+        indices = self._sampler_iter
+        self._epoch = TaskEpoch(loader, record.completed, indices, workers, generation, self._times)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -166,8 +157,8 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         record.take_back_seed(loader)
         self._record = record
         if isinstance(loader.dataset, IterableDataset):
-            for number in range(record.runs_again):
-                self._make_again(number, record.runs_again)
+            for made in range(record.runs_again):
+                self._make_again(made, record.runs_again)
         elif record.loaded is not None:
             left = (index for _, index in record.completed.left(self._sampler_iter))
             # The first one now, while the generator that the order is drawn from stands where it did.
@@ -199,14 +190,11 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     def __del__(self) -> None:
         self._times.end()
 
-    def _make_again(self, number: int, delivered: int) -> None:
+    def _make_again(self, made: int, delivered: int) -> None:
         try:
             super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
         except StopIteration:
-            raise RuntimeError(
-                f"the dataset ended after {number} batches, but {delivered} were delivered before: it has "
-                "changed, or gives other samples each time it runs, so the epoch cannot be resumed"
-            ) from None
+            raise made_fewer(0, made, delivered) from None
         except Exception:
             pass  # it was raised where the batch was first made
 

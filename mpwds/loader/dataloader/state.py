@@ -22,25 +22,12 @@ T = TypeVar("T")
 
 
 class CompletedTasks:
-    """The numbers of the tasks that are completed: the batch was delivered, or the error raised.
-
-    Args:
-        below: All tasks with a lower number are completed.
-        above: Further completed tasks; there are some only where batches come out of order.
-        workers: Number of tasks that each worker has completed.
-
-    Example:
-        >>> completed = CompletedTasks()
-        >>> for task in (0, 2, 3):
-        ...     completed.add(task, worker=task % 2)
-        >>> completed.below, completed.above, list(completed.left("abcdef"))
-        (1, {2, 3}, [(1, 'b'), (4, 'e'), (5, 'f')])
-    """
+    """The numbers of the tasks that are completed: the batch was delivered, or the error raised."""
 
     def __init__(self, below: int = 0, above: Iterable[int] = (), workers: Iterable[int] = ()) -> None:
-        self.below = below
-        self.above = set(above)
-        self.workers = Counter(dict(enumerate(workers)))
+        self.below = below  # all tasks with a lower number are completed
+        self.above = set(above)  # so are these, where batches come out of order
+        self.workers = Counter(dict(enumerate(workers)))  # the number of tasks that each worker has completed
 
     @property
     def count(self) -> int:
@@ -61,26 +48,15 @@ class CompletedTasks:
 
 @dataclass(eq=False)
 class EpochRecord:
-    """An epoch of a DataLoader.
+    """An epoch of a DataLoader, possibly of a state that was loaded."""
 
-    Args:
-        generator: State of the generator that gives the order, at the epoch's start.
-        sampler_epoch: The epoch that the sampler was told, if it has one.
-        dataset_epoch: The epoch of a dataset of this package.
-        completed: The tasks completed so far.
-        seedless: The epoch keeps the workers of the one before, so it draws no seed for them.
-        dataset_state: From a loaded state: that of a dataset that is a loader.
-        loaded: From a loaded state: the number of tasks completed there.
-        finished: The epoch is at its end.
-    """
-
-    generator: torch.Tensor
-    sampler_epoch: int | None
-    dataset_epoch: int | None
+    generator: torch.Tensor  # the state, at the epoch's start, of the generator that gives the order
+    sampler_epoch: int | None  # the epoch that the sampler was told
+    dataset_epoch: int | None  # the epoch of a dataset of this package
     completed: CompletedTasks
-    seedless: bool
-    dataset_state: Mapping[str, Any] | None = None
-    loaded: int | None = None
+    seedless: bool  # the epoch keeps the workers of the one before, so it draws no seed for them
+    dataset_state: Mapping[str, Any] | None = None  # in the loaded state, if the dataset is a loader
+    loaded: int | None = None  # the number of tasks completed in the loaded state
     finished: bool = False
 
     @classmethod

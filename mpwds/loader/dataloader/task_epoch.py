@@ -7,11 +7,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
+from mpwds.loader.engine.epoch import made_fewer
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
@@ -24,38 +27,37 @@ class TaskEpoch:
     first ``prefetch`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
     indices are asked for at these moments and no earlier.
 
+    Tasks that were completed before are not given. With an iterable dataset, where each task depends on those
+    before, workers do them again, and the answers are dropped.
+
     Args:
-        workers: The workers, started on this epoch.
-        indices: For each task, an index or a batch of them.
-        in_order: Answers come in the order of the tasks; otherwise as the workers send them.
+        loader: The loader.
         completed: The tasks that were completed before; kept up to date.
-        again: Workers do completed tasks again, because each task depends on those before, and the answers
-            are dropped. Otherwise completed tasks are not given.
+        indices: For each task, an index or a batch of them.
+        workers: The workers, started on this epoch.
+        generation: The generation of this epoch's messages.
+        times: Records how long this process waits.
     """
 
     def __init__(
         self,
+        loader: DataLoader[Any],
+        completed: CompletedTasks,
+        indices: Iterator[Any],
         workers: list[WorkerHandle],
         generation: int,
-        indices: Iterator[Any],
-        *,
-        in_order: bool,
-        prefetch: int,
-        timeout: float | None,
-        completed: CompletedTasks,
-        again: bool,
         times: TrainerTimes,
     ) -> None:
-        self._times = times
+        self._completed = completed
         self._workers = workers
         self._generation = generation
-        self._completed = completed
-        self._dropped = Counter(completed.workers) if again else Counter()
-        self._again = again
+        self._times = times
+        self._in_order = loader.in_order
+        self._timeout = loader.timeout or None
+        self._most = (loader.prefetch_factor or 1) * len(workers)
+        self._again = again = isinstance(loader.dataset, IterableDataset)
         self._indices = enumerate(indices) if again else completed.left(indices)
-        self._in_order = in_order
-        self._most = prefetch * len(workers)
-        self._timeout = timeout
+        self._dropped = Counter(completed.workers) if again else Counter()
         first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
         self._turns = itertools.cycle(workers[first:] + workers[:first])
         self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
@@ -138,11 +140,9 @@ class TaskEpoch:
                 return
 
     def _leave_out(self, worker: WorkerHandle) -> None:
-        if self._dropped[worker.index]:
-            raise MpwdsError(
-                f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than it delivered "
-                "before: the dataset has changed, or gives other samples each time it runs"
-            )
+        if dropped := self._dropped[worker.index]:
+            made = self._answers[worker.index]
+            raise made_fewer(worker.index, made, made + dropped)
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()
