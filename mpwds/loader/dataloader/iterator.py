@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
@@ -20,7 +19,7 @@ from mpwds.loader.dataloader import start_methods, torch_collate
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
 from mpwds.loader.dataloader.start_methods import Forks
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.dataloader.task_epoch import TaskEpoch
+from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
 from mpwds.loader.engine.epoch import OneThread, made_fewer
 from mpwds.loader.engine.group import WorkerGroup
@@ -34,8 +33,6 @@ from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.tracebacks import shorten
-
-_PINNED_BY_COPYING = "batches are copied to pinned memory one by one"
 
 
 class DataLoaderIterator(_BaseDataLoaderIter):
@@ -57,10 +54,10 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._one_thread = OneThread()
         self._statistics = statistics
         self._forks = forks
-        self._pin: Callable[[Any], Any] | None = pin_memory if self._pin_memory else None
         access = CudaAccess()
         pins = self._pin_memory and access.device_count() > 0  # other accelerators register nothing
-        pinning = Pinning(access.runtime, without=_PINNED_BY_COPYING) if pins else None
+        without = "batches are copied to pinned memory one by one"
+        pinning = Pinning(access.runtime, without) if pins else None
         launcher = start_methods.launcher_of(loader.multiprocessing_context, forks)
         setup = _setup(loader, int(self._base_seed))
         self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
@@ -94,9 +91,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._times.end()
         self._group.close()
 
-    def _shutdown_workers(self) -> None:
-        """torch's name for :meth:`close`, which programs call because torch has no public one."""
-        self.close()
+    _shutdown_workers = close  # torch's name for it, which programs call because torch has no public one
 
     def __del__(self) -> None:
         self._times.end()
@@ -109,13 +104,16 @@ class DataLoaderIterator(_BaseDataLoaderIter):
             )
         try:
             with self._one_thread:
-                batch = self._next_answer()()
-                return batch if self._pin is None else self._pin(batch)
+                batch, errors = self._next_answer()
+                if errors:
+                    raise errors.pop()
+                # torch gives its function no types.
+                return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
         except Exception as error:
             shorten(error)
             raise
 
-    def _next_answer(self) -> Callable[[], Any]:
+    def _next_answer(self) -> Answer:
         epoch = self._epoch
         if epoch is None:
             raise StopIteration
@@ -146,7 +144,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
     """One epoch without workers, by torch's own iterator, which here counts what it delivers.
 
-    Of a map-style dataset, samples that were delivered before are not fetched again. An iterable dataset runs
+    A map-style dataset is not asked again for samples that were delivered before. An iterable dataset runs
     again from its start, unless it is a loader, which resumes by itself.
     """
 

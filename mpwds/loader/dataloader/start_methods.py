@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from mpwds.errors import MpwdsError
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.processes import forkserver, lifeline, processes
-from mpwds.loader.processes.launchers import LAUNCHERS, Fork, FromForkServer, Launcher
+from mpwds.loader.processes.launchers import LAUNCHERS, Fork, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
@@ -46,40 +45,59 @@ class Forks:
 
 
 def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]:
-    """What starts the workers of a loader.
-
-    Without a context: forks of the fork server; or forks of this process, where what the workers need cannot
-    be pickled or comes from a module that is still being imported.
-    """
-    if context is None:
-        return functools.partial(_in_the_way_that_works, forks)
-    method = context.get_start_method()
-    if method not in LAUNCHERS:
+    """What starts the workers of a loader: as its context says; without one, forks of the fork server."""
+    method = "forkserver" if context is None else context.get_start_method()
+    make = LAUNCHERS.get(method)
+    if make is None:
         raise ValueError(
             f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
             "'fork', 'forkserver' and 'spawn'"
         )
-    return functools.partial(_strictly, LAUNCHERS[method])
+
+    def launcher(setup: WorkerSetup) -> Launcher:
+        if forks.reason is None:
+            return make(setup)
+        forks.require(*forks.reason)
+        return Fork(setup)
+
+    return launcher
 
 
 def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None) -> None:
-    """Without a context, waits for the first workers; has forks replace them if they cannot unpickle."""
-    if context is not None or forks.unpickled:
-        return
-    group.start()
+    """Starts the workers. Without a context, forks of this process replace those that cannot get the dataset.
+
+    It cannot be pickled or unpickled, or comes from a module that is still being imported.
+    """
     try:
-        group.wait_until_ready(timeout)
+        group.start()
+        if context is None and not forks.unpickled:
+            group.wait_until_ready(timeout)
+            forks.unpickled = True
+    except CannotPickle as error:
+        if context is not None:
+            raise TypeError(
+                f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): {_OPEN_LATER}, "
+                "or pass multiprocessing_context='fork'"
+            ) from error.__cause__
+        forks.require(f"{error.what}, which cannot be pickled", _OPEN_LATER)
+    except StillImported as error:
+        if context is not None:
+            raise
+        later = "iterate the loader in a function that is called after the import"
+        forks.require(f"the module {error.module!r} is still being imported", later)
+        group.start()
+        forks.reason = None  # the next epoch may begin after the import
     except MpwdsError:
         return  # it is raised again when a batch is asked for
-    except BaseException as error:
+    except _UNLIKE_THIS_PROCESS as error:
         group.close()
-        if not isinstance(error, _UNLIKE_THIS_PROCESS) or _cuda_is_initialized():
+        if context is not None or _cuda_is_initialized():
             raise
-        forks.require(
-            f"the workers cannot unpickle what they need ({type(error).__name__}: {error})",
-            "change it so that another process can unpickle it",
-        )
-    forks.unpickled = True
+        because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
+        forks.require(because, "change it so that another process can unpickle it")
+    except BaseException:
+        group.close()
+        raise
 
 
 def start_early(dataset: Any, context: Any) -> None:
@@ -94,34 +112,6 @@ def start_early(dataset: Any, context: Any) -> None:
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process
         forkserver.start([cls.__module__ for cls in type(dataset).__mro__])
-
-
-def _in_the_way_that_works(forks: Forks, setup: WorkerSetup) -> Launcher:
-    reason = forks.reason
-    if reason is None:
-        try:
-            return FromForkServer(setup)
-        except CannotPickle as error:
-            reason = f"{error.what}, which cannot be pickled", _OPEN_LATER
-        except StillImported as error:
-            forks.require(
-                f"the module {error.module!r} is still being imported",
-                "iterate the loader in a function that is called after the import",
-            )
-            forks.reason = None  # the next epoch may begin after the import
-            return Fork(setup)
-    forks.require(*reason)
-    return Fork(setup)
-
-
-def _strictly(make: Callable[[WorkerSetup], Launcher], setup: WorkerSetup) -> Launcher:
-    try:
-        return make(setup)
-    except CannotPickle as error:
-        raise TypeError(
-            f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): {_OPEN_LATER}, or "
-            "pass multiprocessing_context='fork'"
-        ) from error.__cause__
 
 
 def _cuda_is_initialized() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -19,6 +19,10 @@ from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
 
+Answer = tuple[Any, list[BaseException]]
+"""A batch, or in the list the task's exception. Pop it to raise it: if the frame that raises it held it as
+well, this cycle would keep the iterator and its workers until the garbage collector runs."""
+
 
 class TaskEpoch:
     """Gives tasks to workers and takes their answers.
@@ -31,12 +35,8 @@ class TaskEpoch:
     before, workers do them again, and the answers are dropped.
 
     Args:
-        loader: The loader.
         completed: The tasks that were completed before; kept up to date.
         indices: For each task, an index or a batch of them.
-        workers: The workers, started on this epoch.
-        generation: The generation of this epoch's messages.
-        times: Records how long this process waits.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class TaskEpoch:
         for _ in range(self._most):
             self._give_next()
 
-    def next_answer(self) -> Callable[[], Any]:
-        """Waits for the next answer: a function that returns the batch, or raises the task's exception.
+    def next_answer(self) -> Answer:
+        """Waits for the next answer.
 
         Raises:
             StopIteration: All tasks are answered, or all workers exhausted.
@@ -86,7 +86,7 @@ class TaskEpoch:
             elif fields["kind"] == protocol.ERROR:
                 self._unanswered.clear()
                 self._times.end()
-                return _raising(_revived(fields, worker))
+                return None, [_revived(fields, worker)]
             else:
                 self._check(worker, fields["sequence"])
                 self._answers[worker.index] += 1
@@ -100,7 +100,7 @@ class TaskEpoch:
         self._times.end()
         raise StopIteration
 
-    def _answer(self, worker: WorkerHandle, message: Message, task: int) -> Callable[[], Any]:
+    def _answer(self, worker: WorkerHandle, message: Message, task: int) -> Answer:
         fields = message.fields
         if fields["kind"] == protocol.FAILED:
             return self._failed(worker, task, _revived(fields, worker))
@@ -114,12 +114,12 @@ class TaskEpoch:
             return self._failed(worker, task, error)
         self._complete(worker, task)
         self._times.delivered(fields["samples"], fields["nbytes"])
-        return lambda: batch
+        return batch, []
 
-    def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> Callable[[], Any]:
+    def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> Answer:
         self._complete(worker, task)
         self._times.left()
-        return _raising(error)
+        return None, [error]
 
     def _complete(self, worker: WorkerHandle, task: int) -> None:
         self._completed.add(self._completed.below if self._again else task, worker.index)
@@ -159,14 +159,3 @@ def _revived(fields: dict[str, Any], worker: WorkerHandle) -> BaseException:
     error = failures.revive(fields, worker.index, worker.pid)
     add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
     return error
-
-
-def _raising(error: BaseException) -> Callable[[], Any]:
-    errors = [error]
-
-    def answer() -> Any:
-        # Popped: if this frame held the error, whose traceback holds this frame, the cycle would keep the
-        # iterator and its workers until the garbage collector runs.
-        raise errors.pop()
-
-    return answer

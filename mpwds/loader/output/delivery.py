@@ -19,12 +19,8 @@ from mpwds.sharedmem.pinning import Pinning
 class Delivery:
     """Hands batches out as a loader's ``output``, ``device`` and ``pin_memory`` say.
 
-    Args:
-        output: What arrays become. Up to this step, jax arrays are NumPy arrays.
-        device: Where tensors go in this step; ``None`` or ``"cpu"`` leaves them where they are.
-        pin_memory: Whether tensors that stay on the CPU are pinned.
-        ahead: Batches to copy to the device before they are asked for.
-        access: The way to CUDA.
+    Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU. It copies ``ahead`` batches to
+    the device before they are asked for.
 
     Attributes:
         to_device: The CUDA device that tensors go to, or ``None``.
@@ -81,11 +77,8 @@ class DeviceIterator(Iterator[Any]):
     can be used at once on the stream that is current when it is delivered. An error, and the end, are raised
     behind the batches that came before them.
 
-    Args:
-        source: The iterator. If it has a method ``next_now``, as ``EpochIterator``, batches are copied ahead;
-            they are not delivered once it is ``closed``.
-        stream: For the copies.
-        ahead: The most batches to copy before they are asked for.
+    If the iterator has a method ``next_now``, as ``EpochIterator``, up to ``ahead`` batches are copied before
+    they are asked for; they are not delivered once it is ``closed``.
     """
 
     def __init__(self, source: Any, stream: CopyStream, ahead: int) -> None:
