@@ -156,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
         kept: Any = self._iterator
-        if self._keeps_iterator():
+        if self._keeps_workers:
             with self._beginning():
                 kept.begin(self, self._record)
             return kept
@@ -178,14 +178,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._iterators.add(iterator)
             return iterator
 
-    def _keeps_iterator(self) -> bool:
+    @property
+    def _keeps_workers(self) -> bool:
         """Whether the next epoch has the workers of the last one."""
-        persists = self.persistent_workers and self.num_workers > 0
-        return persists and isinstance(self._iterator, DataLoaderIterator)
+        return self.num_workers > 0 and isinstance(self._iterator, DataLoaderIterator)
 
     def _next_record(self) -> EpochRecord:
         """The start of the epoch that would begin now."""
-        return EpochRecord.of_next(self, seedless=self._keeps_iterator())
+        return EpochRecord.of_next(self, seedless=self._keeps_workers)
 
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
         """Records the epoch that begins. Inside, it begins like the one that was loaded, if there is one."""

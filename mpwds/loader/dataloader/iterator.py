@@ -36,9 +36,9 @@ from mpwds.tracebacks import shorten
 
 
 class DataLoaderIterator(_BaseDataLoaderIter):
-    """The batches of one epoch of a DataLoader, or of several in turn where its workers persist.
+    """The batches of an epoch of a DataLoader, or of several in turn where its workers persist.
 
-    Its workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
+    The workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
     with the process. It does not keep the loader.
     """
 

@@ -99,7 +99,7 @@ class WebLoader(Rebatching, DataPipeline):
             >>> state["delivered"], len(state["loader"]["generator"])
             (1, 6744)
         """
-        run, stages = self._run, self._described()
+        run, stages = self._run, described_stages(self.stages, self._epochs)
         if run is None or run.finished:
             run = _Run(self._epoch, self._start_of_next())
         return {
@@ -128,7 +128,11 @@ class WebLoader(Rebatching, DataPipeline):
             raise ValueError(
                 f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
             )
-        version, stages, described = state_dict.get("version"), state_dict.get("stages"), self._described()
+        version, stages, described = (
+            state_dict.get("version"),
+            state_dict.get("stages"),
+            described_stages(self.stages, self._epochs),
+        )
         if version != VERSION or stages != described:
             raise ValueError(
                 f"the state is of version {version!r} and stages {stages}; this loader is of version "
@@ -148,9 +152,6 @@ class WebLoader(Rebatching, DataPipeline):
     def _start_of_next(self) -> dict[str, Any]:
         """The DataLoader's state before the epoch that would begin now."""
         return self.loader._next_record().as_state(self.loader)
-
-    def _described(self) -> list[str]:
-        return described_stages(self.stages, self._epochs)
 
 
 @dataclass
