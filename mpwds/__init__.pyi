@@ -56,8 +56,8 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
-from mpwds.loader.dataloader.accelerated import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
+from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.stats.stats import LoaderStats as LoaderStats

@@ -17,8 +17,7 @@ MODULES = ("nest", "tenbin")
 # The names that most programs need: `dir(mpwds)` shows these.
 NAMES = {
     "mpwds.errors": "DecodeError MpwdsError ShardError WorkerDied WorkerTimeout",
-    "mpwds.loader.dataloader.accelerated": "use_in_accelerate",
-    "mpwds.loader.dataloader.data_loader": "DataLoader",
+    "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.loader.stats.stats": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",

@@ -11,13 +11,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mpwds.loader.dataloader.web_loader import LoaderSource
 from mpwds.loader.engine import options as checks
+from mpwds.loader.loader_pipeline import LoaderPipeline
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.output.replacing import pinned
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.iterator_streams import IteratorStream
 
 __all__ = [
     "D",
@@ -37,14 +34,12 @@ timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))
 _MOST_AHEAD = 4
 
 
-class MultiDataset(DataPipeline):
+class MultiDataset(LoaderPipeline):
     """Iterates a dataset in worker processes; the stages added to it run in this process.
 
     This is webdataset's first loader, on top of :class:`~mpwds.loader.multi_loader.MultiLoader`, which
     describes how elements are divided among workers and delivered. Use it to mix elements of different
-    workers. Batches that need no more work here are better iterated from a ``MultiLoader``. A shuffle here
-    keeps the batches that its elements came in. If it holds more than a few batches of a worker, they are
-    copied out of shared memory, with one warning.
+    workers. Batches that need no more work here are better iterated from a ``MultiLoader``.
 
     Each ``iter()`` is an epoch, and ends an unfinished one of the same object; a copy with more stages has
     workers of its own. Workers stay between epochs until ``close()``, the end of a ``with`` block, the
@@ -55,7 +50,7 @@ class MultiDataset(DataPipeline):
         workers: Worker processes.
         output_size: Limit on the batches in flight, over all workers; at least one for each. A worker
             prepares no more than 4 ahead in any case: batches can be large.
-        nominal: Result of ``len()``. Elements are delivered as they come, however many.
+        nominal: Result of ``len()``, in place of the number of elements. It changes nothing else.
         pin_memory: Deliver tensors in pinned memory. Without CUDA, or without tensors, this does nothing.
         options: Further options of ``MultiLoader``: ``in_order``, ``prefetch`` (instead of
             ``output_size``), ``start_method``, ``timeout``, ``output`` and ``seed``.
@@ -65,10 +60,12 @@ class MultiDataset(DataPipeline):
 
     Raises:
         ValueError: An option is out of range.
-        TypeError: ``dataset`` is not iterable; or, for ``len()``, there is no ``nominal``.
+        TypeError: ``dataset`` is not iterable; or, for ``len()``, there is no ``nominal`` and the number of
+            elements is not known without running the epoch.
 
     Example:
         >>> import numpy as np
+        >>> from mpwds import DataPipeline
         >>> numbers = DataPipeline(range(8)).batched(2)
         >>> with MultiDataset(numbers, workers=2, output="numpy").unbatched().batched(4) as dataset:
         ...     [batch.tolist() for batch in dataset]
@@ -88,8 +85,7 @@ class MultiDataset(DataPipeline):
             raise ValueError(f"MultiDataset: output_size must be at least 1, got {output_size}")
         ahead = max(1, min(output_size // max(workers, 1), _MOST_AHEAD))
         loader = MultiLoader(dataset, workers, **{"prefetch": ahead, **options})
-        super().__init__(_LoaderOfEpoch(loader, str(loader)), seed=loader.seed)
-        self.loader = loader
+        super().__init__(loader)
         self._length = nominal
         self._pin_memory = (
             checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
@@ -98,10 +94,10 @@ class MultiDataset(DataPipeline):
     def __iter__(self) -> MultiDatasetIterator:
         return MultiDatasetIterator(self)
 
-    def compose(self, *stages: Any) -> MultiDataset:
-        extended = super().compose(*stages)
+    def compose(self, *stages: Any) -> Any:
+        extended: Any = super().compose(*stages)
         extended.loader = copy.copy(self.loader)
-        extended.pipeline[0] = _LoaderOfEpoch(extended.loader, str(extended.loader))
+        extended.pipeline[:1] = LoaderPipeline(extended.loader).pipeline
         return extended
 
 
@@ -115,6 +111,7 @@ class MultiDatasetIterator(Iterator[Any]):
         pin_memory: Whether to deliver tensors in pinned memory, if there is CUDA.
 
     Example:
+        >>> from mpwds import DataPipeline
         >>> elements = MultiDatasetIterator(DataPipeline([1, 2, 3]), workers=1)
         >>> [int(element) for element in elements]
         [1, 2, 3]
@@ -126,7 +123,7 @@ class MultiDatasetIterator(Iterator[Any]):
     ) -> None:
         if not isinstance(dataset, MultiDataset):
             dataset = MultiDataset(dataset, workers, output_size, pin_memory=pin_memory)
-        self._elements = DataPipeline.__iter__(dataset)
+        self._elements = LoaderPipeline.__iter__(dataset)
         self._loader: MultiLoader = dataset.loader
         self._pin_memory: bool = dataset._pin_memory
         self._pins: bool | None = None
@@ -171,9 +168,3 @@ def omp_warning() -> None:
 def _cuda_is_available() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_available())
-
-
-class _LoaderOfEpoch(LoaderSource):
-    def stream(self, context: Context = ALONE) -> IteratorStream:
-        self.loader.set_epoch(context.epoch)
-        return super().stream(context)

@@ -111,9 +111,10 @@ def test_len_is_nominal_also_of_copies():
     assert len(list(dataset)) == 6
 
 
-def test_without_nominal_there_is_no_length():
-    with pytest.raises(TypeError, match="has no len"):
-        len(MultiDataset(range(6)))
+def test_without_nominal_the_length_is_that_of_an_epoch_if_it_is_known():
+    assert len(MultiDataset(range(6)).batched(4)) == 2
+    with pytest.raises(TypeError, match="number of elements in an epoch is not known"):
+        len(MultiDataset(DataPipeline(lambda: iter(range(6)))))
 
 
 @pytest.mark.parametrize(("output_size", "ahead"), [(10000, 4), (12, 3), (4, 1), (1, 1)])
@@ -150,15 +151,13 @@ def test_a_killed_worker_is_an_error():
         collections.deque(elements, maxlen=0)
 
 
-def test_a_stream_continues_by_delivering_again():
+def test_an_epoch_continues_where_its_state_was_saved():
     dataset = MultiDataset(range(6), workers=2)
-    stream = dataset.stream()
-    seen = [int(next(stream)[1]) for _ in range(4)]
-    state = stream.state_dict()
-    again = dataset.stream()
-    with pytest.warns(UserWarning, match="running the first 4 elements of the epoch again"):
-        again.load_state_dict(state)
-    assert seen + [int(element) for _, element in again] == list(range(6))
+    elements = iter(dataset)
+    seen = [int(next(elements)) for _ in range(4)]
+    again = MultiDataset(range(6), workers=2)
+    again.load_state_dict(dataset.state_dict())
+    assert seen + list(map(int, again)) == list(range(6))
 
 
 def test_torchs_dataloader_takes_it(shards):

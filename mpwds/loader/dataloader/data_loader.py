@@ -7,61 +7,50 @@ a torch DataLoader accept it. ``mpwds`` imports it when the name is used.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
-from mpwds.loader.dataloader.datasets import (
-    check_not_divided_again,
-    has_workers,
-    is_iterable,
-    refuse_workers_of_workers,
-)
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import Forks, start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
+from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
 from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.parts import IterableSource
 from mpwds.warn import warn
-
-T_co = TypeVar("T_co", covariant=True)
-
-_DATAPIPES: tuple[type, ...] = tuple(
-    kind
-    for name in ("IterDataPipe", "MapDataPipe")
-    if (kind := getattr(torch.utils.data, name, None)) is not None
-)
 
 if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats
+
+T_co = TypeVar("T_co", covariant=True)
+
+_DATAPIPES = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Drop-in replacement for ``torch.utils.data.DataLoader``: change the import, and nothing else.
 
     It is a subclass of torch's class, with the same arguments, attributes, order of samples, random numbers,
-    worker seeds, errors and warnings. What differs is how batches get here: workers collate them into shared
-    memory that is used again and again, and they arrive as views of it. Workers need no
-    ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are not copies
-    of this process, unless ``multiprocessing_context="fork"`` asks for that or what they need cannot be
+    worker seeds, errors and warnings. Workers collate batches into shared memory that is used again and
+    again. Tensors, and NumPy arrays of your own ``collate_fn``, arrive as writable views of it. Workers need
+    no ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are copies of
+    this process only if ``multiprocessing_context="fork"`` asks for that, or what they need cannot be
     pickled. ``docs/coming-from-dataloader.md`` goes through every option.
 
-    Tensors arrive as tensors, and NumPy arrays (from your own ``collate_fn``) as arrays. Both are writable,
-    and nobody else writes to them.
-
     Args:
-        dataset: A map-style dataset or list, or an ``IterableDataset``. Pipelines of this package are
-            iterable datasets, and count their epochs here by themselves. So is a ``MultiLoader``, with or
-            without stages behind it; its own workers do the work, so leave ``num_workers`` at 0.
+        dataset: A map-style dataset or list, or an ``IterableDataset``, such as a pipeline of this package.
+            A ``MultiLoader``, with or without stages behind it, is one too: leave ``num_workers`` at 0.
         batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: Draw the samples in random order.
-        sampler: Gives the indices of the samples in order, in place of ``shuffle``.
-        batch_sampler: Gives lists of indices, in place of ``batch_size``, ``shuffle``, ``sampler`` and
-            ``drop_last``.
+        sampler: Gives the indices of the samples in order.
+        batch_sampler: Gives lists of indices, in place of the four options that determine them.
         num_workers: Worker processes; 0 does the work in this process, with torch's own code.
         collate_fn: Makes a batch of a list of samples; torch's ``default_collate`` by default.
         pin_memory: Deliver tensors in pinned memory.
@@ -77,13 +66,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: As torch's DataLoader, for arguments that cannot be combined.
-        ValueError: ``num_workers`` for a dataset that is a loader with workers of its own.
+        ValueError: ``num_workers`` for a dataset that is a loader.
 
     While iterating:
         The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type and attributes,
         and the worker's traceback as its cause. Iteration may continue, as in torch.
-        ``RuntimeError``: No batch came for ``timeout`` seconds (the message says what the worker was doing),
-        or a worker died (:class:`~mpwds.errors.WorkerDied`).
+        ``RuntimeError``: No batch came for ``timeout`` seconds, or a worker died
+        (:class:`~mpwds.errors.WorkerDied`).
         ``TypeError``: The workers need something that cannot be pickled, and cannot be forks of this process.
 
     Source:
@@ -119,17 +108,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
-        refuse_workers_of_workers(dataset, num_workers)
+        _refuse_workers_of_workers(dataset, num_workers)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
-        switches = {
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-            "persistent_workers": persistent_workers,
-            "in_order": in_order,
-        }
-        for name, value in switches.items():
-            checks.boolean("DataLoader", name, value)
+        checks.boolean("DataLoader", "pin_memory", pin_memory)
+        checks.boolean("DataLoader", "drop_last", drop_last)
+        checks.boolean("DataLoader", "persistent_workers", persistent_workers)
+        checks.boolean("DataLoader", "in_order", in_order)
         super().__init__(
             dataset,
             batch_size,
@@ -149,37 +134,42 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
         )
         self.in_order = in_order  # an argument of torch's since 2.6
-        self._loaded: EpochRecord | None = None
         self._begin_afresh()
         if num_workers and not isinstance(dataset, _DATAPIPES):
             start_early(dataset, self.multiprocessing_context)
 
+    def _loader_inside(self) -> Any:
+        """The dataset, if it is a loader of this package, with or without stages behind it."""
+        return self.dataset if isinstance(self.dataset, Rebatching) else None
+
     def _begin_afresh(self) -> None:
+        self._iterator = None
+        self._loaded: EpochRecord | None = None
         self._record = self._next_record()
         self._record.finished = True
         self._statistics = EpochStatistics()
         self._forks = Forks()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator's class
+    def __iter__(self) -> Any:
         """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
         if isinstance(self.dataset, _DATAPIPES):
             return super().__iter__()
-        if self._keeps_iterator():
-            kept: Any = self._iterator
+        kept: Any = self._iterator
+        if self._keeps_workers:
             with self._beginning():
-                kept.reset(self, self._record)
-            return cast("Iterator[Any]", kept)
-        iterator: Any = self._get_iterator()
+                kept.begin(self, self._record)
+            return kept
+        iterator = self._get_iterator()
         if self.persistent_workers and self.num_workers:
             self._iterator = iterator  # under torch's name: frameworks set it to None
-        return cast("Iterator[Any]", iterator)
+        return iterator
 
     def _get_iterator(self) -> Any:
         """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""
         if isinstance(self.dataset, _DATAPIPES):
             return super()._get_iterator()
-        refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
+        _refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
             if self.num_workers == 0:
                 return SingleProcessIterator(self, self._record, self._statistics)
@@ -188,14 +178,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._iterators.add(iterator)
             return iterator
 
-    def _keeps_iterator(self) -> bool:
+    @property
+    def _keeps_workers(self) -> bool:
         """Whether the next epoch has the workers of the last one."""
-        persists = self.persistent_workers and self.num_workers > 0
-        return persists and isinstance(self._iterator, DataLoaderIterator)
+        return self.num_workers > 0 and isinstance(self._iterator, DataLoaderIterator)
 
     def _next_record(self) -> EpochRecord:
         """The start of the epoch that would begin now."""
-        return EpochRecord.of_next(self, seedless=self._keeps_iterator())
+        return EpochRecord.of_next(self, seedless=self._keeps_workers)
 
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
         """Records the epoch that begins. Inside, it begins like the one that was loaded, if there is one."""
@@ -203,7 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._record = self._next_record() if loaded is None else loaded
         if loaded is None:
             return contextlib.nullcontext()
-        if loaded.runs_again and is_iterable(self.dataset):
+        if loaded.runs_again and isinstance(self.dataset, torch.utils.data.IterableDataset):
             warn(
                 f"the iterable dataset ({type(self.dataset).__name__}) runs again from its start, and the "
                 f"{loaded.runs_again} batches delivered before are dropped: MultiLoader resumes pipelines of "
@@ -215,9 +205,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.
 
-        It holds the number of batches, and the state that the generator (``generator``, or torch's own) had
-        when the epoch began: 7 kB. If the dataset is a ``MultiLoader``, with or without stages behind it, the
-        loader's own state is included.
+        It holds the number of batches, the state that the generator (``generator``, or torch's own) had when
+        the epoch began (7 kB), and the state of a dataset that is a ``MultiLoader``.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
@@ -236,10 +225,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if isinstance(self.dataset, _DATAPIPES):
             raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
-        dataset: Any = self.dataset
         record = self._record if self._loaded is None else self._loaded
         state = (self._next_record() if record.finished else record).as_state(self)
-        return {**state, "dataset": dataset.state_dict()} if has_workers(dataset) else state
+        inside = self._loader_inside()
+        return state if inside is None else {**state, "dataset": inside.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
@@ -247,8 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Map-style dataset: delivered samples are not fetched again, and the rest come in the same order, also
         with another number of workers. Random numbers that the dataset draws in the workers differ, as after
         any restart. Iterable dataset: it runs again from its start, with the same seeds, and delivered
-        batches are dropped; one warning says so. A ``MultiLoader``, with or without stages behind it, resumes
-        by its own ``load_state_dict``.
+        batches are dropped; one warning says so. A ``MultiLoader`` resumes by its own ``load_state_dict``.
 
         The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.
@@ -265,11 +253,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._loaded = record
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """What was delivered, how long this process waited for it, and what bounds the training.
+        """Statistics, as of :meth:`mpwds.MultiLoader.stats`; if the dataset is a loader, its own.
 
-        As ``MultiLoader.stats()``, at any time. Epochs are numbered as they begin. The dataset's share of the
-        workers' time includes your own ``collate_fn``; with workers, torch's default ``collate_fn`` counts as
-        writing batches. If the dataset is a loader, these are its stats.
+        Epochs are numbered as they begin. The dataset's share of the workers' time includes your own
+        ``collate_fn``; with workers, torch's default ``collate_fn`` counts as writing batches.
 
         Args:
             since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
@@ -283,18 +270,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> loader.stats().batches, loader.stats().samples
             (3, 5)
         """
-        dataset: Any = self.dataset
-        stats: LoaderStats = dataset.stats(since) if has_workers(dataset) else self._statistics.stats(since)
+        inside = self._loader_inside()
+        stats: LoaderStats = (self._statistics if inside is None else inside).stats(since)
         return stats
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls ``set_epoch`` of the dataset and the samplers, where they have it, before the next epoch.
-
-        Trainers look for this method, and some call it before each epoch.
-
-        Args:
-            epoch: Number of the epoch.
-        """
+        """Calls ``set_epoch`` of the dataset and the samplers, where they have it; trainers call this."""
         inner = getattr(self.batch_sampler, "sampler", None)
         parts: list[Any] = [self.dataset, self.sampler, self.batch_sampler, inner]
         for part in {id(part): part for part in parts}.values():
@@ -321,9 +302,71 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, made by ``copy`` or ``pickle``, has the same options and no workers."""
-        none = dict.fromkeys(("_iterator", "_iterators", "_loaded", "_record", "_statistics", "_forks"))
-        return {**self.__dict__, **none}
+        own = ("_iterator", "_iterators", "_loaded", "_record", "_statistics", "_forks")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_afresh()
+
+
+def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
+    if num_workers and isinstance(dataset, Rebatching):
+        raise ValueError(
+            f"{dataset!r} has workers of its own, and each of {num_workers} more would deliver all of it: "
+            "leave num_workers at 0"
+        )
+
+
+def check_not_divided_again(dataset: Any) -> None:
+    """Refuses a dataset of this package where a trainer is about to divide it among ranks.
+
+    Each rank iterates only its own part already: to divide that again would lose samples silently.
+    """
+    ranks = Context.current().world_size
+    if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):
+        raise ValueError(
+            f"{dataset!r} divides itself among the {ranks} ranks: to divide what it delivers once more would "
+            "lose samples. Iterate it with mpwds.MultiLoader or mpwds.WebLoader, which Accelerate leaves as "
+            "they are; in a Trainer, return mpwds.DataLoader(loader, batch_size=None) from "
+            "get_train_dataloader()"
+        )
+
+
+def use_in_accelerate() -> None:
+    """Makes Accelerate, and the Trainer of transformers, which builds on it, use ``mpwds.DataLoader``.
+
+    Both build a torch DataLoader for each rank from the parts of the one that they are given. After this
+    call they build a ``mpwds.DataLoader`` (with ``use_stateful_dataloader`` still torchdata's class).
+
+    Raises:
+        ImportError: Accelerate is not installed.
+        RuntimeError: Accelerate is older than 0.34, whose DataLoader class cannot be replaced.
+        ValueError: In ``prepare``, there are several ranks, and the dataset is a pipeline of this package,
+            which divides itself among them.
+
+    Example:
+        >>> from accelerate import Accelerator  # doctest: +SKIP
+        >>> from mpwds import DataLoader
+        >>> use_in_accelerate()  # doctest: +SKIP
+        >>> prepared = Accelerator().prepare(DataLoader([1, 2, 3], batch_size=2))  # doctest: +SKIP
+        >>> [batch.tolist() for batch in prepared]  # doctest: +SKIP
+        [[1, 2], [3]]
+    """
+    try:
+        import accelerate.accelerator as preparing
+        import accelerate.data_loader as building
+    except ImportError as error:
+        raise ImportError("use_in_accelerate needs Accelerate: pip install 'mpwds[huggingface]'") from error
+    if not hasattr(building, "DataLoaderAdapter"):
+        raise RuntimeError("use_in_accelerate needs accelerate 0.34 or later: pip install -U accelerate")
+    building.DataLoader = DataLoader
+    prepare = building.prepare_data_loader
+
+    @functools.wraps(prepare)
+    def checked(dataloader: Any, *arguments: Any, **options: Any) -> Any:
+        check_not_divided_again(dataloader.dataset)
+        return prepare(dataloader, *arguments, **options)
+
+    if preparing.prepare_data_loader is prepare:
+        preparing.prepare_data_loader = checked

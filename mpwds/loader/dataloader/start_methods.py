@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from mpwds.errors import MpwdsError
+from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.processes import forkserver, lifeline, processes
-from mpwds.loader.processes.launchers import Fork, FromForkServer, Launcher, Spawn
+from mpwds.loader.processes.launchers import LAUNCHERS, Fork, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
@@ -19,68 +20,92 @@ _UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
 """What unpickling raises in a process that lacks something that this process has."""
 
 _OPEN_LATER = "open files, locks and connections where samples are fetched"
-_ITERATE_LATER = "iterate the loader in a function that is called after the import"
 
 
 class Forks:
-    """Whether a loader's workers have to be forks of this process: known after the first attempt.
+    """Whether the workers of a loader without a context have to be forks of this process."""
 
-    Attributes:
-        because: What cannot be pickled, or unpickled; ``None`` as long as everything can.
-        might_help: No worker has shown yet whether it can unpickle what it needs.
-    """
+    reason: tuple[str, str] | None = None  # why they have to, and what to change
+    unpickled = False  # workers have shown that they can unpickle what they need
 
-    because: str | None = None
-    might_help = True
-
-    def help_with(self, context: Any, error: BaseException) -> bool:
-        """Makes the next workers forks of this process, with a warning, if that helps against an error.
-
-        It does not if the loader has a ``context``, CUDA is in use, or a fork would meet the same error.
-
-        Args:
-            context: The loader's ``multiprocessing_context``.
-            error: What a worker that is not a fork raised.
-        """
-        if not isinstance(error, _UNLIKE_THIS_PROCESS) or context is not None or _cuda_is_initialized():
-            return False
-        self.because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
-        _warn_of_fork(self.because, "change it so that another process can unpickle it")
-        return True
+    def require(self, because: str, instead: str) -> None:
+        """Makes the next workers forks, and warns the first time. A TypeError if CUDA is in use."""
+        if _cuda_is_initialized():
+            raise TypeError(
+                f"{because}, so the workers would be forks of this process, but CUDA is in use here, which "
+                f"forks cannot use: {instead}, iterate the loader before CUDA is used, or, if the workers "
+                "leave CUDA alone, pass multiprocessing_context='fork'"
+            )
+        if self.reason is None:
+            warn(
+                f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, "
+                "or pass multiprocessing_context='fork' to say that this is meant"
+            )
+        self.reason = because, instead
 
 
 def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]:
-    """What starts the workers of a loader.
+    """What starts the workers of a loader: as its context says; without one, forks of the fork server."""
+    method = "forkserver" if context is None else context.get_start_method()
+    make = LAUNCHERS.get(method)
+    if make is None:
+        raise ValueError(
+            f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
+            "'fork', 'forkserver' and 'spawn'"
+        )
 
-    ``"spawn"``: fresh interpreters. ``"forkserver"``: forks of this process' fork server. ``"fork"``: forks
-    of this process. Without a context: forks of the fork server; or forks of this process, where what the
-    workers need cannot be pickled or comes from a module that is still being imported.
+    def launcher(setup: WorkerSetup) -> Launcher:
+        if forks.reason is None:
+            return make(setup)
+        forks.require(*forks.reason)
+        return Fork(setup)
 
-    Raises:
-        ValueError: The context has another start method.
+    return launcher
+
+
+def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None) -> None:
+    """Starts the workers. Without a context, forks of this process replace those that cannot get the dataset.
+
+    It cannot be pickled or unpickled, or comes from a module that is still being imported.
     """
-    method = None if context is None else context.get_start_method()
-    if method is None:
-        return functools.partial(_in_the_way_that_works, forks)
-    if method == "fork":
-        return Fork
-    if method == "spawn":
-        return functools.partial(_strictly, Spawn)
-    if method == "forkserver":
-        return functools.partial(_strictly, FromForkServer)
-    raise ValueError(
-        f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
-        "'fork', 'forkserver' and 'spawn'"
-    )
+    try:
+        group.start()
+        if context is None and not forks.unpickled:
+            group.wait_until_ready(timeout)
+            forks.unpickled = True
+    except CannotPickle as error:
+        if context is not None:
+            raise TypeError(
+                f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): {_OPEN_LATER}, "
+                "or pass multiprocessing_context='fork'"
+            ) from error.__cause__
+        forks.require(f"{error.what}, which cannot be pickled", _OPEN_LATER)
+    except StillImported as error:
+        if context is not None:
+            raise
+        later = "iterate the loader in a function that is called after the import"
+        forks.require(f"the module {error.module!r} is still being imported", later)
+        group.start()
+        forks.reason = None  # the next epoch may begin after the import
+    except MpwdsError:
+        return  # it is raised again when a batch is asked for
+    except _UNLIKE_THIS_PROCESS as error:
+        group.close()
+        if context is not None or _cuda_is_initialized():
+            raise
+        because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
+        forks.require(because, "change it so that another process can unpickle it")
+    except BaseException:
+        group.close()
+        raise
 
 
 def start_early(dataset: Any, context: Any) -> None:
     """Starts the fork server, if workers will need it, and has it import what the dataset's class needs.
 
-    A class that derives from torch's ``Dataset`` needs torch, which takes most of a second to import; the
-    first epoch would wait for it otherwise. An error here shows again when the first epoch begins. In a fork
-    server or a worker, nothing is started: each may import the module that makes the loader, and would start
-    the next.
+    That may be torch, which takes most of a second; the first epoch would wait for it. An error shows again
+    when that begins. A fork server or a worker starts nothing: it may import the module that makes the
+    loader, and so would the next one.
     """
     if lifeline.is_held() or (context is not None and context.get_start_method() != "forkserver"):
         return
@@ -89,47 +114,5 @@ def start_early(dataset: Any, context: Any) -> None:
         forkserver.start([cls.__module__ for cls in type(dataset).__mro__])
 
 
-def _in_the_way_that_works(forks: Forks, setup: WorkerSetup) -> Launcher:
-    if forks.because is None:
-        try:
-            return FromForkServer(setup)
-        except CannotPickle as error:
-            forks.because = f"{error.what}, which cannot be pickled"
-            if not _cuda_is_initialized():
-                _warn_of_fork(forks.because, _OPEN_LATER)
-        except StillImported as error:
-            if _cuda_is_initialized():
-                raise
-            _warn_of_fork(f"the module {error.module!r} is still being imported", _ITERATE_LATER)
-            return Fork(setup)
-    if _cuda_is_initialized():
-        because, forks.because = forks.because, None
-        raise TypeError(
-            f"{because} for the workers, and CUDA is in use here, which forks of this process cannot use: "
-            f"{_OPEN_LATER}, iterate "
-            "the loader before CUDA is used, or, if the workers leave CUDA alone, pass "
-            "multiprocessing_context='fork'"
-        )
-    return Fork(setup)
-
-
-def _strictly(make: Callable[[WorkerSetup], Launcher], setup: WorkerSetup) -> Launcher:
-    try:
-        return make(setup)
-    except CannotPickle as error:
-        raise TypeError(
-            f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): {_OPEN_LATER}, or "
-            "pass multiprocessing_context='fork'"
-        ) from error.__cause__
-
-
-def _warn_of_fork(because: str, instead: str) -> None:
-    warn(
-        f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, or pass "
-        "multiprocessing_context='fork' to say that this is meant"
-    )
-
-
 def _cuda_is_initialized() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch gives it no types

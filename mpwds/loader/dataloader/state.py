@@ -7,39 +7,27 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from mpwds.loader.dataloader.datasets import is_iterable, next_epoch
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
 from mpwds.loader.resume.progress import warn_of_empty_epoch
 from mpwds.loader.resume.state import VERSION, field, wrong
 from mpwds.pipeline.context import Context
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+from mpwds.pipeline.parts import IterableSource
 
 T = TypeVar("T")
 
 
 class CompletedTasks:
-    """Numbers of the tasks that are completed: the batch was delivered, or the error raised.
-
-    Args:
-        below: All tasks with a lower number are completed.
-        above: Further completed tasks; there are some only where batches come out of order.
-        workers: Tasks that each worker has completed.
-
-    Example:
-        >>> completed = CompletedTasks()
-        >>> for task in (0, 2, 3):
-        ...     completed.add(task, worker=task % 2)
-        >>> completed.below, completed.above, list(completed.left("abcdef"))
-        (1, {2, 3}, [(1, 'b'), (4, 'e'), (5, 'f')])
-    """
+    """The numbers of the tasks that are completed: the batch was delivered, or the error raised."""
 
     def __init__(self, below: int = 0, above: Iterable[int] = (), workers: Iterable[int] = ()) -> None:
-        self.below = below
-        self.above = set(above)
-        self.workers = Counter(dict(enumerate(workers)))
+        self.below = below  # all tasks with a lower number are completed
+        self.above = set(above)  # so are these, where batches come out of order
+        self.workers = Counter(dict(enumerate(workers)))  # the number of tasks that each worker has completed
 
     @property
     def count(self) -> int:
@@ -47,50 +35,34 @@ class CompletedTasks:
 
     def add(self, task: int, worker: int = 0) -> None:
         self.workers[worker] += 1
-        if task != self.below:
-            self.above.add(task)
-            return
-        self.below += 1
-        while self.above and self.below in self.above:
+        self.above.add(task)
+        while self.below in self.above:
             self.above.remove(self.below)
             self.below += 1
 
     def left(self, indices: Iterable[T]) -> Iterator[tuple[int, T]]:
         """Number and index of each task that is not completed now."""
-        above = frozenset(self.above)
-        below = self.below
+        above, below = frozenset(self.above), self.below
         return ((task, index) for task, index in enumerate(indices) if task >= below and task not in above)
 
 
 @dataclass(eq=False)
 class EpochRecord:
-    """An epoch of a DataLoader.
+    """An epoch of a DataLoader, possibly of a state that was loaded."""
 
-    Args:
-        generator: State of the generator that gives the order, at the epoch's start.
-        sampler_epoch: The epoch that the sampler was told, if it has one.
-        dataset_epoch: The epoch of a dataset of this package.
-        completed: The tasks completed so far.
-        seedless: No seed for workers is drawn from the generator, because the epoch keeps the workers of the
-            one before.
-        dataset_state: If the dataset is a loader and the record comes from a state, the loader's own state.
-        loaded: If the record comes from a state, the number of tasks completed there.
-        finished: The epoch is at its end.
-    """
-
-    generator: Any
-    sampler_epoch: int | None
-    dataset_epoch: int | None
+    generator: torch.Tensor  # the state, at the epoch's start, of the generator that gives the order
+    sampler_epoch: int | None  # the epoch that the sampler was told
+    dataset_epoch: int | None  # the epoch of a dataset of this package
     completed: CompletedTasks
-    seedless: bool
-    dataset_state: Mapping[str, Any] | None = None
-    loaded: int | None = None
+    seedless: bool  # the epoch keeps the workers of the one before, so it draws no seed for them
+    dataset_state: Mapping[str, Any] | None = None  # in the loaded state, if the dataset is a loader
+    loaded: int | None = None  # the number of tasks completed in the loaded state
     finished: bool = False
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
         """The start of the epoch that the loader would begin now."""
-        sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), next_epoch(loader.dataset)
+        sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), _dataset_epoch(loader.dataset)
         return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, CompletedTasks(), seedless)
 
     def finish(self) -> None:
@@ -101,21 +73,17 @@ class EpochRecord:
 
     @property
     def runs_again(self) -> int:
-        """The batches that an iterable dataset makes again, to be dropped."""
+        """The number of batches that an iterable dataset makes again, to be dropped."""
         return 0 if self.dataset_state is not None else self.completed.count
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
-        """Tells the loader's sampler and dataset which epoch it is, and a dataset that is a loader its state.
-
-        Raises:
-            ValueError: The dataset's state is that of another.
-        """
+        """Tells the sampler and the dataset which epoch it is, and a dataset that is a loader its state."""
         sampler, dataset = _sampler(loader), loader.dataset
         if self.sampler_epoch is not None and _epoch_of(sampler) is not None:
             sampler.set_epoch(self.sampler_epoch)
         if self.dataset_state is not None:
             dataset.load_state_dict(self.dataset_state)  # type: ignore[attr-defined]  # a loader
-        elif self.dataset_epoch is not None and next_epoch(dataset) is not None:
+        elif self.dataset_epoch is not None and _dataset_epoch(dataset) is not None:
             dataset.set_epoch(self.dataset_epoch)  # type: ignore[attr-defined]  # it is ours
 
     def take_back_seed(self, loader: DataLoader[Any]) -> None:
@@ -157,13 +125,7 @@ class EpochRecord:
 
     @classmethod
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
-        """The record of a state.
-
-        Raises:
-            ValueError: It is not the state of such a loader; the message says what differs.
-        """
-        import torch
-
+        """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
         if not isinstance(state, Mapping):
             raise ValueError(f"a loader's state is the dict that state_dict() returned, got {state!r}")
         if (state.get("kind"), state.get("version")) != ("DataLoader", VERSION):
@@ -171,22 +133,23 @@ class EpochRecord:
                 f"the state of a {state.get('kind')}, version {state.get('version')}, was loaded into a "
                 f"DataLoader of a mpwds that reads version {VERSION}"
             )
-        now, before = _facts(loader), field(state, "facts", dict)
-        for name, value in now.items():
+        before = field(state, "facts", dict)
+        for name, value in _facts(loader).items():
             if before.get(name) != value:
                 raise ValueError(
                     f"the state was saved by a DataLoader with {name}={before.get(name)!r}, here it is "
                     f"{value!r}: load it into a loader with the same arguments, or begin the epoch anew"
                 )
+        encoded = field(state, "generator", str)
         try:
-            data = bytearray(base64.b64decode(field(state, "generator", str), validate=True))
+            generator = bytearray(base64.b64decode(encoded, validate=True))
         except ValueError:
-            raise wrong("generator", "base64", state["generator"]) from None
+            raise wrong("generator", "base64", encoded) from None
         completed = CompletedTasks(
             field(state, "below", int), field(state, "above", list), field(state, "workers", list)
         )
         return cls(
-            torch.frombuffer(data, dtype=torch.uint8),
+            torch.frombuffer(generator, dtype=torch.uint8),
             state.get("sampler_epoch"),
             state.get("dataset_epoch"),
             completed,
@@ -207,7 +170,7 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
     }
     if not loader.in_order:
         facts["rank"] = here.rank  # another has got other samples by now
-    if is_iterable(dataset):
+    if isinstance(dataset, IterableDataset):
         facts["num_workers"] = loader.num_workers  # each reads its own part
     elif hasattr(dataset, "__len__"):
         facts["samples"] = len(dataset)
@@ -215,7 +178,7 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    """What gives the order: the sampler, or the user's batch sampler."""
+    """The object that gives the order: the sampler, or the user's batch sampler."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     return loader.batch_sampler if loader.batch_sampler is not None and inner is None else loader.sampler
 
@@ -225,7 +188,12 @@ def _epoch_of(sampler: Any) -> int | None:
     return epoch if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None
 
 
-def _generator(loader: DataLoader[Any]) -> Any:
-    import torch
+def _dataset_epoch(dataset: Any) -> int | None:
+    """The epoch that a dataset of this package would begin now; ``None`` for any other."""
+    if isinstance(dataset, LoaderPipeline):
+        return dataset.loader._epoch
+    return dataset._epoch if isinstance(dataset, (IterableSource, LoaderStages)) else None
 
+
+def _generator(loader: DataLoader[Any]) -> torch.Generator:
     return torch.default_generator if loader.generator is None else loader.generator

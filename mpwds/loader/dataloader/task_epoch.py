@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine.channel import Message
+from mpwds.loader.engine.epoch import made_fewer
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
+
+Answer = tuple[Any, list[BaseException]]
+"""A batch, or in the list the task's exception. Pop it to raise it: if the frame that raises it held it as
+well, this cycle would keep the iterator and its workers until the garbage collector runs."""
 
 
 class TaskEpoch:
@@ -23,54 +31,44 @@ class TaskEpoch:
     first ``prefetch`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
     indices are asked for at these moments and no earlier.
 
+    Tasks that were completed before are not given. With an iterable dataset, where each task depends on those
+    before, workers do them again, and the answers are dropped.
+
     Args:
-        workers: The workers, started on this epoch.
-        generation: The generation of this epoch's messages.
-        indices: For each task, an index or a batch of them.
-        in_order: Answers come in the order of the tasks; otherwise as the workers send them.
-        prefetch: Unanswered tasks that each worker has.
-        timeout: Seconds to wait for an answer; ``None`` waits for ever.
         completed: The tasks that were completed before; kept up to date.
-        again: Workers do completed tasks again, because each task depends on those before, and the answers
-            are dropped. Otherwise completed tasks are not given.
-        times: Records how long this process waits.
+        indices: For each task, an index or a batch of them.
     """
 
     def __init__(
         self,
+        loader: DataLoader[Any],
+        completed: CompletedTasks,
+        indices: Iterator[Any],
         workers: list[WorkerHandle],
         generation: int,
-        indices: Iterator[Any],
-        *,
-        in_order: bool,
-        prefetch: int,
-        timeout: float | None,
-        completed: CompletedTasks,
-        again: bool,
         times: TrainerTimes,
     ) -> None:
-        self._times = times
+        self._completed = completed
         self._workers = workers
         self._generation = generation
-        self._completed = completed
-        self._dropped = Counter(completed.workers) if again else Counter()
-        self._again = again
+        self._times = times
+        self._in_order = loader.in_order
+        self._timeout = loader.timeout or None
+        self._most = (loader.prefetch_factor or 1) * len(workers)
+        self._again = again = isinstance(loader.dataset, IterableDataset)
         self._indices = enumerate(indices) if again else completed.left(indices)
-        self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
-        self._in_order = in_order
-        self._most = prefetch * len(workers)
-        self._timeout = timeout
+        self._dropped = Counter(completed.workers) if again else Counter()
         first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
         self._turns = itertools.cycle(workers[first:] + workers[:first])
-        self._active = {worker.index for worker in workers}
+        self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
+        self._active = set(self._tasks)
         self._unanswered: deque[WorkerHandle] = deque()
-        self._given = dict.fromkeys(self._active, 0)
-        self._received = dict.fromkeys(self._active, 0)
+        self._answers = dict.fromkeys(self._tasks, 0)
         for _ in range(self._most):
             self._give_next()
 
-    def next_answer(self) -> Callable[[], Any]:
-        """Waits for the next answer: a function that returns the batch, or raises the task's exception.
+    def next_answer(self) -> Answer:
+        """Waits for the next answer.
 
         Raises:
             StopIteration: All tasks are answered, or all workers exhausted.
@@ -82,82 +80,78 @@ class TaskEpoch:
             candidates = [self._unanswered[0]] if self._in_order else list(dict.fromkeys(self._unanswered))
             worker, message = next_message(candidates, self._generation, self._timeout, self._workers)
             fields = message.fields
-            kind = fields["kind"]
-            if kind == protocol.END:
-                self._check("answers", worker, fields["sent"])
+            if fields["kind"] == protocol.END:
+                self._check(worker, fields["sent"])
                 self._leave_out(worker)
-            elif kind == protocol.ERROR:
+            elif fields["kind"] == protocol.ERROR:
                 self._unanswered.clear()
                 self._times.end()
-                return _raising(_revived(fields, worker))
+                return None, [_revived(fields, worker)]
             else:
-                self._check("answer", worker, fields["sequence"])
-                self._received[worker.index] += 1
+                self._check(worker, fields["sequence"])
+                self._answers[worker.index] += 1
                 self._unanswered.remove(worker)
-                if self._dropped[worker.index]:
-                    self._dropped[worker.index] -= 1
-                    self._tasks[worker.index].popleft()
-                    worker.discard(message)
-                    self._give_next()
-                    continue
-                if kind == protocol.FAILED:
-                    return self._failed(worker, _revived(fields, worker))
-                self._times.arrived()
-                try:
-                    batch = worker.batch(message)
-                except MpwdsError:
-                    raise
-                except Exception as error:
-                    add_note(error, f"while a batch from worker {worker.index} was unpickled")
-                    return self._failed(worker, error)
-                self._count(worker)
+                task = self._tasks[worker.index].popleft()
+                if not self._dropped[worker.index]:
+                    return self._answer(worker, message, task)
+                self._dropped[worker.index] -= 1
+                worker.discard(message)
                 self._give_next()
-                self._times.delivered(fields["samples"], fields["nbytes"])
-                return lambda: batch
         self._times.end()
         raise StopIteration
 
+    def _answer(self, worker: WorkerHandle, message: Message, task: int) -> Answer:
+        fields = message.fields
+        if fields["kind"] == protocol.FAILED:
+            return self._failed(worker, task, _revived(fields, worker))
+        self._times.arrived()
+        try:
+            batch = worker.batch(message)
+        except MpwdsError:
+            raise
+        except Exception as error:
+            add_note(error, f"while a batch from worker {worker.index} was unpickled")
+            return self._failed(worker, task, error)
+        self._complete(worker, task)
+        self._times.delivered(fields["samples"], fields["nbytes"])
+        return batch, []
+
+    def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> Answer:
+        self._complete(worker, task)
+        self._times.left()
+        return None, [error]
+
+    def _complete(self, worker: WorkerHandle, task: int) -> None:
+        self._completed.add(self._completed.below if self._again else task, worker.index)
+        self._give_next()
+
     def _give_next(self) -> None:
         for worker in itertools.islice(self._turns, len(self._workers)):
-            if worker.index in self._active and (self._in_order or self._has_room(worker)):
+            tasks = self._tasks[worker.index]
+            if worker.index in self._active and (
+                self._in_order or len(tasks) < self._most // len(self._active)
+            ):
                 task = next(self._indices, None)
                 if task is not None:
                     number, index = task
-                    self._tasks[worker.index].append(number)
+                    tasks.append(number)
                     worker.give(pickling.dumps(index), self._generation)
-                    self._given[worker.index] += 1
                     self._unanswered.append(worker)
                 return
 
-    def _failed(self, worker: WorkerHandle, error: BaseException) -> Callable[[], Any]:
-        self._count(worker)
-        self._give_next()
-        self._times.left()
-        return _raising(error)
-
-    def _count(self, worker: WorkerHandle) -> None:
-        number = self._tasks[worker.index].popleft()
-        self._completed.add(self._completed.below if self._again else number, worker.index)
-
-    def _has_room(self, worker: WorkerHandle) -> bool:
-        unanswered = self._given[worker.index] - self._received[worker.index]
-        return unanswered < self._most // len(self._active)
-
     def _leave_out(self, worker: WorkerHandle) -> None:
-        if self._dropped[worker.index]:
-            raise MpwdsError(
-                f"worker {worker.index} made {self._dropped[worker.index]} batches fewer than it delivered "
-                "before: the dataset has changed, or gives other samples each time it runs"
-            )
+        if dropped := self._dropped[worker.index]:
+            made = self._answers[worker.index]
+            raise made_fewer(worker.index, made, made + dropped)
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()
 
-    def _check(self, what: str, worker: WorkerHandle, number: int) -> None:
-        expected = self._received[worker.index]
+    def _check(self, worker: WorkerHandle, number: int) -> None:
+        expected = self._answers[worker.index]
         if number != expected:
             raise MpwdsError(
-                f"worker {worker.index} sent {what} {number}, expected {expected}: batches were lost"
+                f"worker {worker.index} sent answer {number}, expected {expected}: batches were lost"
             )
 
 
@@ -165,14 +159,3 @@ def _revived(fields: dict[str, Any], worker: WorkerHandle) -> BaseException:
     error = failures.revive(fields, worker.index, worker.pid)
     add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
     return error
-
-
-def _raising(error: BaseException) -> Callable[[], Any]:
-    errors = [error]
-
-    def answer() -> Any:
-        # Popped: if this frame held the error, whose traceback holds this frame, the cycle would keep the
-        # iterator and its workers until the garbage collector runs.
-        raise errors.pop()
-
-    return answer

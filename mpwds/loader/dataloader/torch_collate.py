@@ -20,17 +20,13 @@ from mpwds.nest.nodes import fields_of
 from mpwds.pipeline.collation.collate import FIXED_SIZE, Stack, can_be_stacked_into
 
 CollateMap = Mapping[Any, Callable[..., Any]]
-"""Functions by types, as torch's ``default_collate_fn_map`` holds them."""
 
 _FOR_TORCH = FIXED_SIZE - {np.dtype(name) for name in ("uint16", "uint32", "uint64")}  # not before torch 2.3
 _TORCH_NAMES = frozenset(dtype.name for dtype in _FOR_TORCH)
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """The batch that ``torch.utils.data.default_collate`` makes, its tensors not written yet.
-
-    Raises:
-        TypeError, RuntimeError, KeyError: As torch's function for the same batch.
+    """The batch that ``torch.utils.data.default_collate`` makes, or its error; tensors are not written yet.
 
     Example:
         >>> column, names = collate([(1.5, "a"), (2.5, "b")])
@@ -60,23 +56,16 @@ def convert(data: Any) -> Any:
         return {key: convert(value) for key, value in data.items()}
     if kind is list or kind is tuple:
         return [convert(value) for value in data]
-    if kind in _UNCHANGED:
-        return data
-    from torch.utils.data import default_convert
-
-    convert_by_torch: Callable[[Any], Any] = default_convert
-    return convert_by_torch(data)
+    return data if kind in _UNCHANGED else _torchs("default_convert")(data)
 
 
 def users_functions() -> dict[Any, Callable[..., Any]]:
     """The user's additions to torch's ``default_collate_fn_map``, for :func:`take_functions` in a worker."""
-    module: Any = sys.modules.get("torch.utils.data._utils.collate")
-    table: CollateMap = getattr(module, "default_collate_fn_map", {})
-    return {
-        kind: function
-        for kind, function in table.items()
-        if getattr(function, "__module__", "") not in (module.__name__, __name__)
-    }
+    from torch.utils.data._utils import collate as torchs
+
+    table = torchs.default_collate_fn_map.items()
+    own = (torchs.__name__, __name__)
+    return {kind: function for kind, function in table if getattr(function, "__module__", "") not in own}
 
 
 def take_functions(functions: CollateMap) -> None:
@@ -88,12 +77,9 @@ def take_functions(functions: CollateMap) -> None:
     _users_functions.update(functions)
 
     def tell(module: Any) -> None:
-        table = getattr(module, "default_collate_fn_map", {})
         import torch
 
-        if table.get(torch.Tensor) is getattr(module, "collate_tensor_fn", None):
-            table[torch.Tensor] = _stack_privately
-        table.update(functions)
+        module.default_collate_fn_map.update({torch.Tensor: _stack_privately, **functions})
 
     after_import("torch.utils.data._utils.collate", tell)
 
@@ -128,13 +114,11 @@ def _tensors(rows: Sequence[Any]) -> Any:
     first = rows[0]
     name = str(first.dtype).removeprefix("torch.")
     plain = name in _TORCH_NAMES and first.is_cpu and first.layout is torch.strided and not first.is_nested
-    alike = set(map(type, rows)) == {type(first)} and list(map(_shape, rows)).count(first.shape) == len(rows)
+    shapes = list(map(operator.attrgetter("shape"), rows))
+    alike = set(map(type, rows)) == {type(first)} and shapes.count(first.shape) == len(rows)
     if plain and alike and can_be_stacked_into(rows):
         return AsTensor(Stack(rows, np.dtype(name)))
     return _by_torch(rows)
-
-
-_shape = operator.attrgetter("shape")
 
 
 def _numbers(values: Sequence[Any]) -> Any:
@@ -145,10 +129,6 @@ def _numbers(values: Sequence[Any]) -> Any:
         except OverflowError:
             pass
     return _by_torch(values)
-
-
-def _unchanged(values: Sequence[Any]) -> Sequence[Any]:
-    return values
 
 
 def _dicts(samples: Sequence[Any]) -> Any:
@@ -162,18 +142,21 @@ def _sequences(samples: Sequence[Any]) -> Any:
 
 
 def _by_torch(batch: Sequence[Any]) -> Any:
-    from torch.utils.data import default_collate
+    return _torchs("default_collate")(batch)
 
-    collate_by_torch: Callable[[Any], Any] = default_collate
-    return collate_by_torch(batch)
+
+def _torchs(name: str) -> Callable[[Any], Any]:
+    import torch.utils.data
+
+    function: Callable[[Any], Any] = getattr(torch.utils.data, name)
+    return function
 
 
 def _stack_privately(batch: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:
     import torch
+    from torch.utils.data._utils.collate import collate_tensor_fn
 
     if batch[0].is_nested or batch[0].layout is not torch.strided:
-        from torch.utils.data._utils.collate import collate_tensor_fn
-
         return collate_tensor_fn(batch)  # which refuses them
     return torch.stack(list(batch), 0)
 
@@ -183,8 +166,8 @@ _UNCHANGED = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _COLUMNS: dict[type, Callable[[Sequence[Any]], Any]] = {
     np.ndarray: _arrays,
     **dict.fromkeys(_OF_NUMBERS, _numbers),
-    str: _unchanged,
-    bytes: _unchanged,
+    str: lambda values: values,
+    bytes: lambda values: values,
     dict: _dicts,
     list: _sequences,
     tuple: _sequences,

@@ -12,7 +12,6 @@ from mpwds.loader.resume.state import VERSION, described_stages, field
 from mpwds.loader.stats.collector import Since
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.iterator_streams import IteratorStream, skip
 from mpwds.pipeline.stream import Stage
 from mpwds.warn import warn
@@ -50,19 +49,18 @@ class WebLoader(Rebatching, DataPipeline):
         from mpwds.loader.dataloader.data_loader import DataLoader
 
         loader: DataLoader[Any] = DataLoader(*args, **kw)
-        super().__init__(LoaderSource(loader, "DataLoader"))
+        super().__init__(_Loaded(loader))
         self.loader = loader
         self._call = f"WebLoader({loader.dataset!r}, num_workers={loader.num_workers})"
         self._run: _Run | None = None
-        self._loaded: Mapping[str, Any] | None = None
+        self._resumed: _Run | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        loaded, self._loaded = self._loaded, None
-        begun = self._start_of_next() if loaded is None else loaded["loader"]
-        epoch = self._epoch
-        run = self._run = _Run(epoch, begun)
+        resumed, self._resumed = self._resumed, None
+        begun = self._start_of_next() if resumed is None else resumed.begun
+        delivered = resumed.delivered if resumed is not None and resumed.epoch == self._epoch else 0
+        run = self._run = _Run(self._epoch, begun, delivered)
         elements = super().__iter__()
-        delivered = 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"]
         if delivered:
             warn(
                 f"the stages behind a WebLoader resume by running the first {delivered} elements of the "
@@ -70,7 +68,6 @@ class WebLoader(Rebatching, DataPipeline):
                 UserWarning,
             )
             skip(elements, delivered)
-            run.delivered = delivered
         return run.counted(elements)
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,14 +76,7 @@ class WebLoader(Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stats(self, since: Since = "epoch") -> LoaderStats:
-        """The ``DataLoader``'s ``stats``. The time of stages that run here is part of ``elsewhere_s``.
-
-        Args:
-            since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
-
-        Raises:
-            ValueError: ``since`` has another value.
-        """
+        """See :meth:`mpwds.DataLoader.stats`. Stages that run here take part of ``elsewhere_s``."""
         return self.loader.stats(since)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
@@ -94,7 +84,7 @@ class WebLoader(Rebatching, DataPipeline):
 
     def compose(self, *stages: Any) -> WebLoader:
         extended = super().compose(*stages)
-        extended._run = extended._loaded = None
+        extended._run = extended._resumed = None
         return extended
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,19 +99,16 @@ class WebLoader(Rebatching, DataPipeline):
             >>> state["delivered"], len(state["loader"]["generator"])
             (1, 6744)
         """
-        run, described = self._run, self._described()
-        unfinished = run is not None and not run.finished
-        if run is None or not described:
-            loader = self.loader.state_dict()
-        else:
-            loader = run.begun if unfinished else self._start_of_next()
+        run, stages = self._run, described_stages(self.stages, self._epochs)
+        if run is None or run.finished:
+            run = _Run(self._epoch, self._start_of_next())
         return {
             "version": VERSION,
             "kind": "WebLoader",
-            "stages": described,
-            "epoch": run.epoch if run is not None and unfinished else self._epoch,
-            "delivered": run.delivered if run is not None and unfinished and described else 0,
-            "loader": loader,
+            "stages": stages,
+            "epoch": run.epoch,
+            "delivered": run.delivered if stages else 0,
+            "loader": run.begun if stages else self.loader.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -139,12 +126,17 @@ class WebLoader(Rebatching, DataPipeline):
         """
         if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
             raise ValueError(
-                f"a WebLoader's state is the dict that its state_dict() returned, got {state_dict!r}"
+                f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
             )
-        if state_dict.get("version") != VERSION or state_dict.get("stages") != self._described():
+        version, stages, described = (
+            state_dict.get("version"),
+            state_dict.get("stages"),
+            described_stages(self.stages, self._epochs),
+        )
+        if version != VERSION or stages != described:
             raise ValueError(
-                f"the state is of version {state_dict.get('version')!r} and stages "
-                f"{state_dict.get('stages')}; this loader is of version {VERSION} and has {self._described()}"
+                f"the state is of version {version!r} and stages {stages}; this loader is of version "
+                f"{VERSION} and has {described}"
             )
         epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
         if delivered and not self.loader.in_order:
@@ -152,17 +144,14 @@ class WebLoader(Rebatching, DataPipeline):
                 "the epoch would have to be run again from its start, and with in_order=False batches come "
                 "in another order then: use in_order=True, or begin the epoch anew"
             )
-        self.loader.load_state_dict(field(state_dict, "loader", dict))
+        begun = field(state_dict, "loader", dict)
+        self.loader.load_state_dict(begun)
         self._epoch = epoch
-        self._loaded = state_dict
+        self._run = self._resumed = _Run(epoch, begun, delivered)
 
     def _start_of_next(self) -> dict[str, Any]:
         """The DataLoader's state before the epoch that would begin now."""
         return self.loader._next_record().as_state(self.loader)
-
-    def _described(self) -> list[str]:
-        stages = described_stages(self.stages)
-        return stages if self._epochs == ONCE else [*stages, str(self._epochs)]
 
 
 @dataclass
@@ -181,25 +170,19 @@ class _Run:
         self.finished = True
 
 
-class LoaderSource:
-    """Source of a pipeline: the elements that a loader delivers. They cannot be made again.
-
-    Args:
-        loader: The loader.
-        name: What error messages call it.
-    """
+class _Loaded:
+    """Source of a pipeline: the batches that a DataLoader delivers. They cannot be made again."""
 
     addressable: ClassVar[bool] = False
 
-    def __init__(self, loader: Any, name: str) -> None:
-        self.loader = loader
-        self._name = name
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
 
     def __str__(self) -> str:
-        return self._name
+        return "DataLoader"
 
     def close(self) -> None:
-        self.loader.close()
+        self._loader.close()
 
     def stream(self, context: Context = ALONE) -> IteratorStream:
-        return IteratorStream(iter(self.loader), "that the workers delivered")
+        return IteratorStream(iter(self._loader), "that the workers delivered")

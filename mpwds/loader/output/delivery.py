@@ -3,99 +3,152 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from mpwds.loader.engine.epoch import NOT_YET, OneThread
 from mpwds.loader.engine.options import FinalOutput
-from mpwds.loader.engine.receiving import Output
-from mpwds.loader.output.replacing import pinned
-from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.loader.output import jax_arrays
+from mpwds.loader.output.replacing import pinned, replaced
+from mpwds.sharedmem.cuda import CopyStream, CudaAccess
 from mpwds.sharedmem.pinning import Pinning
 
 
 class Delivery:
     """Hands batches out as a loader's ``output``, ``device`` and ``pin_memory`` say.
 
-    Args:
-        output: What arrays become. Up to this step, jax arrays are NumPy arrays.
-        device: Where tensors go in this step; ``None`` or ``"cpu"`` leaves them where they are.
-        pin_memory: Whether tensors that stay on the CPU are pinned.
-        ahead: Batches to copy to the device before they are asked for.
-        access: The way to CUDA.
+    Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU. It copies ``ahead`` batches to
+    the device before they are asked for.
 
     Attributes:
-        received: What arrays are before this step.
         to_device: The CUDA device that tensors go to, or ``None``.
         pinning: Pins the memory of batches before this step, or is ``None``.
-
-    Raises:
-        ValueError: ``device`` is invalid, or ``device`` or ``pin_memory`` was combined with a non-torch
-            ``output``.
-        RuntimeError: The device does not exist here.
-        ImportError: The package that the output needs is not installed.
     """
 
     def __init__(
-        self,
-        output: FinalOutput,
-        device: Any = None,
-        pin_memory: bool = False,
-        ahead: int = 0,
-        access: CudaAccess | None = None,
+        self, output: FinalOutput, device: Any, pin_memory: bool, ahead: int, access: CudaAccess
     ) -> None:
         self.to_device = _cuda_device(device)
-        self._access = access or CudaAccess()
         if self.to_device is not None:
             if output != "torch":
                 raise ValueError(
                     f"device={self.to_device!r} is for tensors, and output is {output!r}: use "
                     "output='torch', or copy the batches yourself (jax.device_put)"
                 )
-            count = self._access.device_count()
+            count = access.device_count()
             if int(self.to_device.partition(":")[2] or 0) >= count:
                 has = f"{count} CUDA devices" if count else "no CUDA device"
                 raise RuntimeError(f"device={self.to_device!r} does not exist: torch finds {has}")
         if pin_memory and output != "torch":
             raise ValueError(f"pin_memory is for tensors, and output is {output!r}")
         if output == "jax":
-            from mpwds.loader.output import jax_arrays
-
             jax_arrays.check_installed()
-        self.received: Output = "numpy" if output == "jax" else output
         pins = pin_memory or self.to_device is not None
-        self.pinning = Pinning(self._access.runtime) if pins else None
+        self.pinning = Pinning(access.runtime) if pins else None
+        self._access = access
         self._output = output
         self._ahead = ahead
 
-    def handed_out(self, source: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+    def handed_out(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
-        Args:
-            source: The batches. Those that an ``EpochIterator`` has received already are copied to the device
-                ahead.
-            staged: Whether stages may have put their tensors into memory of their own.
+        Those that an ``EpochIterator`` has received already are copied to the device ahead. ``staged``: they
+        come from stages, which may have put their tensors into memory of their own.
         """
         if self._output == "jax":
-            from mpwds.loader.output import jax_arrays
-
             return map(jax_arrays.with_jax_arrays, source)
         if self.to_device is None:
             return map(self._pinned, source) if staged and self.pinning is not None else source
-        from mpwds.loader.output.device_iterator import DeviceIterator
-
         runtime = self._access.runtime()
         if runtime is None:
             raise RuntimeError(f"device={self.to_device!r}: torch finds no CUDA device")
-        return DeviceIterator(
-            source,
-            runtime.copy_stream(self.to_device),
-            self._ahead,
-            getattr(source, "next_now", None),
-            lambda: getattr(source, "closed", False),
-        )
+        return DeviceIterator(source, runtime.copy_stream(self.to_device), self._ahead)
 
     def _pinned(self, batch: Any) -> Any:
         return batch if self.pinning is None or self.pinning.cuda is None else pinned(batch)
+
+
+class DeviceIterator(Iterator[Any]):
+    """The elements of an iterator, with their tensors copied to a device.
+
+    Copies begin on a side stream as soon as batches have arrived, and run while the device computes. A batch
+    can be used at once on the stream that is current when it is delivered. An error, and the end, are raised
+    behind the batches that came before them.
+
+    If the iterator has a method ``next_now``, as ``EpochIterator``, up to ``ahead`` batches are copied before
+    they are asked for; they are not delivered once it is ``closed``.
+    """
+
+    def __init__(self, source: Any, stream: CopyStream, ahead: int) -> None:
+        import torch
+
+        self._tensor: type = torch.Tensor
+        self._source = source
+        self._stream = stream
+        self._ahead = ahead
+        self._next_now: Callable[[], Any] | None = getattr(source, "next_now", None)
+        self._one_thread = OneThread()
+        self._sent: deque[_Sent] = deque()
+        self._original: list[Any] = []
+        self._ending: Exception | None = None
+        self._finalizing = sys.is_finalizing
+
+    @property
+    def ahead(self) -> int:
+        """Batches that the source has delivered and this iterator has not."""
+        return len(self._sent)
+
+    def __next__(self) -> Any:
+        with self._one_thread:
+            if getattr(self._source, "closed", False):
+                self._sent.clear()
+            else:
+                self._send_what_is_here()
+            if not self._sent:
+                if self._ending is not None:
+                    ending, self._ending = self._ending, None
+                    raise ending
+                self._send(next(self._source))
+            sent = self._sent.popleft()
+            self._stream.hand_over(sent.tensors, sent.mark)
+            return sent.batch
+
+    def _send_what_is_here(self) -> None:
+        while self._next_now is not None and self._ending is None and len(self._sent) <= self._ahead:
+            try:
+                batch = self._next_now()
+            except Exception as ending:
+                self._ending = ending.with_traceback(None)  # whose frames refer to this iterator
+                return
+            if batch is NOT_YET:
+                return
+            self._send(batch)
+
+    def _send(self, batch: Any) -> None:
+        tensors: list[Any] = []
+
+        def copied(tensor: Any) -> Any:
+            tensors.append(self._stream.copied(tensor))
+            return tensors[-1]
+
+        # This drops the batch before, which the source may have held until now: the fences of its blocks
+        # then come behind its copies.
+        with self._stream.selected():
+            self._original[:] = [batch]
+            self._sent.append(_Sent(replaced(batch, self._tensor, copied), tensors, self._stream.mark()))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_finalizing") and self._original and not self._finalizing():
+            with self._stream.selected():
+                self.__dict__.clear()  # the batch, and the source that may hold it too
+
+
+class _Sent(NamedTuple):
+    batch: Any
+    tensors: list[Any]
+    mark: Any
 
 
 def _cuda_device(device: Any) -> str | None:

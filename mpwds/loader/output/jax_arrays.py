@@ -11,9 +11,6 @@ import numpy as np
 
 from mpwds.loader.output.replacing import replaced
 
-_ALIGNMENT = 64
-"""Alignment of memory that jax takes over without a copy."""
-
 
 def check_installed() -> None:
     """Raises ImportError if jax is not installed, without importing it."""
@@ -22,27 +19,22 @@ def check_installed() -> None:
 
 
 def with_jax_arrays(batch: Any) -> Any:
-    """A batch (any nesting of dict, list, tuple, namedtuple and dataclass) with jax arrays for NumPy arrays.
+    """A batch, any nesting of containers, with jax arrays on the CPU in place of its NumPy arrays.
 
-    jax takes over the memory of an array (by DLPack), and holds it until no jax array and no computation that
-    has begun needs it. Arrays that are not contiguous or not aligned to 64 bytes are copied. So are bfloat16
-    and, unless ``jax_enable_x64`` is set, arrays of 64 bits, which become 32 as everywhere in jax. The arrays
-    are on the CPU (``jax.device_put`` moves a whole batch). Arrays of objects, text or times, which jax does
-    not have, stay NumPy arrays, and so do NumPy scalars.
+    jax takes over an array's memory (by DLPack) and holds it as long as an array or a computation needs it.
+    It gets copies of arrays that are not contiguous or not aligned to 64 bytes, of bfloat16 and, unless
+    ``jax_enable_x64`` is set, of arrays of 64 bits, which become 32 as everywhere in jax. Arrays of objects,
+    text or times, which jax does not have, and NumPy scalars stay as they are.
     """
     return replaced(batch, np.ndarray, _converter())
 
 
 @functools.cache
 def _converter() -> Callable[[Any], Any]:
-    try:
-        import jax
-        import jax.dlpack
-        import jax.dtypes
-    except ImportError as error:
-        raise ImportError(
-            f"output='jax' needs the package jax: pip install 'mpwds[jax]' ({error})"
-        ) from error
+    import jax
+    import jax.dlpack
+    import jax.dtypes
+
     cpu = jax.devices("cpu")[0]
 
     def convert(array: Any) -> Any:
@@ -57,7 +49,7 @@ def _converter() -> Callable[[Any], Any]:
             and array.flags.c_contiguous
             and array.flags.writeable
             and array.nbytes > 0
-            and array.ctypes.data % _ALIGNMENT == 0
+            and array.ctypes.data % 64 == 0
         )
         return jax.dlpack.from_dlpack(array) if can_be_shared else jax.device_put(array, cpu)
 

@@ -50,8 +50,8 @@ def replaced(item: Any, kind: type, function: Callable[[Any], Any]) -> Any:
 def pinned(element: Any) -> Any:
     """``element`` with its CPU tensors copied into pinned memory; those that are pinned already stay."""
     torch = sys.modules.get("torch")
-    return element if torch is None else replaced(element, torch.Tensor, _pinned_if_on_cpu)
-
-
-def _pinned_if_on_cpu(tensor: Any) -> Any:
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    if torch is None:
+        return element
+    return replaced(
+        element, torch.Tensor, lambda each: each.pin_memory() if each.device.type == "cpu" else each
+    )

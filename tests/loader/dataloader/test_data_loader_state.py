@@ -328,6 +328,7 @@ def test_stages_behind_a_web_loader_are_run_again(workers):
     first, state = first_and_state(make(), 4)
     loader = make()
     loader.load_state_dict(state)
+    assert json.loads(json.dumps(loader.state_dict())) == state
     with pytest.warns(UserWarning, match="running the first 4 elements of the epoch again"):
         assert first + plain(loader) == whole
     assert plain(loader) == following

@@ -3,7 +3,7 @@
 import pytest
 
 import mpwds
-from mpwds.loader.dataloader.datasets import check_not_divided_again, refuse_workers_of_workers
+from mpwds.loader.dataloader.data_loader import check_not_divided_again
 
 pipeline = mpwds.DataPipeline(range(10))
 loaders = {
@@ -40,9 +40,5 @@ def test_a_loaders_workers_are_enough(loader):
     with pytest.raises(
         ValueError, match="has workers of its own, and each of 2 more would deliver all of it"
     ):
-        refuse_workers_of_workers(loader, num_workers=2)
-    refuse_workers_of_workers(loader, num_workers=0)
-
-
-def test_a_pipeline_is_iterated_by_workers():
-    refuse_workers_of_workers(pipeline, num_workers=2)
+        mpwds.DataLoader(loader, num_workers=2)
+    mpwds.DataLoader(loader, num_workers=0)

@@ -11,7 +11,7 @@ import torch
 
 import mpwds
 from mpwds.loader.engine.epoch import NOT_YET
-from mpwds.loader.output.device_iterator import DeviceIterator
+from mpwds.loader.output.delivery import DeviceIterator
 from mpwds.pipeline.dataset import DataPipeline
 from tests.fake_cuda import FakeAccess, loader_on
 
@@ -57,7 +57,7 @@ class Arrivals:
 
 def on_device(cuda, source, ahead=2):
     stream = cuda.copy_stream("cuda")
-    return DeviceIterator(source, stream, ahead, source.next_now, lambda: source.closed), stream
+    return DeviceIterator(source, stream, ahead), stream
 
 
 @pytest.mark.parametrize("nbytes", [8, 80_000])
