@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -420,7 +419,6 @@ class MultiLoader(LoaderStages, TorchIterable):
                 here.rank,
                 here.world_size,
                 options.seed,
-                list(sys.argv),
             )
 
         return make

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -311,7 +310,6 @@ def _setup_maker(loader: DataLoader[Any], base_seed: int) -> Callable[[], Fetchi
             **facts,
             rank=here.rank,
             world_size=here.world_size,
-            argv=list(sys.argv),
             collate_functions=torch_collate.users_functions(),
         )
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+OUTPUT_STREAMS = (1, 2)
+"""Descriptors of stdout and stderr."""
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -57,6 +60,7 @@ class WorkerProcess:
         self._poller = select.poll()
         try:
             self._sentinel = os.pidfd_open(pid)
+            self._poller.register(self._sentinel, select.POLLIN)
         except ProcessLookupError:  # it has ended, and other code has reaped it
             self._ended = True
         except OSError:
@@ -64,8 +68,6 @@ class WorkerProcess:
                 os.kill(pid, signal.SIGKILL)
             self._reap()
             raise
-        else:
-            self._poller.register(self._sentinel, select.POLLIN)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process ends."""
@@ -112,16 +114,12 @@ def end_all(processes: Sequence[Ending], grace_s: float) -> None:
 
 
 def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:
-    """Starts a fresh interpreter that calls a function.
+    """Starts a fresh interpreter that calls the function ``entry``, given as ``"module:name"``.
 
-    It inherits only ``descriptors``, and gets this process' ``sys.path`` and interpreter flags. ``__main__``
-    is not imported again. Unless the user has set the variables, numeric libraries use one thread, because
-    workers share the machine's cores; the libraries read the variables when they are imported.
-
-    Args:
-        entry: The function, as ``"module:name"``.
-        descriptors: File descriptors to keep open, under the same numbers.
-        arguments: The function's arguments.
+    It inherits only ``descriptors``, under the same numbers, and gets this process' ``sys.path`` and
+    interpreter flags. ``__main__`` is not imported again. Unless the user has set the variables, numeric
+    libraries use one thread, because workers share the machine's cores; the libraries read the variables when
+    they are imported.
     """
     module, _, name = entry.partition(":")
     path = [item for item in sys.path if isinstance(item, str)]
@@ -145,9 +143,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
 
 def fork(target: Callable[[], None]) -> int:
     """Forks this process, calls ``target`` in the child and ends it; returns the child's process id."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.flush()  # or the child writes the buffered output again
+    _flush_streams()  # or the child writes the buffered output again
     with _interrupts_blocked():
         pid = os.fork()
         if pid == 0:
@@ -160,12 +156,15 @@ def fork(target: Callable[[], None]) -> int:
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                with contextlib.suppress(Exception):
-                    sys.stderr.flush()
+                _flush_streams()
                 os._exit(status)
     return pid
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, full or None
+            stream.flush()
 
 
 def fill_standard_descriptors() -> None:
@@ -174,9 +173,10 @@ def fill_standard_descriptors() -> None:
     Otherwise one of our descriptors could get that number, and be lost in a worker, where the number stands
     for the stream.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
+    with interrupts_deferred():
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(descriptor, True)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

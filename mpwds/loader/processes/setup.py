@@ -8,16 +8,14 @@ import itertools
 import os
 import pickle
 import sys
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgpack
 import numpy as np
 
-from mpwds.errors import MpwdsError
 from mpwds.loader.processes import loaded_code, parent_environment
 from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apart
-from mpwds.loader.processes.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
@@ -35,7 +33,6 @@ class WorkerSetup:
         rank: Index of the trainer among ``world_size``.
         world_size: Number of trainers.
         seed: The loader's seed, if it has one.
-        argv: ``sys.argv`` of the trainer.
 
     Attributes:
         serves: Name of the class that does the work: ``worker.worker.Worker``, or one like it.
@@ -49,7 +46,6 @@ class WorkerSetup:
     rank: int = 0
     world_size: int = 1
     seed: int | None = None
-    argv: list[str] = field(default_factory=list)
 
     def serving_class(self) -> Any:
         """Imports the class that :attr:`serves` names."""
@@ -80,43 +76,61 @@ class StillImported(RuntimeError):
         self.module = module
 
 
-class Pickled(NamedTuple):
-    """A setup ready to be stored; keep it as long as workers may be started.
+class PickledSetup:
+    """A setup that is pickled now, and stored in a segment when a worker first needs it.
 
-    Args:
-        parts: The pickle, then the large arrays: memory of this process, or regions that workers can map.
+    Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. Keep it
+    open as long as workers may be started.
+
+    Attributes:
+        parts: The pickle, then the large arrays, until they are stored.
         modules: Modules that a worker will import.
-        mappings: Keeps the regions.
-    """
-
-    parts: list[memoryview | Region]
-    modules: list[str]
-    mappings: Mappings | None = None
-
-
-def pickled(setup: WorkerSetup) -> Pickled:
-    """Pickles a setup for :func:`store`; arrays and tensors are not copied.
 
     Raises:
-        CannotPickle: A part of it cannot be pickled.
+        CannotPickle: A part of the setup cannot be pickled.
         StillImported: A module that it needs is still being imported.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data, modules = pickled_apart(setup, buffers.append)
-    except Exception as error:
-        what = find_unpicklable(setup)
-        raise CannotPickle(
-            f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): open "
-            "files, locks and connections where the dataset is iterated, or use start_method='fork'",
-            what,
-        ) from error
-    _check_imported(modules)
-    modules.add(setup.serves.partition(":")[0])
-    arrays = [buffer.raw() for buffer in buffers]
-    mappings = Mappings() if any(array.nbytes for array in arrays) else None
-    parts = [_where(array, mappings) for array in arrays]
-    return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            data, modules = pickled_apart(setup, buffers.append)
+        except Exception as error:
+            what = find_unpicklable(setup)
+            raise CannotPickle(
+                f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): "
+                "open files, locks and connections where the dataset is iterated, or use start_method='fork'",
+                what,
+            ) from error
+        _check_imported(modules)
+        self.modules = sorted({*modules, setup.serves.partition(":")[0]})
+        self._mappings = Mappings()  # keeps the regions
+        self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
+        self._descriptor: int | None = None
+
+    def descriptor(self) -> int:
+        """The segment, from which a worker can :func:`read` the setup.
+
+        It also holds this process' environment, which a worker adopts before it unpickles the setup.
+
+        Raises:
+            SharedMemoryError: There is no memory for it.
+        """
+        if self._descriptor is None:
+            self._descriptor = _store(self.parts)
+            self.parts.clear()
+        return self._descriptor
+
+    def close(self) -> None:
+        """Gives back the segment."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _where(self, array: memoryview) -> memoryview | Region:
+        if not array.nbytes:
+            return array
+        address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
+        return self._mappings.find(address, array.nbytes) or array
 
 
 def fingerprint(setup: WorkerSetup) -> bytes | None:
@@ -133,8 +147,8 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     for buffer in buffers:
         array = buffer.raw()
         digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
-    for code in loaded_code.codes_of(sorted(modules)):
-        digest.update(f"{id(code[0])} {code[1]}".encode())
+    for specification, version in loaded_code.codes_of(sorted(modules)):
+        digest.update(f"{id(specification)} {version}".encode())
     return digest.digest()
 
 
@@ -147,28 +161,7 @@ def _check_imported(modules: set[str]) -> None:
                 raise StillImported(name)
 
 
-def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
-    if mappings is None or not array.nbytes:
-        return array
-    address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
-    return mappings.find(address, array.nbytes) or array
-
-
-def store(pickled: Pickled) -> int:
-    """A segment with a pickled setup; arrays that lie in shared memory already stay there.
-
-    The segment also holds this process' environment, which a worker adopts before it unpickles the setup.
-
-    Args:
-        pickled: What :func:`pickled` returned; this call empties its ``parts``.
-
-    Returns:
-        A file descriptor; the caller closes it.
-
-    Raises:
-        SharedMemoryError: There is no memory for it.
-    """
-    parts = pickled.parts
+def _store(parts: list[memoryview | Region]) -> int:
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
     stored = [part for part in parts if not isinstance(part, Region)]
     head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
@@ -187,12 +180,11 @@ def store(pickled: Pickled) -> int:
         for part in stored:
             memory[offset : offset + part.nbytes] = part
             offset += _aligned(part.nbytes)
-    parts.clear()
     return descriptor
 
 
 def read(descriptor: int) -> WorkerSetup:
-    """The setup that :func:`store` put into the segment ``descriptor``.
+    """The setup that a segment holds.
 
     Arrays are views of the segment. A worker that writes to one gets its own copy of the pages it writes to.
     Arrays that the trainer has in shared memory are views of that memory.
@@ -200,18 +192,16 @@ def read(descriptor: int) -> WorkerSetup:
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")
     places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    parent_environment.adopt(environment)
     offset = _aligned(4 + nbytes)
     parts: list[memoryview] = []
-    parent_environment.adopt(ParentEnvironment(*environment))
     for place in places:
         if isinstance(place, int):
             parts.append(memory[offset : offset + place])
             offset += _aligned(place)
         else:
             parts.append(map_region(Region(*place)))
-    setup = pickle.loads(parts[0], buffers=parts[1:])
-    if not isinstance(setup, WorkerSetup):
-        raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
+    setup: WorkerSetup = pickle.loads(parts[0], buffers=parts[1:])
     return setup
 
 

@@ -35,7 +35,7 @@ _STOP_CHECK_S = 0.005
 
 
 def main(index: int, setup: int, *ends: int) -> None:
-    """Entry of a spawned worker: everything it gets is in the descriptors it is called with."""
+    """Entry of a worker that is no fork of the trainer: all that it gets is in these descriptors."""
     for descriptor in (setup, *ends):
         os.set_inheritable(descriptor, False)
 
@@ -45,6 +45,7 @@ def main(index: int, setup: int, *ends: int) -> None:
             return worker_setup.read(setup)
         finally:
             gc.enable()
+            os.close(setup)
 
     serve(index, read, WorkerEnds(*ends))
 

@@ -1,5 +1,6 @@
 """Large datasets: workers map the arrays in them; they do not each have a copy."""
 
+import contextlib
 import os
 import re
 import warnings
@@ -18,6 +19,10 @@ from tests.loader.processes.large_datasets import Indexed, Touching, Writing
 
 MB = 1 << 20
 SIZE_MB = 64
+
+
+def pickled_setup(dataset):
+    return setup.PickledSetup(setup.WorkerSetup(dataset, workers=4, blocks=4))
 
 
 def filled():
@@ -87,7 +92,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_arrays_of_a_dataset_are_stored_once_and_apart_from_its_pickle(kind):
-    pickled = setup.pickled(setup.WorkerSetup(KINDS[kind](), workers=4, blocks=4))
+    pickled = pickled_setup(KINDS[kind]())
     assert pickled.parts[0].nbytes < MB
     assert SIZE_MB * MB <= sum(part.nbytes for part in pickled.parts) < (SIZE_MB + 1) * MB
 
@@ -124,13 +129,9 @@ MAPPED = {
 @pytest.mark.parametrize("kind", MAPPED)
 def test_what_is_mapped_already_is_not_stored_but_mapped(kind, tmp_path):
     data = MAPPED[kind](tmp_path)
-    pickled = setup.pickled(setup.WorkerSetup(data, workers=4, blocks=4))
-    descriptor = setup.store(pickled)
-    try:
-        assert os.fstat(descriptor).st_size < MB
-        got = setup.read(descriptor).dataset
-    finally:
-        os.close(descriptor)
+    with contextlib.closing(pickled_setup(data)) as pickled:
+        assert os.fstat(pickled.descriptor()).st_size < MB
+        got = setup.read(pickled.descriptor()).dataset
     assert type(got) is type(data)
     assert np.array_equal(np.asarray(got), np.asarray(data))
     assert is_file_or_segment(np.asarray(got).ctypes.data)
@@ -163,12 +164,11 @@ def test_a_memmap_that_cannot_be_written_to_is_none_that_can_in_workers(tmp_path
 
 
 def test_a_mapping_that_is_gone_when_workers_start_is_an_error(tmp_path):
-    pickled = setup.pickled(setup.WorkerSetup(mapped_file(tmp_path), workers=1, blocks=4))
-    descriptor = setup.store(pickled)
-    (tmp_path / "array.npy").unlink()
-    with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
-        setup.read(descriptor)
-    os.close(descriptor)
+    with contextlib.closing(pickled_setup(mapped_file(tmp_path))) as pickled:
+        descriptor = pickled.descriptor()
+        (tmp_path / "array.npy").unlink()
+        with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
+            setup.read(descriptor)
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
@@ -224,9 +224,8 @@ def test_arrays_keep_their_shape_order_content_and_flags():
     frozen.flags.writeable = False
     arrays = [base, base.T, base[::2, ::-1], base[:, :, 3], frozen, frozen[::3], base.astype(">f4")]
     arrays += [np.array(["a", "bcd"] * 50_000), np.zeros(20_000, [("x", "f4"), ("y", "i8")])]
-    descriptor = setup.store(setup.pickled(setup.WorkerSetup(arrays, workers=1, blocks=4)))
-    got = setup.read(descriptor).dataset
-    os.close(descriptor)
+    with contextlib.closing(pickled_setup(arrays)) as pickled:
+        got = setup.read(pickled.descriptor()).dataset
     for array, other in zip(arrays, got, strict=True):
         assert (array.shape, array.dtype) == (other.shape, other.dtype)
         assert array.flags.writeable == other.flags.writeable
@@ -234,6 +233,5 @@ def test_arrays_keep_their_shape_order_content_and_flags():
 
 
 def test_tensors_in_a_dataset_count_as_a_need_of_torch():
-    dataset = Touching(torch.ones(3))
-    assert "torch" in setup.pickled(setup.WorkerSetup(dataset, workers=1, blocks=4)).modules
-    assert "torch" not in setup.pickled(setup.WorkerSetup([np.ones(3)], workers=1, blocks=4)).modules
+    assert "torch" in pickled_setup(Touching(torch.ones(3))).modules
+    assert "torch" not in pickled_setup([np.ones(3)]).modules

@@ -1,5 +1,6 @@
 """The setup: one segment that carries a dataset to all workers."""
 
+import contextlib
 import os
 import threading
 
@@ -12,18 +13,16 @@ from mpwds.loader.processes.setup import WorkerSetup
 
 
 def through(dataset):
-    descriptor = setup.store(setup.pickled(WorkerSetup(dataset, workers=2, blocks=4, seed=5, argv=["a"])))
-    try:
-        return setup.read(descriptor), os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    pickled = setup.PickledSetup(WorkerSetup(dataset, workers=2, blocks=4, seed=5))
+    with contextlib.closing(pickled):
+        return setup.read(pickled.descriptor()), os.fstat(pickled.descriptor()).st_size
 
 
 def test_carries_lambdas_and_all_facts():
     number = 3
     got, _ = through(lambda: number + 1)
     assert got.dataset() == 4
-    assert (got.workers, got.blocks, got.seed, got.argv, got.rank) == (2, 4, 5, ["a"], 0)
+    assert (got.workers, got.blocks, got.seed, got.rank) == (2, 4, 5, 0)
 
 
 def test_arrays_lie_in_the_segment_once_aligned_and_writable():
@@ -36,9 +35,8 @@ def test_arrays_lie_in_the_segment_once_aligned_and_writable():
 
 
 def test_a_write_to_an_array_does_not_reach_other_workers():
-    descriptor = setup.store(setup.pickled(WorkerSetup(np.zeros(1000), workers=2, blocks=4)))
-    first, second = setup.read(descriptor), setup.read(descriptor)
-    os.close(descriptor)
+    with contextlib.closing(setup.PickledSetup(WorkerSetup(np.zeros(1000), workers=2, blocks=4))) as pickled:
+        first, second = setup.read(pickled.descriptor()), setup.read(pickled.descriptor())
     first.dataset[:] = 1
     assert second.dataset.sum() == 0
 
