@@ -19,7 +19,7 @@ from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.stats.collector import Ledger, Since
+from mpwds.loader.stats.collector import Since, StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.mistakes import explained
@@ -201,7 +201,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             from mpwds.loader.worker.in_process import InProcess
 
             self._in_process = InProcess(self.dataset)
-        self._ledger = Ledger(
+        self._statistics = StatsCollector(
             self._group.readings if self._in_process is None else self._in_process.readings,
             self._group.private_copies,
             in_order=self.in_order,
@@ -240,7 +240,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._current.end("another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
-        self._ledger.begin(epoch, times)
+        self._statistics.begin(epoch, times)
         iterator: LocalIterator | EpochIterator
         if self._in_process is not None:
             from mpwds.loader.worker.in_process import LocalIterator
@@ -259,10 +259,10 @@ class MultiLoader(LoaderStages, TorchIterable):
         return elements if self._delivery is None else self._delivery.handed_out(elements, staged)
 
     def _watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        return self._ledger.watch(part, stream, context)
+        return self._statistics.watch(part, stream, context)
 
     def _clock(self) -> TrainerTimes:
-        return self._ledger.times
+        return self._statistics.times
 
     @property
     def worker_pids(self) -> list[int]:
@@ -287,7 +287,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             >>> stats.batches, [worker.batches for worker in stats.workers]
             (3, [2, 1])
         """
-        return self._ledger.stats(since)
+        return self._statistics.stats(since)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
+from mpwds.loader.stats.collector import Since, StatsCollector, WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Reading, StageReading
 from mpwds.pipeline.counts import attribute, rows_in
@@ -32,7 +32,9 @@ class EpochStatistics:
 
     def __init__(self) -> None:
         self._sums = _Sums()
-        self._ledger = Ledger(self._sums.readings, self._sums.private_copies, in_order=True, in_process=False)
+        self._statistics = StatsCollector(
+            self._sums.readings, self._sums.private_copies, in_order=True, in_process=False
+        )
         self._epochs = 0
 
     def begin(self, counting: Counting, *, in_order: bool, in_process: bool) -> TrainerTimes:
@@ -44,20 +46,20 @@ class EpochStatistics:
             in_process: Whether there are no worker processes.
         """
         self._sums.count_by(counting)
-        self._ledger.in_order, self._ledger.in_process = in_order, in_process
+        self._statistics.in_order, self._statistics.in_process = in_order, in_process
         times = TrainerTimes()
-        self._ledger.begin(self._epochs, times)
+        self._statistics.begin(self._epochs, times)
         self._epochs += 1
         return times
 
     def stats(self, since: Since) -> LoaderStats:
-        return self._ledger.stats(since)
+        return self._statistics.stats(since)
 
 
 class _Sums:
     """The sums over everything that has counted so far.
 
-    The ledger of ``EpochStatistics`` refers to these, not to ``EpochStatistics``: the two would form a
+    The collector of ``EpochStatistics`` refers to these, not to ``EpochStatistics``: the two would form a
     reference cycle, which would keep the workers' processes until the garbage collector runs.
     """
 

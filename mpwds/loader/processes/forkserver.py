@@ -52,13 +52,8 @@ class ServerGone(MpwdsError):
 class ForkServer:
     """The training process' side of a server, which starts at once. Several threads may use it.
 
-    The server ends when this object is collected; its workers refer to it.
-
-    Attributes:
-        code: The code that this process had loaded when the server started.
-
-    Raises:
-        OSError: The process cannot be started.
+    The server ends when this object is collected; its workers refer to it. ``code`` is what this process had
+    loaded when the server started.
     """
 
     def __init__(self) -> None:
@@ -89,7 +84,7 @@ class ForkServer:
     @property
     def is_gone(self) -> bool:
         """Whether the server has ended."""
-        poller = select.poll()
+        poller = select.poll()  # one for each thread
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(0))
 

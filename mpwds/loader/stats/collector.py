@@ -25,11 +25,7 @@ Since = Literal["epoch", "start"]
 class WorkerReading:
     """What the processes of worker ``index`` have counted since the loader was made.
 
-    Args:
-        index: The worker's index.
-        pid: Process id of the last one.
-        reading: Their counters, added up.
-        restarts: How often the worker was restarted within an epoch.
+    ``pid`` is that of the last one, ``restarts`` how often the worker was restarted within an epoch.
     """
 
     index: int
@@ -37,15 +33,17 @@ class WorkerReading:
     reading: Reading
     restarts: int = 0
 
+    def since(self, before: WorkerReading | None) -> WorkerReading:
+        if before is None:
+            return self
+        reading, restarts = self.reading - before.reading, self.restarts - before.restarts
+        return WorkerReading(self.index, self.pid, reading, restarts)
 
-class Ledger:
+
+class StatsCollector:
     """Adds up epochs, and tells the current one from those before.
 
-    Args:
-        read_workers: Reads all workers.
-        read_copies: Reads how many private copies were made.
-        in_order: Whether workers take turns; also an attribute.
-        in_process: Whether the loader works without worker processes; also an attribute.
+    ``in_order`` and ``in_process`` are attributes, which may change between epochs.
     """
 
     def __init__(
@@ -109,11 +107,9 @@ class Ledger:
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
         workers = []
-        for now in self._read_workers():
-            reading, restarts = now.reading, now.restarts
-            if (earlier := before.get(now.index)) is not None:
-                reading, restarts = reading - earlier.reading, restarts - earlier.restarts
-            workers.append(worker_stats(now.index, now.pid, reading, restarts))
+        for worker in self._read_workers():
+            counted = worker.since(before.get(worker.index))
+            workers.append(worker_stats(worker.index, worker.pid, counted.reading, counted.restarts))
         seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:
