@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpwds.errors import MpwdsError
-from mpwds.loader.processes import forkserver, lifeline, processes
+from mpwds.loader.processes import forkserver, processes
 from mpwds.loader.processes.launchers import Fork, FromForkServer, Launcher, Spawn
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
@@ -82,7 +82,7 @@ def start_early(dataset: Any, context: Any) -> None:
     server or a worker, nothing is started: each may import the module that makes the loader, and would start
     the next.
     """
-    if lifeline.is_held() or (context is not None and context.get_start_method() != "forkserver"):
+    if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
         return
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process

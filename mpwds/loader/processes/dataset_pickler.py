@@ -34,8 +34,7 @@ def pickled_apart(
         ignore_epochs: Whether to leave out how often this process has iterated datasets.
 
     Returns:
-        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports: those of
-            classes and functions, and those that are variables of functions.
+        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports.
     """
     # In a process that multiprocessing spawned, the script has a name that no worker can import.
     script = sys.modules.get("__mp_main__")

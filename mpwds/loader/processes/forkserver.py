@@ -28,7 +28,7 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
-from mpwds.loader.processes import lifeline, parent_environment, processes
+from mpwds.loader.processes import parent_environment, processes
 from mpwds.loader.processes.loaded_code import LoadedCode
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.sharedmem import segment
@@ -69,8 +69,8 @@ class ForkServer:
             its_ends.callback(os.close, held)
             ours.callback(os.close, lifeline_end)
             for end in (self._socket.fileno(), lifeline_end):
-                lifeline.guard(end)
-                ours.callback(lifeline.unguard, end)
+                processes.guard(end)
+                ours.callback(processes.unguard, end)
             descriptors = [connection.fileno(), held]
             self._process = processes.spawn(
                 "mpwds.loader.processes.forkserver_process:serve", descriptors, [*descriptors, IDLE_S]
@@ -94,20 +94,11 @@ class ForkServer:
             self._send(["import", modules, parent_environment.current()], [])
 
     def prepare(self, modules: list[str]) -> None:
-        """Waits until the server has imported modules; it skips those that cannot be imported.
-
-        Raises:
-            ServerGone: The server has ended.
-        """
+        """Waits until the server has imported modules; it skips those that cannot be imported."""
         self._ask(["import", modules, parent_environment.current()], [])
 
     def fork(self, index: int, setup: int, ends: WorkerEnds) -> WorkerProcess:
-        """Forks worker ``index``, which reads the stored setup and serves at ``ends``.
-
-        Raises:
-            ServerGone: The server has ended.
-            OSError: The server has no processes or descriptors left.
-        """
+        """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
         processes.fill_standard_descriptors()
         status, its_status = os.pipe()
         try:
@@ -124,10 +115,7 @@ class ForkServer:
 
         A busy server is waited for, because imports may take long; a stopped one would never answer. When a
         job is stopped and continued, its processes wake one by one, so what counts is how often the server
-        was found stopped, not how much time has passed.
-
-        Raises:
-            ServerGone: The server was stopped for ``STOPPED_S``, and has been killed.
+        was found stopped, not how much time has passed. One that stays stopped for ``STOPPED_S`` is killed.
         """
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
@@ -217,11 +205,8 @@ def ready(modules: list[str]) -> ForkServer:
     """This process' server, after it has imported modules. Ctrl-C ends the wait.
 
     A server that has ended is replaced. So is one that may have imported code that this process has loaded
-    again since (``importlib.reload``); it stays until its last worker ends.
-
-    Raises:
-        ServerGone: A new server ended while it imported the modules.
-        OSError: A new server cannot be started.
+    again since (``importlib.reload``); it stays until its last worker ends. A new one may fail too: with
+    ``OSError`` as it starts, with ``ServerGone`` as it imports.
     """
     server, is_new = _running()
     if not is_new:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgpack
 
-from mpwds.loader.processes import lifeline, parent_environment, processes
+from mpwds.loader.processes import parent_environment, processes
 from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
 from mpwds.loader.worker import worker
 
@@ -38,11 +38,11 @@ _NUMBER_NBYTES = 16
 def serve(connection: int, held: int, idle_s: int) -> None:
     """Entry of the server's process, with its ends of the socket pair and of the lifeline."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lifeline.kill_at_end_of(held)
+    processes.kill_at_end_of(held)
     os.set_inheritable(held, False)
     gc.disable()  # collections would take an eighth of the time of an import
     # If workers held this end, the trainer would wait for ever for the reply of a server that is gone.
-    lifeline.guard(connection)
+    processes.guard(connection)
     # What modules print when they are imported, the trainer has printed, or a worker will.
     errors = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -73,7 +73,7 @@ class _Server:
         waiting.register(self._connection, select.POLLIN)
         busy_until = time.monotonic()
         while os.getppid() == trainer and time.monotonic() - busy_until < idle_s:
-            if waiting.poll(lifeline.PARENT_CHECK_S * 1000):
+            if waiting.poll(processes.PARENT_CHECK_S * 1000):
                 self._answer()
                 busy_until = time.monotonic()
             elif self._statuses:
@@ -129,11 +129,11 @@ class _Server:
                 os.close(stream)
             worker.main(index, setup, *ends)
 
-        lifeline.guard(status)  # workers must not hold it: its end tells that this process is gone
+        processes.guard(status)  # workers must not hold it: its end tells that this process is gone
         try:
             pid = processes.fork(live)
         except BaseException:
-            lifeline.unguard(status)
+            processes.unguard(status)
             raise
         descriptors.remove(status)
         self._statuses[pid] = status
@@ -151,5 +151,5 @@ class _Server:
                 status = self._statuses.pop(pid)
                 with contextlib.suppress(OSError):  # the trainer has closed its end
                     os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
-                lifeline.unguard(status)
+                processes.unguard(status)
                 os.close(status)

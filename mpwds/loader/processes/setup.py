@@ -26,23 +26,14 @@ _ALIGNMENT = 64
 class WorkerSetup:
     """The dataset and the facts that are the same for all workers of a loader.
 
-    Args:
-        dataset: The dataset.
-        workers: Number of workers.
-        blocks: Blocks of each worker's arena.
-        rank: Index of the trainer among ``world_size``.
-        world_size: Number of trainers.
-        seed: The loader's seed, if it has one.
-
-    Attributes:
-        serves: Name of the class that does the work: ``worker.worker.Worker``, or one like it.
+    ``serves`` names the class that does the work. ``rank`` and ``world_size`` are those of the trainer.
     """
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
     dataset: Any
     workers: int
-    blocks: int
+    blocks: int  # of each worker's arena
     rank: int = 0
     world_size: int = 1
     seed: int | None = None
@@ -62,10 +53,7 @@ class CannotPickle(TypeError):
 
 
 class StillImported(RuntimeError):
-    """The setup needs a module that is still being imported here.
-
-    The workers would import it too, and so come to the place that starts workers.
-    """
+    """The setup needs a module that is still being imported here, and would start workers in workers too."""
 
     def __init__(self, module: str) -> None:
         super().__init__(
@@ -80,11 +68,8 @@ class PickledSetup:
     """A setup that is pickled now, and stored in a segment when a worker first needs it.
 
     Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. Keep it
-    open as long as workers may be started.
-
-    Attributes:
-        parts: The pickle, then the large arrays, until they are stored.
-        modules: Modules that a worker will import.
+    open as long as workers may be started. ``parts`` are the pickle and the large arrays until they are
+    stored, ``modules`` what a worker will import.
 
     Raises:
         CannotPickle: A part of the setup cannot be pickled.
@@ -109,13 +94,7 @@ class PickledSetup:
         self._descriptor: int | None = None
 
     def descriptor(self) -> int:
-        """The segment, from which a worker can :func:`read` the setup.
-
-        It also holds this process' environment, which a worker adopts before it unpickles the setup.
-
-        Raises:
-            SharedMemoryError: There is no memory for it.
-        """
+        """The segment that a worker can :func:`read`; made at the first call, if there is memory for it."""
         if self._descriptor is None:
             self._descriptor = _store(self.parts)
             self.parts.clear()
@@ -162,6 +141,7 @@ def _check_imported(modules: set[str]) -> None:
 
 
 def _store(parts: list[memoryview | Region]) -> int:
+    """A segment with the parts, behind this process' environment: a worker adopts that first."""
     places = [part if isinstance(part, Region) else part.nbytes for part in parts]
     stored = [part for part in parts if not isinstance(part, Region)]
     head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")

@@ -91,9 +91,9 @@ class WorkerStats:
 class LoaderStats:
     """What a loader did in an epoch, or since it was made.
 
-    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. The time to an epoch's first batch,
-    in which workers start, is counted separately: shares and rates cover the time after it. A batch is what
-    the loader delivers, also where that is a single element.
+    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. Workers start in the time to an
+    epoch's first batch, so shares and rates cover the time after it. A batch is what the loader delivers,
+    also where that is a single element.
 
     Attributes:
         epoch: Number of the epoch that began last.

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
-from mpwds.loader.processes import lifeline
+from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
@@ -61,7 +61,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
     handover = socket.socket(fileno=ends.handover)
     with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
         try:
-            lifeline.hold(ends.lifeline)
+            processes.hold_lifeline(ends.lifeline)
             status = StatusPage(ends.status)
             status.answer_stack_requests()
             setup = read_setup()
