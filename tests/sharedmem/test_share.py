@@ -1,6 +1,5 @@
 """share: arrays, tensors and lists in memory that other processes can map."""
 
-import contextlib
 import os
 import pickle
 
@@ -105,9 +104,10 @@ def test_a_shared_list_reaches_workers_without_being_copied():
     from mpwds.loader.processes import setup
 
     shared = mpwds.share([str(number) for number in range(100_000)])
-    with contextlib.closing(setup.PickledSetup(setup.WorkerSetup(shared, workers=1, blocks=4))) as pickled:
-        assert os.fstat(pickled.descriptor()).st_size < 100_000
-        assert setup.read(pickled.descriptor()).dataset[99_999] == "99999"
+    pickled = setup.PickledSetup(setup.WorkerSetup(shared, workers=1, blocks=4))
+    with pickled.store() as stored:
+        assert os.fstat(stored.fileno()).st_size < 100_000
+        assert setup.read(stored.fileno()).dataset[99_999] == "99999"
 
 
 @pytest.mark.parametrize("data", [3, "text", {"a": 1}, np.array([object()])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 from mpwds.loader.processes import processes
@@ -46,14 +47,21 @@ class Spawn(Launcher):
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = PickledSetup(setup)
+        self._pickled = PickledSetup(setup)
+        self._stored: io.FileIO | None = None
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        descriptors = [self._setup.descriptor(), *ends]
+        descriptors = [self._setup(), *ends]
         return processes.spawn("mpwds.loader.worker.worker:main", descriptors, [index, *descriptors])
 
     def close(self) -> None:
-        self._setup.close()
+        if self._stored is not None:
+            self._stored.close()
+
+    def _setup(self) -> int:
+        if self._stored is None:
+            self._stored = self._pickled.store()
+        return self._stored.fileno()
 
 
 class FromForkServer(Spawn):
@@ -64,12 +72,12 @@ class FromForkServer(Spawn):
 
         super().__init__(setup)
         self._ready = forkserver.ready
-        self._server = forkserver.ready(self._setup.modules)
+        self._server = forkserver.ready(self._pickled.modules)
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         if self._server.is_gone:  # a worker is started again long after it died
-            self._server = self._ready(self._setup.modules)
-        return self._server.fork(index, self._setup.descriptor(), ends)
+            self._server = self._ready(self._pickled.modules)
+        return self._server.fork(index, self._setup(), ends)
 
     def close(self) -> None:
         del self._server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import itertools
-import os
 import pickle
 import sys
 from dataclasses import dataclass
@@ -65,11 +65,10 @@ class StillImported(RuntimeError):
 
 
 class PickledSetup:
-    """A setup that is pickled now, and stored in a segment when a worker first needs it.
+    """A setup, pickled and ready to be stored once. Keep it as long as workers may be started.
 
-    Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. Keep it
-    open as long as workers may be started. ``parts`` are the pickle and the large arrays until they are
-    stored, ``modules`` what a worker will import.
+    Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. ``parts``
+    are the pickle and the large arrays until they are stored, ``modules`` what a worker will import.
 
     Raises:
         CannotPickle: A part of the setup cannot be pickled.
@@ -89,24 +88,38 @@ class PickledSetup:
             ) from error
         _check_imported(modules)
         self.modules = sorted({*modules, setup.serves.partition(":")[0]})
-        self._mappings = Mappings()  # keeps the regions
+        self._mappings = Mappings() if buffers else None  # keeps the regions
         self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
-        self._descriptor: int | None = None
 
-    def descriptor(self) -> int:
-        """The segment that a worker can :func:`read`; made at the first call, if there is memory for it."""
-        if self._descriptor is None:
-            self._descriptor = _store(self.parts)
-            self.parts.clear()
-        return self._descriptor
+    def store(self) -> io.FileIO:
+        """A segment that a worker can :func:`read`. This process' environment, which it adopts, lies before.
 
-    def close(self) -> None:
-        """Gives back the segment."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
+        Raises:
+            SharedMemoryError: There is no memory for it.
+        """
+        places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
+        stored = [part for part in self.parts if not isinstance(part, Region)]
+        self.parts.clear()
+        head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
+        size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
+        file = io.FileIO(segment.create(size))
+        try:
+            segment.commit(file.fileno(), 0, size)
+            memory = segment.map(file.fileno(), size)
+        except BaseException:
+            file.close()
+            raise
+        with memory:
+            memory[:4] = len(head).to_bytes(4, "little")
+            memory[4 : 4 + len(head)] = head
+            offset = _aligned(4 + len(head))
+            for part in stored:
+                memory[offset : offset + part.nbytes] = part
+                offset += _aligned(part.nbytes)
+        return file
 
     def _where(self, array: memoryview) -> memoryview | Region:
-        if not array.nbytes:
+        if self._mappings is None or not array.nbytes:
             return array
         address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
         return self._mappings.find(address, array.nbytes) or array
@@ -138,29 +151,6 @@ def _check_imported(modules: set[str]) -> None:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if getattr(spec, "_initializing", False):
                 raise StillImported(name)
-
-
-def _store(parts: list[memoryview | Region]) -> int:
-    """A segment with the parts, behind this process' environment: a worker adopts that first."""
-    places = [part if isinstance(part, Region) else part.nbytes for part in parts]
-    stored = [part for part in parts if not isinstance(part, Region)]
-    head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
-    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
-    descriptor = segment.create(size)
-    try:
-        segment.commit(descriptor, 0, size)
-        memory = segment.map(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    with memory:
-        memory[:4] = len(head).to_bytes(4, "little")
-        memory[4 : 4 + len(head)] = head
-        offset = _aligned(4 + len(head))
-        for part in stored:
-            memory[offset : offset + part.nbytes] = part
-            offset += _aligned(part.nbytes)
-    return descriptor
 
 
 def read(descriptor: int) -> WorkerSetup:

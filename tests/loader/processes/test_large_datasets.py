@@ -1,6 +1,5 @@
 """Large datasets: workers map the arrays in them; they do not each have a copy."""
 
-import contextlib
 import os
 import re
 import warnings
@@ -129,9 +128,10 @@ MAPPED = {
 @pytest.mark.parametrize("kind", MAPPED)
 def test_what_is_mapped_already_is_not_stored_but_mapped(kind, tmp_path):
     data = MAPPED[kind](tmp_path)
-    with contextlib.closing(pickled_setup(data)) as pickled:
-        assert os.fstat(pickled.descriptor()).st_size < MB
-        got = setup.read(pickled.descriptor()).dataset
+    pickled = pickled_setup(data)
+    with pickled.store() as stored:
+        assert os.fstat(stored.fileno()).st_size < MB
+        got = setup.read(stored.fileno()).dataset
     assert type(got) is type(data)
     assert np.array_equal(np.asarray(got), np.asarray(data))
     assert is_file_or_segment(np.asarray(got).ctypes.data)
@@ -164,8 +164,9 @@ def test_a_memmap_that_cannot_be_written_to_is_none_that_can_in_workers(tmp_path
 
 
 def test_a_mapping_that_is_gone_when_workers_start_is_an_error(tmp_path):
-    with contextlib.closing(pickled_setup(mapped_file(tmp_path))) as pickled:
-        descriptor = pickled.descriptor()
+    pickled = pickled_setup(mapped_file(tmp_path))
+    with pickled.store() as stored:
+        descriptor = stored.fileno()
         (tmp_path / "array.npy").unlink()
         with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
             setup.read(descriptor)
@@ -224,8 +225,9 @@ def test_arrays_keep_their_shape_order_content_and_flags():
     frozen.flags.writeable = False
     arrays = [base, base.T, base[::2, ::-1], base[:, :, 3], frozen, frozen[::3], base.astype(">f4")]
     arrays += [np.array(["a", "bcd"] * 50_000), np.zeros(20_000, [("x", "f4"), ("y", "i8")])]
-    with contextlib.closing(pickled_setup(arrays)) as pickled:
-        got = setup.read(pickled.descriptor()).dataset
+    pickled = pickled_setup(arrays)
+    with pickled.store() as stored:
+        got = setup.read(stored.fileno()).dataset
     for array, other in zip(arrays, got, strict=True):
         assert (array.shape, array.dtype) == (other.shape, other.dtype)
         assert array.flags.writeable == other.flags.writeable

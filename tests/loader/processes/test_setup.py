@@ -1,6 +1,5 @@
 """The setup: one segment that carries a dataset to all workers."""
 
-import contextlib
 import os
 import threading
 
@@ -14,8 +13,8 @@ from mpwds.loader.processes.setup import WorkerSetup
 
 def through(dataset):
     pickled = setup.PickledSetup(WorkerSetup(dataset, workers=2, blocks=4, seed=5))
-    with contextlib.closing(pickled):
-        return setup.read(pickled.descriptor()), os.fstat(pickled.descriptor()).st_size
+    with pickled.store() as stored:
+        return setup.read(stored.fileno()), os.fstat(stored.fileno()).st_size
 
 
 def test_carries_lambdas_and_all_facts():
@@ -35,8 +34,9 @@ def test_arrays_lie_in_the_segment_once_aligned_and_writable():
 
 
 def test_a_write_to_an_array_does_not_reach_other_workers():
-    with contextlib.closing(setup.PickledSetup(WorkerSetup(np.zeros(1000), workers=2, blocks=4))) as pickled:
-        first, second = setup.read(pickled.descriptor()), setup.read(pickled.descriptor())
+    pickled = setup.PickledSetup(WorkerSetup(np.zeros(1000), workers=2, blocks=4))
+    with pickled.store() as stored:
+        first, second = setup.read(stored.fileno()), setup.read(stored.fileno())
     first.dataset[:] = 1
     assert second.dataset.sum() == 0
 
