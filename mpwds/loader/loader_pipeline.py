@@ -16,7 +16,7 @@ from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, e
 from mpwds.loader.resume.position import CountOnYield, Position, Resumable
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
-from mpwds.loader.stats.collector import Ledger, Since
+from mpwds.loader.stats.collector import Since, StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
@@ -122,7 +122,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def _begin(self, epoch: int) -> Iterator[Any]:
         loader, stream = self.loader, self.stream(Context.current(epoch))
         elements = self._position.begin_stages(stream, ahead=loader._is_even())
-        return loader._hand_out(StagesIterator(elements, lambda: loader._ledger.times), staged=True)
+        return loader._hand_out(StagesIterator(elements, lambda: loader._statistics.times), staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
@@ -134,7 +134,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
         loader = self.loader
         if context.watch is None:
-            context = replace(context, watch=loader._ledger.watch)
+            context = replace(context, watch=loader._statistics.watch)
         same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
         return StagesStream(self._starter(context), context.epoch, same_order)
 
@@ -226,7 +226,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
     timeout: float | None
     even: Even | None
     _position: Position
-    _ledger: Ledger
+    _statistics: StatsCollector
 
     def compose(self, *stages: Any) -> Any:
         """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`.
@@ -300,7 +300,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
 
     def _in_short(self) -> str:
         """The part of ``repr`` about a loader that has run."""
-        stats = self._ledger.stats("epoch")
+        stats = self._statistics.stats("epoch")
         return f"  # {stats.in_short}" if stats.batches else ""
 
     def _iterate_evenly(

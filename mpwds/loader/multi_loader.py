@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,7 @@ from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.stats.collector import Ledger, Since
+from mpwds.loader.stats.collector import Since, StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.mistakes import explained
@@ -191,7 +190,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             from mpwds.loader.worker.in_process import InProcess
 
             self._in_process = InProcess(self.dataset, received, pinning)
-        self._ledger = Ledger(
+        self._statistics = StatsCollector(
             self._group.readings if self._in_process is None else self._in_process.readings,
             self._group.private_copies,
             in_order=self.in_order,
@@ -222,7 +221,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         _end(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
-        self._ledger.begin(epoch, times)
+        self._statistics.begin(epoch, times)
         iterator: Iteration
         if self._in_process is not None:
             from mpwds.loader.worker.in_process import LocalIterator
@@ -265,7 +264,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             >>> stats.batches, [worker.batches for worker in stats.workers]
             (3, [2, 1])
         """
-        return self._ledger.stats(since)
+        return self._statistics.stats(since)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
@@ -380,9 +379,7 @@ def _make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
 
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
-    return WorkerSetup(
-        dataset, options.workers, blocks, here.rank, here.world_size, options.seed, list(sys.argv)
-    )
+    return WorkerSetup(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
 
 
 def _end(iterations: WeakSet[Iteration], because: str) -> None:

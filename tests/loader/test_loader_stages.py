@@ -7,7 +7,6 @@ import signal
 import warnings
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,12 +15,9 @@ from hypothesis import strategies as st
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
 from mpwds.loader.loader_pipeline import LoaderPipeline
+from tests.loader.faults.processes import runs
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-
-
-def is_running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def rows():
@@ -180,9 +176,9 @@ def test_close_ends_the_workers_and_iterating_starts_new_ones():
     pipeline = MultiLoader(ROWS.batched(7), workers=2).rebatched(10)
     list(pipeline)
     pids = pipeline.loader.worker_pids
-    assert all(map(is_running, pids))
+    assert all(map(runs, pids))
     pipeline.close()
-    assert not any(map(is_running, pids))
+    assert not any(map(runs, pids))
     with pipeline:
         assert len(list(pipeline)) == 10
     assert pipeline.loader.worker_pids == []

@@ -6,7 +6,6 @@ import signal
 import warnings
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -14,12 +13,9 @@ from mpwds import WebDataset
 from mpwds.compat.multi import MultiDataset, MultiDatasetIterator, pinned
 from mpwds.errors import WorkerDied
 from mpwds.pipeline.dataset import DataPipeline
+from tests.loader.faults.processes import runs
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-
-
-def is_running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_delivers_undecoded_samples(shards):
@@ -68,7 +64,7 @@ def test_workers_stay_between_epochs_and_end_with_close():
     list(dataset)
     assert dataset.loader.worker_pids == pids
     dataset.close()
-    assert not any(map(is_running, pids))
+    assert not any(map(runs, pids))
     assert len(list(dataset)) == 4
 
 
@@ -87,7 +83,7 @@ def test_terminate_ends_the_workers_and_the_epoch():
     pids = dataset.loader.worker_pids
     elements.terminate()
     assert len(pids) == 2
-    assert not any(map(is_running, pids))
+    assert not any(map(runs, pids))
     assert list(elements) == []
     assert len(list(dataset)) == 1000
 

@@ -104,13 +104,10 @@ def test_a_shared_list_reaches_workers_without_being_copied():
     from mpwds.loader.processes import setup
 
     shared = mpwds.share([str(number) for number in range(100_000)])
-    descriptor = setup.store(pickled := setup.pickled(setup.WorkerSetup(shared, workers=1, blocks=4)))
-    try:
-        assert os.fstat(descriptor).st_size < 100_000
-        assert setup.read(descriptor).dataset[99_999] == "99999"
-    finally:
-        os.close(descriptor)
-    del pickled
+    pickled = setup.PickledSetup(setup.WorkerSetup(shared, workers=1, blocks=4))
+    with pickled.store() as stored:
+        assert os.fstat(stored.fileno()).st_size < 100_000
+        assert setup.read(stored.fileno()).dataset[99_999] == "99999"
 
 
 @pytest.mark.parametrize("data", [3, "text", {"a": 1}, np.array([object()])])

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
+from mpwds.loader.stats.collector import Since, StatsCollector, WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Reading, StageReading
 from mpwds.pipeline.counts import attribute, rows_in
@@ -23,9 +23,9 @@ class EpochStatistics:
     """
 
     def __init__(self) -> None:
-        # The ledger refers to this weakly: a cycle would keep workers until the garbage collector runs.
+        # The collector refers to this weakly: a cycle would keep workers until the garbage collector runs.
         this = weakref.proxy(self)
-        self._ledger = Ledger(
+        self._statistics = StatsCollector(
             lambda: this._readings(), lambda: this._private_copies(), in_order=True, in_process=False
         )
         self._epochs = 0
@@ -39,14 +39,14 @@ class EpochStatistics:
             self._earlier_copies = self._private_copies()
             self._earlier = {reading.index: reading for reading in self._readings()}
             self._counting = counting
-        self._ledger.in_order, self._ledger.in_process = in_order, isinstance(counting, LocalCounts)
+        self._statistics.in_order, self._statistics.in_process = in_order, isinstance(counting, LocalCounts)
         times = TrainerTimes()
-        self._ledger.begin(self._epochs, times)
+        self._statistics.begin(self._epochs, times)
         self._epochs += 1
         return times
 
     def stats(self, since: Since) -> LoaderStats:
-        return self._ledger.stats(since)
+        return self._statistics.stats(since)
 
     def _readings(self) -> list[WorkerReading]:
         readings = dict(self._earlier)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import weakref
 from itertools import chain, islice
@@ -213,7 +212,6 @@ def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:
         min((loader.prefetch_factor or 1) + BLOCKS_OF_CONSUMER, MOST_BLOCKS),
         here.rank,
         here.world_size,
-        argv=list(sys.argv),
         base_seed=base_seed,
         iterable=isinstance(loader.dataset, IterableDataset),
         batches=batches,

@@ -11,7 +11,7 @@ import torch
 
 from mpwds.errors import MpwdsError
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.processes import forkserver, lifeline, processes
+from mpwds.loader.processes import forkserver, processes
 from mpwds.loader.processes.launchers import LAUNCHERS, Fork, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
@@ -107,7 +107,7 @@ def start_early(dataset: Any, context: Any) -> None:
     when that begins. A fork server or a worker starts nothing: it may import the module that makes the
     loader, and so would the next one.
     """
-    if lifeline.is_held() or (context is not None and context.get_start_method() != "forkserver"):
+    if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
         return
     with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process

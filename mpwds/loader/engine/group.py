@@ -131,13 +131,9 @@ class WorkerGroup:
         setup = self._make_setup()
         self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
         self._blocks = setup.blocks
-        launcher = self._make_launcher(setup)
         try:
-            with processes.interrupts_deferred():
-                processes.fill_standard_descriptors()
-                self._launcher = launcher
-                launcher.open()
-            launcher.wait()
+            processes.fill_standard_descriptors()
+            launcher = self._launcher = self._make_launcher(setup)
             with processes.interrupts_deferred():
                 for index in range(setup.workers):
                     self._workers.append(self._make_worker(index, launcher))

@@ -15,7 +15,7 @@ from mpwds.errors import WorkerDied, WorkerTimeout
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.engine.receiving import BatchReceiver
-from mpwds.loader.processes import lifeline as lifelines
+from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.resume.progress import START, Position
@@ -59,13 +59,13 @@ class LocalWorker:
             self._command: dict[str, Any] | None = None
             self._tasks: deque[dict[str, Any]] = deque()
             self._listens = True
-            lifelines.guard(self._channel.fileno())
+            processes.guard(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
             workers_ends.callback(os.close, workers_lifeline)
-            lifelines.guard(lifeline)
+            processes.guard(lifeline)
             ours.callback(os.close, lifeline)
-            ours.callback(lifelines.unguard, lifeline)
+            ours.callback(processes.unguard, lifeline)
             self._status = StatusPage()
             ours.callback(self._status.close)
             self._process = launcher.launch(
@@ -177,7 +177,7 @@ class LocalWorker:
     def disconnect(self) -> None:
         if self._connected:
             self._connected = False
-            lifelines.unguard(self._channel.fileno())
+            processes.unguard(self._channel.fileno())
             self._channel.close()
 
     def wait(self, timeout_s: float) -> bool:

@@ -7,7 +7,7 @@ Between the trainer and each worker there are
   Ctrl-C cannot interrupt receiving one;
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
-  the trainer is gone, however it went, the kernel kills the worker (``processes.lifeline``);
+  the trainer is gone, however it went, the kernel kills the worker (``processes.processes``);
 * a **status page** (``worker.counters``): the worker's counters, the shard it reads, and its Python stack on
   request. The trainer reads it at any time; no message is about statistics.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import inspect
 import io
+import itertools
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +19,6 @@ import numpy as np
 
 from mpwds.pipeline.parts import TorchIterable
 
-_DEEPEST = 50
 _MOST_TRIALS = 20_000
 
 
@@ -33,11 +34,7 @@ def pickled_apart(
         ignore_epochs: Whether to leave out how often this process has iterated datasets.
 
     Returns:
-        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports: those of
-            classes and functions, and those that are variables of functions.
-
-    Raises:
-        Exception: Pickling a part of the object raised it; ``TypeError`` as a rule.
+        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports.
     """
     # In a process that multiprocessing spawned, the script has a name that no worker can import.
     script = sys.modules.get("__mp_main__")
@@ -51,7 +48,7 @@ def pickled_apart(
 
 class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(
-        self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
+        self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()
@@ -71,12 +68,10 @@ class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             del same.__dict__["_epoch"]
             return same.__reduce_ex__(5)
         else:
-            reduced = reduced_tensor(item)
-            if reduced is not None:
+            if (reduced := reduced_tensor(item)) is not None:
                 self.modules.add("torch")
                 return reduced
-            reduced = _reduced_array(item)
-            if reduced is not None:
+            if (reduced := _reduced_array(item)) is not None:
                 return reduced
         return super().reducer_override(item)
 
@@ -138,40 +133,23 @@ def find_unpicklable(setup: Any) -> str:
         >>> find_unpicklable(Setup([1, {"lines": (line for line in "ab")}]))
         "dataset[1]['lines'] is a generator"
     """
-    path, culprit = _follow(setup)
+    path, culprit, visited = "", setup, {id(setup)}
+    while (inner := _unpicklable_part(culprit, visited)) is not None:
+        step, culprit = inner
+        path += step
+        visited.add(id(culprit))
     what = getattr(culprit, "__qualname__", None) if isinstance(culprit, (FunctionType, MethodType)) else None
     return f"{path.lstrip('.') or 'it'} is a {type(culprit).__qualname__}{f' ({what})' if what else ''}"
 
 
-def _follow(item: Any) -> tuple[str, Any]:
-    path = ""
-    visited = {id(item)}
-    trials = 0
-    for _ in range(_DEEPEST):
-        for step, part in _parts(item):
-            trials += 1
-            if id(part) not in visited and not _can_be_pickled(part):
-                visited.add(id(part))
-                path, item = path + step, part
-                break
-            if trials > _MOST_TRIALS:
-                return path, item
-        else:
-            break
-    return path, item
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def _can_be_pickled(item: Any) -> bool:
-    try:
-        _DatasetPickler(_Nowhere(), lambda buffer: None).dump(item)
-    except Exception:
-        return False
-    return True
+def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:
+    for step, part in itertools.islice(_parts(item), _MOST_TRIALS):
+        if id(part) not in visited:
+            try:
+                pickled_apart(part, lambda buffer: None)
+            except Exception:
+                return step, part
+    return None
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
@@ -189,20 +167,17 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     attributes = getattr(item, "__dict__", None)
     if isinstance(attributes, dict) and not isinstance(item, type):
         yield from ((f".{name}", value) for name, value in list(attributes.items()))
-    for kind in type(item).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(item, name):
-                yield f".{name}", getattr(item, name)
+    for name in copyreg._slotnames(type(item)):  # type: ignore[attr-defined]  # as object.__reduce_ex__ does
+        if hasattr(item, name):
+            yield f".{name}", getattr(item, name)
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=False):
-        try:
-            yield f"'s variable {name}", cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name in function.__code__.co_names:
-        if name in function.__globals__ and not inspect.ismodule(function.__globals__[name]):
-            yield f"'s global {name}", function.__globals__[name]
+    try:
+        used = inspect.getclosurevars(function)
+    except ValueError:  # a variable that is not assigned yet
+        return
+    yield from ((f"'s variable {name}", value) for name, value in used.nonlocals.items())
+    for name, value in used.globals.items():
+        if not inspect.ismodule(value):
+            yield f"'s global {name}", value

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mpwds.loader.processes import processes
-from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
-from mpwds.loader.processes.setup import WorkerSetup
-
-if TYPE_CHECKING:
-    from mpwds.loader.processes.forkserver import ForkServer
+from mpwds.loader.processes.setup import PickledSetup, WorkerSetup
 
 
 class Launcher:
-    """Starts the workers of one loader. Making one and ``wait`` may take long; Ctrl-C may interrupt them."""
-
-    def open(self) -> None:
-        """Takes the resources it needs, which :meth:`close` gives back."""
-
-    def wait(self) -> None:
-        """Waits until workers can be launched at once."""
+    """Starts the workers of one loader. Making one may take long; Ctrl-C may interrupt that."""
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         """Starts worker ``index``, which serves at ``ends``."""
@@ -54,48 +43,45 @@ class Spawn(Launcher):
     """Fresh interpreters: they inherit nothing, so threads and CUDA in the trainer do not matter.
 
     Raises:
-        CannotPickle: A part of the setup cannot be pickled.
+        CannotPickle, StillImported: As ``PickledSetup``.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._pickled = worker_setup.pickled(setup)
-        self._setup = -1
-
-    def open(self) -> None:
-        self._setup = worker_setup.store(self._pickled)
+        self._pickled = PickledSetup(setup)
+        self._stored: io.FileIO | None = None
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        return processes.spawn(
-            "mpwds.loader.worker.worker:main", [self._setup, *ends], [index, self._setup, *ends]
-        )
+        descriptors = [self._setup(), *ends]
+        return processes.spawn("mpwds.loader.worker.worker:main", descriptors, [index, *descriptors])
 
     def close(self) -> None:
-        if self._setup >= 0:
-            os.close(self._setup)
+        if self._stored is not None:
+            self._stored.close()
+
+    def _setup(self) -> int:
+        if self._stored is None:
+            self._stored = self._pickled.store()
+        return self._stored.fileno()
 
 
 class FromForkServer(Spawn):
     """Forks of this process' fork server: clean like fresh interpreters, and started fast."""
 
-    _server: ForkServer | None = None
-
-    def wait(self) -> None:
-        self._server = self._ready()
-
-    def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        server = self._server
-        if server is None or server.is_gone:  # a worker is started again long after it died
-            self._server = server = self._ready()
-        return server.fork(index, self._setup, ends)
-
-    def close(self) -> None:
-        self._server = None
-        super().close()
-
-    def _ready(self) -> ForkServer:
+    def __init__(self, setup: WorkerSetup) -> None:
         from mpwds.loader.processes import forkserver
 
-        return forkserver.ready(self._pickled.modules)
+        super().__init__(setup)
+        self._ready = forkserver.ready
+        self._server = forkserver.ready(self._pickled.modules)
+
+    def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
+        if self._server.is_gone:  # a worker is started again long after it died
+            self._server = self._ready(self._pickled.modules)
+        return self._server.fork(index, self._setup(), ends)
+
+    def close(self) -> None:
+        del self._server
+        super().close()
 
 
 LAUNCHERS: dict[str, Callable[[WorkerSetup], Launcher]] = {

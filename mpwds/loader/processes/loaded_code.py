@@ -10,9 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _INSTALLED = tuple(
-    os.path.join(folder, "")
-    for name, folder in sysconfig.get_paths().items()
-    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]

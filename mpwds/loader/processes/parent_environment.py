@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpwds.imports import after_import
 from mpwds.loader.processes.processes import THREAD_VARIABLES
@@ -15,23 +16,14 @@ _MULTIPROCESSING = "multiprocessing.process"
 
 
 class ParentEnvironment(NamedTuple):
-    """What a fork of the trainer would inherit.
-
-    Args:
-        environ: Environment variables.
-        folder: The working directory; empty if it has been removed.
-        path: ``sys.path``.
-        processors: The processors that it may run on.
-        arguments: ``sys.argv``, which some modules parse when they are imported.
-        key: The ``authkey`` of ``multiprocessing``, for its managers; empty if it is not imported.
-    """
+    """What a fork of the trainer would inherit; ``folder`` and ``authkey`` are empty if there is none."""
 
     environ: dict[str, str]
     folder: str
     path: list[str]
     processors: list[int]
-    arguments: list[str]
-    key: bytes
+    argv: list[str]
+    authkey: bytes
 
 
 def current() -> ParentEnvironment:
@@ -40,18 +32,18 @@ def current() -> ParentEnvironment:
     with contextlib.suppress(OSError):
         folder = os.getcwd()
     path = [item for item in sys.path if isinstance(item, str)]
-    multiprocessing = sys.modules.get(_MULTIPROCESSING)
-    key = b"" if multiprocessing is None else bytes(multiprocessing.current_process().authkey)
     processors = sorted(os.sched_getaffinity(0))
-    return ParentEnvironment(dict(os.environ), folder, path, processors, list(sys.argv), key)
+    multiprocessing = sys.modules.get(_MULTIPROCESSING)
+    authkey = b"" if multiprocessing is None else bytes(multiprocessing.current_process().authkey)
+    return ParentEnvironment(dict(os.environ), folder, path, processors, list(sys.argv), authkey)
 
 
-def adopt(parent: ParentEnvironment) -> None:
-    """Gives this process the environment of its trainer. Numbers of threads that were set here stay."""
-    variables = parent.environ
-    for name in set(os.environ) - set(variables) - set(THREAD_VARIABLES):
+def adopt(environment: Sequence[Any]) -> None:
+    """Gives this process a trainer's environment. Numbers of threads that were set here stay."""
+    parent = ParentEnvironment(*environment)
+    for name in set(os.environ) - set(parent.environ) - set(THREAD_VARIABLES):
         del os.environ[name]
-    os.environ.update(variables)
+    os.environ.update(parent.environ)
     if parent.folder:
         with contextlib.suppress(OSError):
             os.chdir(parent.folder)
@@ -59,10 +51,10 @@ def adopt(parent: ParentEnvironment) -> None:
     if sorted(os.sched_getaffinity(0)) != parent.processors:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, parent.processors)
-    sys.argv = list(parent.arguments)
-    if parent.key:
+    sys.argv = list(parent.argv)
+    if parent.authkey:
 
         def take_key(multiprocessing: ModuleType) -> None:
-            multiprocessing.current_process().authkey = parent.key
+            multiprocessing.current_process().authkey = parent.authkey
 
         after_import(_MULTIPROCESSING, take_key)

@@ -1,8 +1,15 @@
-"""Starting worker processes, and ending them."""
+"""Worker processes: how they start, and how they end, with their trainer at the latest.
+
+*Lifeline.* A worker holds the reading end of a pipe whose writing end only the trainer holds, and ends when
+that closes, whatever either of them is doing. A fork of the trainer that kept a worker's channel or lifeline
+open would keep the worker alive after the trainer's death. So a fork gets ``/dev/null`` in place of such
+descriptors (:func:`guard`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -13,6 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple, Protocol
+
+OUTPUT_STREAMS = (1, 2)
+"""Descriptors of stdout and stderr."""
+
+PARENT_CHECK_S = 0.5
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -35,13 +47,9 @@ class WorkerEnds(NamedTuple):
 
 
 class WorkerProcess:
-    """A running worker process, this process' child.
-
-    Raises:
-        OSError: There is no descriptor left to watch it with; it has been killed.
+    """A running worker process, this process' child. It is killed if no descriptor is left to watch it with.
 
     Attributes:
-        pid: Its process id.
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when other
             code in this process has reaped it.
         is_stuck: It did not do in time what it should.
@@ -57,6 +65,7 @@ class WorkerProcess:
         self._poller = select.poll()
         try:
             self._sentinel = os.pidfd_open(pid)
+            self._poller.register(self._sentinel, select.POLLIN)
         except ProcessLookupError:  # it has ended, and other code has reaped it
             self._ended = True
         except OSError:
@@ -64,8 +73,6 @@ class WorkerProcess:
                 os.kill(pid, signal.SIGKILL)
             self._reap()
             raise
-        else:
-            self._poller.register(self._sentinel, select.POLLIN)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process ends."""
@@ -112,16 +119,12 @@ def end_all(processes: Sequence[Ending], grace_s: float) -> None:
 
 
 def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerProcess:
-    """Starts a fresh interpreter that calls a function.
+    """Starts a fresh interpreter that calls the function ``entry``, given as ``"module:name"``.
 
-    It inherits only ``descriptors``, and gets this process' ``sys.path`` and interpreter flags. ``__main__``
-    is not imported again. Unless the user has set the variables, numeric libraries use one thread, because
-    workers share the machine's cores; the libraries read the variables when they are imported.
-
-    Args:
-        entry: The function, as ``"module:name"``.
-        descriptors: File descriptors to keep open, under the same numbers.
-        arguments: The function's arguments.
+    It inherits only ``descriptors``, under the same numbers, and gets this process' ``sys.path`` and
+    interpreter flags. ``__main__`` is not imported again. Unless the user has set the variables, numeric
+    libraries use one thread, because workers share the machine's cores; the libraries read the variables when
+    they are imported.
     """
     module, _, name = entry.partition(":")
     path = [item for item in sys.path if isinstance(item, str)]
@@ -145,9 +148,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
 
 def fork(target: Callable[[], None]) -> int:
     """Forks this process, calls ``target`` in the child and ends it; returns the child's process id."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.flush()  # or the child writes the buffered output again
+    _flush_streams()  # or the child writes the buffered output again
     with _interrupts_blocked():
         pid = os.fork()
         if pid == 0:
@@ -160,12 +161,15 @@ def fork(target: Callable[[], None]) -> int:
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                with contextlib.suppress(Exception):
-                    sys.stderr.flush()
+                _flush_streams()
                 os._exit(status)
     return pid
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, full or None
+            stream.flush()
 
 
 def fill_standard_descriptors() -> None:
@@ -174,9 +178,10 @@ def fill_standard_descriptors() -> None:
     Otherwise one of our descriptors could get that number, and be lost in a worker, where the number stands
     for the stream.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
+    with interrupts_deferred():
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(descriptor, True)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -204,3 +209,81 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+_holds_lifeline = False
+_guarded: set[int] = set()
+
+
+def hold_lifeline(descriptor: int) -> None:
+    """Ties this process to the one that holds the writing end of the pipe ``descriptor``.
+
+    :func:`kill_at_end_of` does it. A fork of the trainer that was made behind Python's back may keep the
+    writing end open, so a thread also watches for a change of parent. (The parent-death signal would not do:
+    it comes when the *thread* that started the worker ends.)
+    """
+    parent = os.getppid()
+    kill_at_end_of(descriptor)
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(descriptor, 0)
+        while os.getppid() == parent and not poller.poll(PARENT_CHECK_S * 1000):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="mpwds-lifeline", daemon=True).start()
+
+
+def holds_lifeline() -> bool:
+    """Whether this process ends with another one: it is a worker or a fork server."""
+    return _holds_lifeline
+
+
+def kill_at_end_of(descriptor: int) -> None:
+    """Has the kernel send SIGKILL to this process when the pipe's writing end closes.
+
+    It does so even while this process is stopped, or stuck in code that holds the interpreter's lock. If the
+    end is closed already, this process is killed at once.
+    """
+    global _holds_lifeline
+    _holds_lifeline = True
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    if poller.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def guard(descriptor: int) -> None:
+    """Keeps a descriptor from forks of this process, until :func:`unguard`."""
+    _guarded.add(descriptor)
+
+
+def unguard(descriptor: int) -> None:
+    """Ends :func:`guard`; call it before the descriptor is closed."""
+    _guarded.discard(descriptor)
+
+
+def _replace_guarded_in_child() -> None:
+    """Puts ``/dev/null`` under the guarded numbers: objects that inherit them may close them again."""
+    if not _guarded:
+        return
+    first = _guarded.pop()
+    os.close(first)  # before anything is opened: there may be no other number left
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    if nothing != first:
+        _guarded.add(first)
+    for descriptor in _guarded:
+        try:
+            os.dup2(nothing, descriptor, inheritable=False)
+        except OSError:  # the limit was lowered since: nobody will get this number either
+            os.close(descriptor)
+    if nothing != first:
+        os.close(nothing)
+    _guarded.clear()
+
+
+os.register_at_fork(after_in_child=_replace_guarded_in_child)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import itertools
-import os
 import pickle
 import sys
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgpack
 import numpy as np
 
-from mpwds.errors import MpwdsError
 from mpwds.loader.processes import loaded_code, parent_environment
 from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apart
-from mpwds.loader.processes.parent_environment import ParentEnvironment
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
@@ -28,28 +26,17 @@ _ALIGNMENT = 64
 class WorkerSetup:
     """The dataset and the facts that are the same for all workers of a loader.
 
-    Args:
-        dataset: The dataset.
-        workers: Number of workers.
-        blocks: Blocks of each worker's arena.
-        rank: Index of the trainer among ``world_size``.
-        world_size: Number of trainers.
-        seed: The loader's seed, if it has one.
-        argv: ``sys.argv`` of the trainer.
-
-    Attributes:
-        serves: Name of the class that does the work: ``worker.worker.Worker``, or one like it.
+    ``serves`` names the class that does the work. ``rank`` and ``world_size`` are those of the trainer.
     """
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
     dataset: Any
     workers: int
-    blocks: int
+    blocks: int  # of each worker's arena
     rank: int = 0
     world_size: int = 1
     seed: int | None = None
-    argv: list[str] = field(default_factory=list)
 
     def serving_class(self) -> Any:
         """Imports the class that :attr:`serves` names."""
@@ -66,10 +53,7 @@ class CannotPickle(TypeError):
 
 
 class StillImported(RuntimeError):
-    """The setup needs a module that is still being imported here.
-
-    The workers would import it too, and so come to the place that starts workers.
-    """
+    """The setup needs a module that is still being imported here, and would start workers in workers too."""
 
     def __init__(self, module: str) -> None:
         super().__init__(
@@ -80,43 +64,65 @@ class StillImported(RuntimeError):
         self.module = module
 
 
-class Pickled(NamedTuple):
-    """A setup ready to be stored; keep it as long as workers may be started.
+class PickledSetup:
+    """A setup, pickled and ready to be stored once. Keep it as long as workers may be started.
 
-    Args:
-        parts: The pickle, then the large arrays: memory of this process, or regions that workers can map.
-        modules: Modules that a worker will import.
-        mappings: Keeps the regions.
-    """
-
-    parts: list[memoryview | Region]
-    modules: list[str]
-    mappings: Mappings | None = None
-
-
-def pickled(setup: WorkerSetup) -> Pickled:
-    """Pickles a setup for :func:`store`; arrays and tensors are not copied.
+    Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. ``parts``
+    are the pickle and the large arrays until they are stored, ``modules`` what a worker will import.
 
     Raises:
-        CannotPickle: A part of it cannot be pickled.
+        CannotPickle: A part of the setup cannot be pickled.
         StillImported: A module that it needs is still being imported.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data, modules = pickled_apart(setup, buffers.append)
-    except Exception as error:
-        what = find_unpicklable(setup)
-        raise CannotPickle(
-            f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): open "
-            "files, locks and connections where the dataset is iterated, or use start_method='fork'",
-            what,
-        ) from error
-    _check_imported(modules)
-    modules.add(setup.serves.partition(":")[0])
-    arrays = [buffer.raw() for buffer in buffers]
-    mappings = Mappings() if any(array.nbytes for array in arrays) else None
-    parts = [_where(array, mappings) for array in arrays]
-    return Pickled([memoryview(data), *parts], sorted(modules), mappings)
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            data, modules = pickled_apart(setup, buffers.append)
+        except Exception as error:
+            what = find_unpicklable(setup)
+            raise CannotPickle(
+                f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): "
+                "open files, locks and connections where the dataset is iterated, or use start_method='fork'",
+                what,
+            ) from error
+        _check_imported(modules)
+        self.modules = sorted({*modules, setup.serves.partition(":")[0]})
+        self._mappings = Mappings() if buffers else None  # keeps the regions
+        self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
+
+    def store(self) -> io.FileIO:
+        """A segment that a worker can :func:`read`. This process' environment, which it adopts, lies before.
+
+        Raises:
+            SharedMemoryError: There is no memory for it.
+        """
+        places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
+        stored = [part for part in self.parts if not isinstance(part, Region)]
+        self.parts.clear()
+        head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
+        size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
+        file = io.FileIO(segment.create(size))
+        try:
+            segment.commit(file.fileno(), 0, size)
+            memory = segment.map(file.fileno(), size)
+        except BaseException:
+            file.close()
+            raise
+        with memory:
+            memory[:4] = len(head).to_bytes(4, "little")
+            memory[4 : 4 + len(head)] = head
+            offset = _aligned(4 + len(head))
+            for part in stored:
+                memory[offset : offset + part.nbytes] = part
+                offset += _aligned(part.nbytes)
+        return file
+
+    def _where(self, array: memoryview) -> memoryview | Region:
+        if self._mappings is None or not array.nbytes:
+            return array
+        address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
+        return self._mappings.find(address, array.nbytes) or array
 
 
 def fingerprint(setup: WorkerSetup) -> bytes | None:
@@ -133,8 +139,8 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     for buffer in buffers:
         array = buffer.raw()
         digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
-    for code in loaded_code.codes_of(sorted(modules)):
-        digest.update(f"{id(code[0])} {code[1]}".encode())
+    for specification, version in loaded_code.codes_of(sorted(modules)):
+        digest.update(f"{id(specification)} {version}".encode())
     return digest.digest()
 
 
@@ -147,52 +153,8 @@ def _check_imported(modules: set[str]) -> None:
                 raise StillImported(name)
 
 
-def _where(array: memoryview, mappings: Mappings | None) -> memoryview | Region:
-    if mappings is None or not array.nbytes:
-        return array
-    address: int = np.frombuffer(array, np.uint8).__array_interface__["data"][0]
-    return mappings.find(address, array.nbytes) or array
-
-
-def store(pickled: Pickled) -> int:
-    """A segment with a pickled setup; arrays that lie in shared memory already stay there.
-
-    The segment also holds this process' environment, which a worker adopts before it unpickles the setup.
-
-    Args:
-        pickled: What :func:`pickled` returned; this call empties its ``parts``.
-
-    Returns:
-        A file descriptor; the caller closes it.
-
-    Raises:
-        SharedMemoryError: There is no memory for it.
-    """
-    parts = pickled.parts
-    places = [part if isinstance(part, Region) else part.nbytes for part in parts]
-    stored = [part for part in parts if not isinstance(part, Region)]
-    head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
-    size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
-    descriptor = segment.create(size)
-    try:
-        segment.commit(descriptor, 0, size)
-        memory = segment.map(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    with memory:
-        memory[:4] = len(head).to_bytes(4, "little")
-        memory[4 : 4 + len(head)] = head
-        offset = _aligned(4 + len(head))
-        for part in stored:
-            memory[offset : offset + part.nbytes] = part
-            offset += _aligned(part.nbytes)
-    parts.clear()
-    return descriptor
-
-
 def read(descriptor: int) -> WorkerSetup:
-    """The setup that :func:`store` put into the segment ``descriptor``.
+    """The setup that a segment holds.
 
     Arrays are views of the segment. A worker that writes to one gets its own copy of the pages it writes to.
     Arrays that the trainer has in shared memory are views of that memory.
@@ -200,18 +162,16 @@ def read(descriptor: int) -> WorkerSetup:
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")
     places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    parent_environment.adopt(environment)
     offset = _aligned(4 + nbytes)
     parts: list[memoryview] = []
-    parent_environment.adopt(ParentEnvironment(*environment))
     for place in places:
         if isinstance(place, int):
             parts.append(memory[offset : offset + place])
             offset += _aligned(place)
         else:
             parts.append(map_region(Region(*place)))
-    setup = pickle.loads(parts[0], buffers=parts[1:])
-    if not isinstance(setup, WorkerSetup):
-        raise MpwdsError(f"a worker was started with a {type(setup).__name__} instead of its setup")
+    setup: WorkerSetup = pickle.loads(parts[0], buffers=parts[1:])
     return setup
 
 

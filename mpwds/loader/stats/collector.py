@@ -23,29 +23,24 @@ Since = Literal["epoch", "start"]
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """What the processes of worker ``index`` have counted since the loader was made.
-
-    Args:
-        index: The worker's index.
-        pid: Process id of the last one.
-        reading: Their counters, added up.
-        restarts: How often the worker was restarted within an epoch.
-    """
+    """What the processes of a worker, the last of them ``pid``, have counted since the loader was made."""
 
     index: int
     pid: int
     reading: Reading
     restarts: int = 0
 
+    def since(self, before: WorkerReading | None) -> WorkerReading:
+        if before is None:
+            return self
+        reading, restarts = self.reading - before.reading, self.restarts - before.restarts
+        return WorkerReading(self.index, self.pid, reading, restarts)
 
-class Ledger:
+
+class StatsCollector:
     """Adds up epochs, and tells the current one from those before.
 
-    Args:
-        read_workers: Reads all workers.
-        read_copies: Reads how many private copies were made.
-        in_order: Whether workers take turns; also an attribute.
-        in_process: Whether the loader works without worker processes; also an attribute.
+    ``in_order`` and ``in_process`` may change between epochs. ``times`` is the clock of the last epoch.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class Ledger:
         self._epoch = 0
         self._epochs = 0
         self._earlier = TrainerReading()
-        self._times: TrainerTimes | None = None
+        self.times = TrainerTimes()
         self._workers_before: dict[int, WorkerReading] = {}
         self._copies_before = 0
         self._skipped: Counter[str] = Counter()
@@ -71,10 +66,10 @@ class Ledger:
 
     def begin(self, epoch: int, times: TrainerTimes) -> None:
         """Begins an epoch with the clock of its iterator. To be called before the workers begin."""
-        if self._times is not None:
-            self._times.end()
-            self._earlier += self._times.read()
-        self._epoch, self._times = epoch, times
+        if self._epochs:
+            self.times.end()
+            self._earlier += self.times.read()
+        self._epoch, self.times = epoch, times
         self._epochs += 1
         self._workers_before = {worker.index: worker for worker in self._read_workers()}
         self._copies_before = self._read_copies()
@@ -89,31 +84,20 @@ class Ledger:
     def _count_skipped(self, stage: str, error: Exception) -> None:
         self._skipped[f"{stage}: {type(error).__name__}"] += 1
 
-    @property
-    def times(self) -> TrainerTimes:
-        """The clock of the epoch that began last."""
-        return self._times if self._times is not None else TrainerTimes()
-
     def stats(self, since: Since) -> LoaderStats:
-        """Figures since the epoch began, or since the loader was made.
-
-        Raises:
-            ValueError: ``since`` is neither ``"epoch"`` nor ``"start"``.
-        """
+        """Figures since the epoch began, or since the loader was made."""
         from mpwds.loader.stats.stats import LoaderStats, worker_stats
 
         if since not in ("epoch", "start"):
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
         whole = since == "start"
-        trainer = self._times.read() if self._times is not None else TrainerReading()
+        trainer = self.times.read() if self._epochs else TrainerReading()
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
-        workers = []
-        for now in self._read_workers():
-            reading, restarts = now.reading, now.restarts
-            if (earlier := before.get(now.index)) is not None:
-                reading, restarts = reading - earlier.reading, restarts - earlier.restarts
-            workers.append(worker_stats(now.index, now.pid, reading, restarts))
+        workers = [
+            worker_stats(worker.index, worker.pid, worker.reading, worker.restarts)
+            for worker in (now.since(before.get(now.index)) for now in self._read_workers())
+        ]
         seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:
@@ -136,7 +120,7 @@ class Ledger:
             in_order=self.in_order,
             in_process=self.in_process,
             cores=len(os.sched_getaffinity(0)),
-            workers=tuple(workers) if self._times is not None else (),
+            workers=tuple(workers) if self._epochs else (),
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
             epochs=self._epochs if whole else 1,
         )

@@ -17,11 +17,7 @@ _WITHOUT_TOTAL = "{desc}: {n_fmt} [{elapsed}{postfix}]"
 
 
 def require_tqdm() -> Any:
-    """The module ``tqdm.auto``.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """The module ``tqdm.auto``, if it is installed."""
     try:
         from tqdm import auto
     except ImportError as error:
@@ -34,10 +30,8 @@ class ShownTimes(TrainerTimes):
 
     The line has the batches delivered, their number where ``len(loader)`` is known, samples per second, the
     share of the time that the training process waits, and the stage that takes most of the workers' time. It
-    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds.
-
-    Args:
-        loader: The loader, which is not kept alive.
+    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds. The loader is not kept
+    alive.
     """
 
     def __init__(self, loader: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,7 @@ class StageStats:
             batches"`` for collation by ``batched`` and the copy into shared memory.
         seconds: Time it took, without the stages before it.
         share: The same as a share of the workers' own work, 0 to 1.
-        elements: Elements that came out of it. These can be more than were delivered: some are still on their
-            way, or were made again.
+        elements: Elements it made, also those that were not delivered yet, or were made again.
         storage: Whether it reads shards.
     """
 
@@ -50,11 +50,9 @@ class WorkerStats:
         samples: Samples in them.
         nbytes: Bytes of their arrays.
         active_s: Seconds in which it had an epoch to do.
-        waiting_s: Seconds of these in which it waited for the trainer: for a free block, or for room in its
-            channel.
+        waiting_s: Seconds of these in which it waited for the trainer to take batches.
         cpu_s: Seconds of processor time, of all its threads.
-        queued_s: Seconds in which its main thread could run, but others had the processors; 0 where the
-            system does not tell.
+        queued_s: Seconds in which its main thread waited for a processor; 0 where the system does not tell.
         skipped: Elements that error handlers left out, by ``"stage: exception"``.
         restarts: How often it was restarted.
         stages: Its stages, in the order of the pipeline.
@@ -93,20 +91,20 @@ class WorkerStats:
 class LoaderStats:
     """What a loader did in an epoch, or since it was made.
 
-    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. The time to an epoch's first batch,
-    in which workers start, is counted separately: shares and rates cover the time after it. A batch is what
-    the loader delivers, also where that is a single element.
+    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. Workers start in the time to an
+    epoch's first batch, so shares and rates cover the time after it. A batch is what the loader delivers,
+    also where that is a single element.
 
     Attributes:
         epoch: Number of the epoch that began last.
-        first_batch_s: Seconds from the beginning of the epoch to its first batch; a sum over several epochs.
+        first_batch_s: Seconds from the beginning of the epoch to its first batch; summed over epochs.
         waited_s: Seconds in which the training process waited for batches.
         received_s: Seconds in which it made tensors of what had arrived, private copies included.
         elsewhere_s: Seconds in which it did something else: the training step.
-        stages_s: Seconds in stages behind the loader, such as ``rebatched``. Where these yield many small
-            elements, it is estimated from some of them.
-        batches: Batches delivered, to the first stage if there are stages behind the loader. Batches that a
-            resumed epoch makes again, because stages held rows of them, are counted too.
+        stages_s: Seconds in stages behind the loader, such as ``rebatched``; an estimate where these yield
+            many small elements.
+        batches: Batches delivered, to the first stage if there are stages behind the loader; also those that
+            a resumed epoch makes again.
         samples: Samples in them: the length that all columns of a batch have, 1 for a single sample, or what
             the dataset's last stage with a method ``samples_in`` returns.
         nbytes: Bytes of their arrays.
@@ -118,8 +116,7 @@ class LoaderStats:
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
         workers: The workers. Without worker processes there is one, this process.
-        stages_skipped: Elements that error handlers of stages behind the loader left out, by
-            ``"stage: exception"``.
+        stages_skipped: As ``skipped``, but only of stages behind the loader.
         epochs: Number of epochs that the figures cover.
 
     Example:
@@ -259,13 +256,10 @@ def _per(amount: float, total: float) -> float:
     return amount / total if total > 0 else 0.0
 
 
-# ---------------------------------------------------------------------------------------------- the table
+# The table
 
 _NEGLIGIBLE = 0.005
 _LONGEST_NAME = 48
-_WORKER_COLUMNS = ["worker", "pid", "batches", "samples/s", "MB", "active"]
-_WORKER_COLUMNS += ["waits", "cpu", "queued", "skipped", "restarts"]
-_STAGE_COLUMNS = ["stage", "share", "time", "elements", "ms each", "elements/s", "by worker"]
 
 
 def _table(stats: LoaderStats) -> str:
@@ -288,54 +282,55 @@ def _table(stats: LoaderStats) -> str:
     ]
     if stats.private_copies:
         lines.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
-    lines += _aligned([_WORKER_COLUMNS, *map(_worker_row, stats.workers)])
+    lines += _aligned([_worker_row(worker) for worker in stats.workers])
     shown = [stage for stage in stats.stages if stage.share >= _NEGLIGIBLE]
-    lines += _aligned([_STAGE_COLUMNS, *(_stage_row(stage, stats.workers) for stage in shown)])
+    lines += _aligned([_stage_row(stage, stats.workers) for stage in shown])
     lines += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
     return "\n".join([*lines, f"verdict: {stats.verdict}"])
 
 
-def _worker_row(worker: WorkerStats) -> list[str]:
-    return [
-        str(worker.worker),
-        str(worker.pid),
-        f"{worker.batches:,}",
-        f"{worker.samples_per_s:,.1f}",
-        f"{worker.nbytes / 1e6:,.1f}",
-        f"{worker.active_s:.1f} s",
-        f"{worker.waiting_share:.0%}",
-        f"{worker.cpu_s:.1f} s",
-        f"{worker.queued_s:.1f} s",
-        str(sum(worker.skipped.values())),
-        str(worker.restarts),
-    ]
+def _worker_row(worker: WorkerStats) -> dict[str, str]:
+    return {
+        "worker": str(worker.worker),
+        "pid": str(worker.pid),
+        "batches": f"{worker.batches:,}",
+        "samples/s": f"{worker.samples_per_s:,.1f}",
+        "MB": f"{worker.nbytes / 1e6:,.1f}",
+        "active": f"{worker.active_s:.1f} s",
+        "waits": f"{worker.waiting_share:.0%}",
+        "cpu": f"{worker.cpu_s:.1f} s",
+        "queued": f"{worker.queued_s:.1f} s",
+        "skipped": str(sum(worker.skipped.values())),
+        "restarts": str(worker.restarts),
+    }
 
 
-def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> list[str]:
+def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> dict[str, str]:
     name = stage.name
     same = [each for worker in workers for each in worker.stages if each.name == name]
-    return [
-        name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "...",
-        f"{stage.share:.0%}",
-        f"{stage.seconds:.1f} s",
-        f"{stage.elements:,}",
-        f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-",
-        f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
-        " ".join(f"{each.share:.0%}" for each in same),
-    ]
+    return {
+        "stage": name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "...",
+        "share": f"{stage.share:.0%}",
+        "time": f"{stage.seconds:.1f} s",
+        "elements": f"{stage.elements:,}",
+        "ms each": f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-",
+        "elements/s": f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
+        "by worker": " ".join(f"{each.share:.0%}" for each in same),
+    }
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Lines with columns of one width, the first aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _aligned(rows: list[dict[str, str]]) -> list[str]:
+    """The rows below their names, in columns of one width; the first is aligned left, the others right."""
+    cells = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    for first, *others in cells:
+        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *aligned]).rstrip())
     return lines
 
 
-# -------------------------------------------------------------------------------------------- the verdict
+# The verdict
 
 _LEAST_BATCHES = 5
 _LEAST_S = 0.2
@@ -431,7 +426,10 @@ def _bound_by_workers(stats: LoaderStats) -> str:
             f"workers wait {queued:.0%} of theirs for one of {stats.cores} processors, so more would not "
             f"help; {takes}: {_make_cheaper(top)}"
         )
-    advice = f"{takes}: add workers{_if_not_full(stats)} or {_make_cheaper(top)}"
+    cpu_s = sum(worker.cpu_s for worker in stats.workers)
+    all_busy = cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
+    but = f" (on more than {stats.cores} processors, which are all busy)" if all_busy else ""
+    advice = f"{takes}: add workers{but} or {_make_cheaper(top)}"
     return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
 
 
@@ -440,19 +438,18 @@ def _slowest(stats: LoaderStats) -> WorkerStats | None:
     if len(stats.workers) < 2:
         return None
     slow = max(stats.workers, key=_batch_s)
-    return slow if _batch_s(slow) >= _SLOWER * _usual_batch_s(stats, slow) else None
+    return slow if _batch_s(slow) >= _SLOWER * _usual(stats, slow, _batch_s) else None
 
 
 def _held_up_by(stats: LoaderStats, slow: WorkerStats) -> str | None:
     """What to say if the other workers wait for a slow one, or have finished long before it."""
-    others = [worker for worker in stats.workers if worker is not slow]
-    waiting = statistics.median(worker.waiting_share for worker in others)
+    waiting = _usual(stats, slow, lambda worker: worker.waiting_share)
     if stats.in_order and waiting >= _MUCH and slow.waiting_share <= waiting / 2:
         return (
             f"{_slowness(stats, slow)}, which wait for their turn {waiting:.0%} of the time: see what is in "
             "its shards, or let the others go on by in_order=False"
         )
-    alone = 1 - statistics.median(worker.active_s for worker in others) / slow.active_s
+    alone = 1 - _usual(stats, slow, lambda worker: worker.active_s) / slow.active_s
     if alone >= _MUCH and slow.waiting_share < _LITTLE:
         return (
             f"{_slowness(stats, slow)}, which had done all of theirs for the last {alone:.0%} of its time: "
@@ -461,8 +458,9 @@ def _held_up_by(stats: LoaderStats, slow: WorkerStats) -> str | None:
     return None
 
 
-def _usual_batch_s(stats: LoaderStats, slow: WorkerStats) -> float:
-    return statistics.median(_batch_s(worker) for worker in stats.workers if worker is not slow)
+def _usual(stats: LoaderStats, slow: WorkerStats, figure: Callable[[WorkerStats], float]) -> float:
+    """The median of a figure of the other workers."""
+    return statistics.median(figure(worker) for worker in stats.workers if worker is not slow)
 
 
 def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
@@ -470,7 +468,7 @@ def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
     restarts = f", {times} started again" if slow.restarts else ""
     return (
         f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the "
-        f"others {_usual_batch_s(stats, slow) * 1e3:.3g}"
+        f"others {_usual(stats, slow, _batch_s) * 1e3:.3g}"
     )
 
 
@@ -492,13 +490,6 @@ def _make_cheaper(stage: StageStats) -> str:
     if stage.storage:
         return "keep shards on a local disk (cache_dir=)"
     return "make it faster"
-
-
-def _if_not_full(stats: LoaderStats) -> str:
-    cpu_s = sum(worker.cpu_s for worker in stats.workers)
-    longest_s = max(worker.active_s for worker in stats.workers)
-    full = cpu_s > _FULL * stats.cores * longest_s
-    return f" (on more than {stats.cores} processors, which are all busy)" if full else ""
 
 
 def _batches_are(stats: LoaderStats) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
 _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 
@@ -12,18 +12,9 @@ _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 class TrainerReading:
     """Figures of one or more epochs; readings can be added.
 
-    Args:
-        first_ns: From the beginning of the epoch to its first batch.
-        waited_ns: Since then, inside ``next()``, until a batch was there.
-        received_ns: Since then, inside ``next()``, after that.
-        elsewhere_ns: Since then, outside ``next()`` and the stages behind the loader.
-        stages_ns: Since then, in these stages.
-        batches: Delivered, the first one too.
-        samples: In them.
-        nbytes: Of their arrays.
-        first_batches: Batches that were the first of an epoch.
-        first_samples: Samples in those.
-        first_nbytes: Bytes of their arrays.
+    ``first_ns`` is the time from an epoch's beginning to its first batch, and the other times count from
+    there. ``received_ns`` begins when the data of a batch has arrived. ``first_batches``, ``first_samples``
+    and ``first_nbytes`` are what was delivered before that, and counted in ``batches`` and so on too.
     """
 
     first_ns: int = 0
@@ -39,8 +30,7 @@ class TrainerReading:
     first_nbytes: int = 0
 
     def __add__(self, more: TrainerReading) -> TrainerReading:
-        names = [each.name for each in fields(self)]
-        return TrainerReading(**{name: getattr(self, name) + getattr(more, name) for name in names})
+        return TrainerReading(*map(sum, zip(astuple(self), astuple(more), strict=True)))
 
 
 class TrainerTimes:
@@ -60,7 +50,7 @@ class TrainerTimes:
         self._spent_ns = [0, 0, 0, 0]
         self._stages_before_ns = self._untimed_stages_ns = 0
         self._doing = self._outside = _ELSEWHERE
-        self._first = TrainerReading()
+        self._first = (0, 0, 0)
         self._batches = self._samples = self._nbytes = 0
         self._running = True
 
@@ -78,10 +68,7 @@ class TrainerTimes:
         self._samples += samples
         self._nbytes += nbytes
         if self._batches == 0:
-            first_ns = self._since_ns - self._began_ns
-            self._first = TrainerReading(
-                first_ns=first_ns, first_batches=1, first_samples=samples, first_nbytes=nbytes
-            )
+            self._first = self._since_ns - self._began_ns, samples, nbytes
             self._spent_ns = [0, 0, 0, 0]
             self._untimed_stages_ns = 0
         self._batches += 1
@@ -99,8 +86,7 @@ class TrainerTimes:
     def stages_ended(self, weight: float) -> None:
         """The stages have made an element, or have ended.
 
-        Args:
-            weight: Number of elements that this one stands for: itself and those that were not timed.
+        ``weight`` is the number of elements that this one stands for: itself and those that were not timed.
         """
         self._outside = _ELSEWHERE
         self._now(_ELSEWHERE)
@@ -114,14 +100,15 @@ class TrainerTimes:
 
     def read(self) -> TrainerReading:
         """The figures until now."""
-        spent_ns, first = list(self._spent_ns), self._first
+        spent_ns = list(self._spent_ns)
         untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
         if self._running:
             spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
         if not self._batches:  # all the time so far went into the first batch
             return TrainerReading(first_ns=sum(spent_ns))
+        first_ns, first_samples, first_nbytes = self._first
         return TrainerReading(
-            first_ns=first.first_ns,
+            first_ns=first_ns,
             waited_ns=spent_ns[_WAITED],
             received_ns=spent_ns[_RECEIVED],
             elsewhere_ns=spent_ns[_ELSEWHERE] - untimed_ns,
@@ -129,9 +116,9 @@ class TrainerTimes:
             batches=self._batches,
             samples=self._samples,
             nbytes=self._nbytes,
-            first_batches=first.first_batches,
-            first_samples=first.first_samples,
-            first_nbytes=first.first_nbytes,
+            first_batches=1,
+            first_samples=first_samples,
+            first_nbytes=first_nbytes,
         )
 
     def _now(self, doing: int) -> None:

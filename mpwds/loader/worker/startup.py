@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -47,8 +46,7 @@ def keep_freed_memory() -> bool:
 
 
 def tell_dataset_its_place(index: int, setup: WorkerSetup) -> None:
-    """Sets ``sys.argv`` and the variables in which datasets look for their place."""
-    sys.argv = list(setup.argv)
+    """Sets the variables in which datasets look for their place."""
     os.environ.update(
         RANK=str(setup.rank),
         WORLD_SIZE=str(setup.world_size),

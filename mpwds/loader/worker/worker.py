@@ -14,7 +14,7 @@ from typing import Any
 
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
-from mpwds.loader.processes import lifeline
+from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
@@ -43,7 +43,7 @@ STATE_SHARE = 0.01
 
 
 def main(index: int, setup: int, *ends: int) -> None:
-    """Entry of a spawned worker, which gets everything by descriptors."""
+    """Entry of a worker that is not a fork of the trainer. It gets everything in these descriptors."""
     for descriptor in (setup, *ends):
         os.set_inheritable(descriptor, False)
 
@@ -53,6 +53,7 @@ def main(index: int, setup: int, *ends: int) -> None:
             return worker_setup.read(setup)
         finally:
             gc.enable()
+            os.close(setup)
 
     serve(index, read, WorkerEnds(*ends))
 
@@ -65,7 +66,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
     handover = socket.socket(fileno=ends.handover)
     with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
         try:
-            lifeline.hold(ends.lifeline)
+            processes.hold_lifeline(ends.lifeline)
             status = StatusPage(ends.status)
             status.answer_stack_requests()
             setup = read_setup()

@@ -4,13 +4,12 @@ import collections
 import contextlib
 import os
 import random
+import select
 import signal
 import threading
-import time
 import warnings
 
 import numpy as np
-import psutil
 import pytest
 
 from mpwds import DataPipeline, MultiLoader, WebDataset
@@ -57,9 +56,11 @@ def loader_of(dataset, **options):
 
 
 def kill(pid):
+    """Kills a worker and waits for its end. The fork server may reap it, and free its pid, at any moment."""
+    watched = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.001)
+    select.select([watched], [], [])
+    os.close(watched)
 
 
 def kill_if_there(pid):

@@ -20,6 +20,10 @@ MB = 1 << 20
 SIZE_MB = 64
 
 
+def pickled_setup(dataset):
+    return setup.PickledSetup(setup.WorkerSetup(dataset, workers=4, blocks=4))
+
+
 def filled():
     return np.ones(SIZE_MB * MB, np.uint8)
 
@@ -87,7 +91,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_arrays_of_a_dataset_are_stored_once_and_apart_from_its_pickle(kind):
-    pickled = setup.pickled(setup.WorkerSetup(KINDS[kind](), workers=4, blocks=4))
+    pickled = pickled_setup(KINDS[kind]())
     assert pickled.parts[0].nbytes < MB
     assert SIZE_MB * MB <= sum(part.nbytes for part in pickled.parts) < (SIZE_MB + 1) * MB
 
@@ -124,13 +128,10 @@ MAPPED = {
 @pytest.mark.parametrize("kind", MAPPED)
 def test_what_is_mapped_already_is_not_stored_but_mapped(kind, tmp_path):
     data = MAPPED[kind](tmp_path)
-    pickled = setup.pickled(setup.WorkerSetup(data, workers=4, blocks=4))
-    descriptor = setup.store(pickled)
-    try:
-        assert os.fstat(descriptor).st_size < MB
-        got = setup.read(descriptor).dataset
-    finally:
-        os.close(descriptor)
+    pickled = pickled_setup(data)
+    with pickled.store() as stored:
+        assert os.fstat(stored.fileno()).st_size < MB
+        got = setup.read(stored.fileno()).dataset
     assert type(got) is type(data)
     assert np.array_equal(np.asarray(got), np.asarray(data))
     assert is_file_or_segment(np.asarray(got).ctypes.data)
@@ -163,12 +164,12 @@ def test_a_memmap_that_cannot_be_written_to_is_none_that_can_in_workers(tmp_path
 
 
 def test_a_mapping_that_is_gone_when_workers_start_is_an_error(tmp_path):
-    pickled = setup.pickled(setup.WorkerSetup(mapped_file(tmp_path), workers=1, blocks=4))
-    descriptor = setup.store(pickled)
-    (tmp_path / "array.npy").unlink()
-    with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
-        setup.read(descriptor)
-    os.close(descriptor)
+    pickled = pickled_setup(mapped_file(tmp_path))
+    with pickled.store() as stored:
+        descriptor = stored.fileno()
+        (tmp_path / "array.npy").unlink()
+        with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
+            setup.read(descriptor)
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
@@ -224,9 +225,9 @@ def test_arrays_keep_their_shape_order_content_and_flags():
     frozen.flags.writeable = False
     arrays = [base, base.T, base[::2, ::-1], base[:, :, 3], frozen, frozen[::3], base.astype(">f4")]
     arrays += [np.array(["a", "bcd"] * 50_000), np.zeros(20_000, [("x", "f4"), ("y", "i8")])]
-    descriptor = setup.store(setup.pickled(setup.WorkerSetup(arrays, workers=1, blocks=4)))
-    got = setup.read(descriptor).dataset
-    os.close(descriptor)
+    pickled = pickled_setup(arrays)
+    with pickled.store() as stored:
+        got = setup.read(stored.fileno()).dataset
     for array, other in zip(arrays, got, strict=True):
         assert (array.shape, array.dtype) == (other.shape, other.dtype)
         assert array.flags.writeable == other.flags.writeable
@@ -234,6 +235,5 @@ def test_arrays_keep_their_shape_order_content_and_flags():
 
 
 def test_tensors_in_a_dataset_count_as_a_need_of_torch():
-    dataset = Touching(torch.ones(3))
-    assert "torch" in setup.pickled(setup.WorkerSetup(dataset, workers=1, blocks=4)).modules
-    assert "torch" not in setup.pickled(setup.WorkerSetup([np.ones(3)], workers=1, blocks=4)).modules
+    assert "torch" in pickled_setup(Touching(torch.ones(3))).modules
+    assert "torch" not in pickled_setup([np.ones(3)]).modules

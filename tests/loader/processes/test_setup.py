@@ -12,18 +12,16 @@ from mpwds.loader.processes.setup import WorkerSetup
 
 
 def through(dataset):
-    descriptor = setup.store(setup.pickled(WorkerSetup(dataset, workers=2, blocks=4, seed=5, argv=["a"])))
-    try:
-        return setup.read(descriptor), os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    pickled = setup.PickledSetup(WorkerSetup(dataset, workers=2, blocks=4, seed=5))
+    with pickled.store() as stored:
+        return setup.read(stored.fileno()), os.fstat(stored.fileno()).st_size
 
 
 def test_carries_lambdas_and_all_facts():
     number = 3
     got, _ = through(lambda: number + 1)
     assert got.dataset() == 4
-    assert (got.workers, got.blocks, got.seed, got.argv, got.rank) == (2, 4, 5, ["a"], 0)
+    assert (got.workers, got.blocks, got.seed, got.rank) == (2, 4, 5, 0)
 
 
 def test_arrays_lie_in_the_segment_once_aligned_and_writable():
@@ -36,9 +34,9 @@ def test_arrays_lie_in_the_segment_once_aligned_and_writable():
 
 
 def test_a_write_to_an_array_does_not_reach_other_workers():
-    descriptor = setup.store(setup.pickled(WorkerSetup(np.zeros(1000), workers=2, blocks=4)))
-    first, second = setup.read(descriptor), setup.read(descriptor)
-    os.close(descriptor)
+    pickled = setup.PickledSetup(WorkerSetup(np.zeros(1000), workers=2, blocks=4))
+    with pickled.store() as stored:
+        first, second = setup.read(stored.fileno()), setup.read(stored.fileno())
     first.dataset[:] = 1
     assert second.dataset.sum() == 0
 

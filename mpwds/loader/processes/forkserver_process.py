@@ -1,0 +1,155 @@
+"""What runs in the fork server's process: it answers the requests of its trainer, one at a time.
+
+*Messages.* Both directions are datagrams. A request carries its number and descriptors: first of a segment
+that holds the request in msgpack, which may be longer than a socket holds, then those that a worker gets.
+Its reply is a msgpack list: the request's number, a process id, an error's number and an error's message.
+Exit statuses come by a pipe for each worker, on which the server writes the status after it has reaped the
+worker. So a finalizer that ends workers never touches the socket, on which another call may be waiting.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import msgpack
+
+from mpwds.loader.processes import parent_environment, processes
+from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
+from mpwds.loader.worker import worker
+
+_MOST_DESCRIPTORS = 2 + len(WorkerEnds._fields) + len(OUTPUT_STREAMS) + 1
+"""Of the request, the setup, a worker's ends and streams, and the pipe for its status."""
+
+_LONGEST_MESSAGE = 1000
+_NUMBER_NBYTES = 16
+
+
+def serve(connection: int, held: int, idle_s: int) -> None:
+    """Entry of the server's process, with its ends of the socket pair and of the lifeline."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.kill_at_end_of(held)
+    os.set_inheritable(held, False)
+    gc.disable()  # collections would take an eighth of the time of an import
+    # If workers held this end, the trainer would wait for ever for the reply of a server that is gone.
+    processes.guard(connection)
+    # What modules print when they are imported, the trainer has printed, or a worker will.
+    errors = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in OUTPUT_STREAMS:
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    try:
+        _Server(socket.socket(fileno=connection)).run(idle_s)
+    except ConnectionError:  # the end of a trainer that still waited for a reply
+        pass
+    except BaseException:
+        os.dup2(errors, 2)
+        raise
+    os._exit(0)  # exit handlers of imported modules run in the trainer, not here
+
+
+class _Server:
+    def __init__(self, connection: socket.socket) -> None:
+        connection.set_inheritable(False)
+        self._connection = connection
+        self._statuses: dict[int, int] = {}
+
+    def run(self, idle_s: float) -> None:
+        """Answers requests until the trainer is gone, or there was nothing to do for ``idle_s``."""
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        trainer = os.getppid()
+        waiting = select.poll()
+        waiting.register(self._connection, select.POLLIN)
+        busy_until = time.monotonic()
+        while os.getppid() == trainer and time.monotonic() - busy_until < idle_s:
+            if waiting.poll(processes.PARENT_CHECK_S * 1000):
+                self._answer()
+                busy_until = time.monotonic()
+            elif self._statuses:
+                busy_until = time.monotonic()
+
+    def _answer(self) -> None:
+        space = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        number, ancillary, flags, _ = self._connection.recvmsg(_NUMBER_NBYTES, space, socket.MSG_CMSG_CLOEXEC)
+        if not number:
+            raise ConnectionError("the trainer is gone")
+        descriptors = array.array("i")
+        for _, _, content in ancillary:
+            descriptors.frombytes(content)
+        result, error_number, message = 0, 0, ""
+        try:
+            if flags & socket.MSG_CTRUNC:  # there was no room for all of the descriptors
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            result = self._done(descriptors)
+        except OSError as error:
+            error_number = error.errno or errno.EIO
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._connection.send(msgpack.packb([msgpack.unpackb(number), result, error_number, message]))
+
+    def _done(self, descriptors: array.array[int]) -> int:
+        """Does what is requested; closes none of the descriptors, and removes those that it keeps."""
+        nbytes = os.fstat(descriptors[0]).st_size
+        kind, *arguments = msgpack.unpackb(
+            os.pread(descriptors[0], nbytes, 0), unicode_errors="surrogateescape"
+        )
+        return self._import(*arguments) if kind == "import" else self._fork(descriptors, *arguments)
+
+    def _import(self, modules: list[str], environment: list[Any]) -> int:
+        parent_environment.adopt(environment)
+        for module in modules:
+            if module not in sys.modules:
+                # A worker that needs a module that fails reports the error.
+                with contextlib.suppress(BaseException):
+                    importlib.import_module(module)
+        # The workers' collectors skip what all of them share: no pause of 80 ms, no private copies.
+        gc.freeze()
+        return 0
+
+    def _fork(self, descriptors: array.array[int], index: int) -> int:
+        request, setup, *ends, output, errors, status = descriptors
+
+        def live() -> None:
+            os.close(request)
+            for own, stream in zip(OUTPUT_STREAMS, (output, errors), strict=True):
+                os.dup2(stream, own)
+                os.close(stream)
+            worker.main(index, setup, *ends)
+
+        processes.guard(status)  # workers must not hold it: its end tells that this process is gone
+        try:
+            pid = processes.fork(live)
+        except BaseException:
+            processes.unguard(status)
+            raise
+        descriptors.remove(status)
+        self._statuses[pid] = status
+        self._reap()  # it may have ended already
+        return pid
+
+    def _reap(self) -> None:
+        """Reaps workers and reports their exit statuses. A signal may call this while it runs."""
+        for pid in list(self._statuses):
+            try:
+                ended, code = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+            if ended:
+                status = self._statuses.pop(pid)
+                with contextlib.suppress(OSError):  # the trainer has closed its end
+                    os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
+                processes.unguard(status)
+                os.close(status)
