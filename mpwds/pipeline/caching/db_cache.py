@@ -11,11 +11,13 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import msgpack
 
-from mpwds.pipeline.caching.stored import ElementCodec, Stored, part_of
+from mpwds.pipeline.caching.store import Checkpoints, Rows, Store, element_from_bytes, element_to_bytes
+from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
@@ -131,107 +133,68 @@ class DBCache(Filter):
 _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 
-class _SqliteStore:
-    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`.
-
-    The parts of a ``family`` share ``size``, in shares that each claims in turn.
-    """
-
-    survives = True
+class _SqliteStore(Store):
+    """The elements of one part. The parts of a ``family`` share ``size``, of which each claims shares."""
 
     def __init__(self, stage: DBCache, family: str, part: str) -> None:
         self._path = os.path.abspath(stage.path)
+        super().__init__(self._path, partial(element_to_bytes, "DBCache"), element_from_bytes, _ROWS)
         self._size = stage.size
-        self._codec = ElementCodec("DBCache")
         self._family = family
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
-        self._rows: list[tuple[int, bytes, bytes]] = []
-        self._checkpoints: list[tuple[int, bytes]] = []
         _stores.add(self)
         with self._transaction() as connection:
             self._describe(connection, stage.fingerprint)
             connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
-            query = "SELECT id, claimed, complete FROM part WHERE name = ?"
-            self._part, self._claimed, complete = connection.execute(query, (part,)).fetchone()
-        self._complete = bool(complete)
-        self._committed = self._read_count()
-
-    def count(self) -> int:
-        if not self._rows:
-            self._committed = self._read_count()
-        return self._committed + len(self._rows)
-
-    def is_complete(self) -> bool:
-        if not self._complete:
-            with self._connected() as connection:
-                row = connection.execute("SELECT complete FROM part WHERE id = ?", (self._part,)).fetchone()
-            self._complete = bool(row[0])
-        return self._complete
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        if self._rows and position >= self._committed:
-            self._flush()
-        query = "SELECT address, data FROM element WHERE part = ? AND position = ?"
-        with self._connected() as connection:
-            row = connection.execute(query, (self._part, position)).fetchone()
-        if row is None:
-            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
-        return as_address(msgpack.unpackb(row[0])), self._codec.loads(row[1])
+        self._part, self._claimed = self._fetched("SELECT id, claimed FROM part WHERE name = ?", part)
+        self._committed, self._complete = self._read_count()
 
     def find(self, address: Address) -> int | None:
         query = "SELECT position FROM element WHERE part = ? AND address = ?"
-        with self._connected() as connection:
-            row = connection.execute(query, (self._part, msgpack.packb(address))).fetchone()
+        row = self._fetched(query, self._part, msgpack.packb(address))
         return None if row is None else int(row[0])
 
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        if position != self._committed + len(self._rows):
-            return True
-        if position >= self._claimed and not self._claim():
-            return False
-        self._rows.append((position, msgpack.packb(address), self._codec.dumps(element)))
-        if len(self._rows) >= _ROWS:
-            self._flush()
-        return True
+    def _read_count(self) -> tuple[int, bool]:
+        query = (
+            "SELECT (SELECT max(position) + 1 FROM element WHERE part = id), complete FROM part WHERE id = ?"
+        )
+        count, complete = self._fetched(query, self._part)
+        return count or 0, bool(complete)
 
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._checkpoints.append((position, state))
+    def _read(self, position: int) -> tuple[Address, Any] | None:
+        query = "SELECT address, data FROM element WHERE part = ? AND position = ?"
+        row = self._fetched(query, self._part, position)
+        return row and (as_address(msgpack.unpackb(row[0])), row[1])
 
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        self._flush()
+    def _read_checkpoint(self, position: int) -> tuple[int, bytes | None]:
         query = "SELECT position, state FROM checkpoint WHERE part = ? AND position <= ?"
-        with self._connected() as connection:
-            rows = connection.execute(query + " ORDER BY position DESC LIMIT 1", (self._part, position))
-            row: tuple[int, bytes] | None = rows.fetchone()
-        return row or (0, None)
+        return self._fetched(query + " ORDER BY position DESC LIMIT 1", self._part, position) or (0, None)
 
-    def finish(self, count: int) -> None:
-        self._flush()
-        if self.count() == count:
-            with self._transaction() as connection:
-                query = "UPDATE part SET complete = 1, claimed = ? WHERE id = ?"
-                connection.execute(query, (count, self._part))
-            self._complete = True
+    def _write(self, rows: Rows, checkpoints: Checkpoints) -> None:
+        packed = [(self._part, position, msgpack.packb(address), data) for position, address, data in rows]
+        with self._transaction() as connection:
+            connection.executemany("INSERT OR IGNORE INTO element VALUES (?, ?, ?, ?)", packed)
+            connection.executemany(
+                "INSERT OR IGNORE INTO checkpoint VALUES (?, ?, ?)",
+                [(self._part, *row) for row in checkpoints],
+            )
 
-    def clear(self) -> None:
-        self._rows, self._checkpoints = [], []
+    def _write_complete(self, count: int) -> None:
+        with self._transaction() as connection:
+            connection.execute("UPDATE part SET complete = 1, claimed = ? WHERE id = ?", (count, self._part))
+
+    def _delete(self) -> None:
         with self._transaction() as connection:
             connection.execute("DELETE FROM element WHERE part = ?", (self._part,))
             connection.execute("DELETE FROM checkpoint WHERE part = ?", (self._part,))
             connection.execute("UPDATE part SET claimed = 0, complete = 0 WHERE id = ?", (self._part,))
-        self._committed = self._claimed = 0
-        self._complete = False
+        self._claimed = 0
 
-    def disconnect(self) -> None:
-        """Closes the connection; the next use opens another one."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _claim(self) -> bool:
-        """Claims a share of the remaining size; returns whether there is one."""
+    def _has_room(self, position: int) -> bool:
+        """Whether the part's claimed share has room; claims another if not."""
+        if position < self._claimed:
+            return True
         with self._transaction() as connection:
             query = "SELECT sum(claimed) FROM part WHERE family = ?"
             (taken,) = connection.execute(query, (self._family,)).fetchone()
@@ -242,26 +205,12 @@ class _SqliteStore:
             connection.execute("UPDATE part SET claimed = ? WHERE id = ?", (self._claimed, self._part))
         return True
 
-    def _read_count(self) -> int:
-        query = "SELECT max(position) + 1 FROM element WHERE part = ?"
-        with self._connected() as connection:
-            (count,) = connection.execute(query, (self._part,)).fetchone()
-        return count or 0
-
-    def _flush(self) -> None:
-        if not self._rows and not self._checkpoints:
-            return
-        rows, self._rows = self._rows, []
-        checkpoints, self._checkpoints = self._checkpoints, []
-        with self._transaction() as connection:  # another process may have stored the same ones
-            connection.executemany(
-                "INSERT OR IGNORE INTO element VALUES (?, ?, ?, ?)", [(self._part, *row) for row in rows]
-            )
-            connection.executemany(
-                "INSERT OR IGNORE INTO checkpoint VALUES (?, ?, ?)",
-                [(self._part, *row) for row in checkpoints],
-            )
-        self._committed += len(rows)
+    def disconnect(self) -> None:
+        """Closes the connection; the next use opens another one."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
     def _describe(self, connection: sqlite3.Connection, fingerprint: str) -> None:
         """Checks the description of the database; writes it into an empty one."""
@@ -281,11 +230,12 @@ class _SqliteStore:
                 "delete it, or give another path"
             )
         (made_of,) = connection.execute("SELECT fingerprint FROM meta").fetchone()
-        if fingerprint and made_of and fingerprint != made_of:
-            raise ValueError(
-                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
-                f"another path\n  there: {made_of}\n  here:  {fingerprint}"
-            )
+        self._check_fingerprint(made_of, fingerprint)
+
+    def _fetched(self, query: str, *values: object) -> Any:
+        """The first row of a result."""
+        with self._connected() as connection:
+            return connection.execute(query, values).fetchone()
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

@@ -7,17 +7,20 @@ position, ``a`` positions by address, ``s`` states of the source by position, ``
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import msgpack
 
-from mpwds.pipeline.caching.stored import ElementCodec, Pickler, Stored, part_of
+from mpwds.pipeline.caching.store import Checkpoints, Rows, Store, element_from_bytes, element_to_bytes
+from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
@@ -27,6 +30,14 @@ from mpwds.storage.streams.secure import refuse_in_secure_mode
 _FORMAT = 1
 _READERS = 1024  # at a time; LMDB's own default of 126 is less than some machines have workers
 _NUMBER = struct.Struct(">Q")
+
+
+class Pickler(Protocol):
+    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
+
+    def dumps(self, element: Any, /) -> bytes: ...
+
+    def loads(self, data: bytes, /) -> Any: ...
 
 
 def lmdb_cached(
@@ -117,7 +128,7 @@ _environments: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValu
 
 
 class _Environment:
-    """An open database; LMDB allows one per process and directory."""
+    """An open database."""
 
     def __init__(self, path: str, map_size: int) -> None:
         try:
@@ -125,98 +136,81 @@ class _Environment:
         except ImportError as error:
             raise ImportError("lmdb_cached needs the lmdb package: pip install 'mpwds[lmdb]'") from error
         self.full = lmdb.MapFullError
-        self.path = path
         self.map_size = map_size
         self.handle = lmdb.open(path, map_size=map_size, max_readers=_READERS)
         weakref.finalize(self, self.handle.close)
 
-    @staticmethod
-    def of(path: str, map_size: int) -> _Environment:
-        """The environment of a directory."""
-        path = os.path.realpath(path)
-        environment = _environments.get(path)
-        if environment is None:
-            environment = _environments[path] = _Environment(path, map_size)
-        return environment
+
+def _environment(path: str, map_size: int) -> _Environment:
+    """The environment of a directory: LMDB allows one per process."""
+    environment = _environments.get(path)
+    if environment is None:
+        environment = _environments[path] = _Environment(path, map_size)
+    return environment
 
 
-class _LmdbStore:
-    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`."""
-
-    survives = True
+class _LmdbStore(Store):
+    """The elements of one part."""
 
     def __init__(self, stage: LMDBCached, part: str) -> None:
-        self._path, self._map_size = os.path.abspath(stage.fname), int(stage.map_size)
-        self._codec = ElementCodec("lmdb_cached") if stage.pickler is None else stage.pickler
-        self._chunksize = stage.chunksize
-        self._name = part
+        self._path, pickler = os.path.abspath(stage.fname), stage.pickler
+        dumps = partial(element_to_bytes, "lmdb_cached") if pickler is None else pickler.dumps
+        loads = element_from_bytes if pickler is None else pickler.loads
+        super().__init__(self._path, dumps, loads, stage.chunksize)
+        self._map_size = int(stage.map_size)
+        self._part_name = part
         self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
-        self._chunk: list[tuple[bytes, bytes]] = []
-        self._chunk_elements = 0
-        self._environment = _Environment.of(self._path, self._map_size)
+        self._real_path = os.path.realpath(self._path)
+        self._environment = self._opened()
         self._describe("mpwds" if stage.pickler is None else "pickle", stage.fingerprint)
         self._committed, self._complete = self._read_count()
 
-    def count(self) -> int:
-        if not self._chunk:
-            self._committed, self._complete = self._read_count()
-        return self._committed + self._chunk_elements
-
-    def is_complete(self) -> bool:
-        if not self._complete:
-            self._committed, self._complete = self._read_count()
-        return self._complete
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        self._flush(beyond=position)
-        packed = self._read(self._key(b"e", position))
-        if packed is None:
-            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
-        address, data = msgpack.unpackb(packed)
-        return as_address(address), self._codec.loads(data)
-
     def find(self, address: Address) -> int | None:
-        packed = self._read(self._address_key(address))
+        packed = self._value(self._address_key(address))
         return None if packed is None else _NUMBER.unpack(packed)[0]
 
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        if position == self._committed + self._chunk_elements:
-            item = msgpack.packb((address, self._codec.dumps(element)))
-            self._chunk.append((self._key(b"e", position), item))
-            self._chunk.append((self._address_key(address), _NUMBER.pack(position)))
-            self._chunk_elements += 1
-            if self._chunk_elements >= self._chunksize:
-                self._flush()
-        return True
+    def _read_count(self) -> tuple[int, bool]:
+        return _counted(self._value(self._key(b"n")))
 
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._chunk.append((self._key(b"s", position), state))
+    def _read(self, position: int) -> tuple[Address, Any] | None:
+        packed = self._value(self._key(b"e", position))
+        if packed is None:
+            return None
+        address, data = msgpack.unpackb(packed)
+        return as_address(address), data
 
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        self._flush()
-        with self._reopened().handle.begin() as transaction:
+    def _read_checkpoint(self, position: int) -> tuple[int, bytes | None]:
+        with self._opened().handle.begin() as transaction:
             cursor = transaction.cursor()
             found = cursor.set_range(self._key(b"s", position + 1))
             if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(b"s" + self._part):
                 return _NUMBER.unpack(cursor.key()[-8:])[0], cursor.value()
         return 0, None
 
-    def finish(self, count: int) -> None:
-        self._flush()
-        if self.count() == count:
-            self._write([(self._key(b"n"), msgpack.packb([count, True, self._name]))])
-            self._complete = True
+    def _write(self, rows: Rows, checkpoints: Checkpoints) -> None:
+        count = self._committed + len(rows)
+        with self._writing() as transaction:
+            if _counted(transaction.get(self._key(b"n")))[0] > count:
+                return  # another process has stored the same elements, and more
+            for position, address, data in rows:
+                transaction.put(self._key(b"e", position), msgpack.packb((address, data)))
+                transaction.put(self._address_key(address), _NUMBER.pack(position))
+            for position, state in checkpoints:
+                transaction.put(self._key(b"s", position), state)
+            transaction.put(self._key(b"n"), msgpack.packb([count, False, self._part_name]))
 
-    def clear(self) -> None:
-        self._chunk, self._chunk_elements = [], 0
-        with self._reopened().handle.begin(write=True) as transaction:
+    def _write_complete(self, count: int) -> None:
+        with self._writing() as transaction:
+            transaction.put(self._key(b"n"), msgpack.packb([count, True, self._part_name]))
+
+    def _delete(self) -> None:
+        with self._writing() as transaction:
             for letter in (b"e", b"a", b"s", b"n"):
                 cursor = transaction.cursor()
                 prefix = letter + self._part
                 more = cursor.set_range(prefix)
                 while more and cursor.key().startswith(prefix):
                     more = cursor.delete()
-        self._committed, self._complete = 0, False
 
     def _describe(self, codec: str, fingerprint: str) -> None:
         """Checks the description of the database; writes it into an empty one."""
@@ -236,52 +230,26 @@ class _LmdbStore:
                 f"the elements in {self._path} were stored with {made_by} (format {format_}), but would be "
                 f"read with {codec} (format {_FORMAT}): pass the same pickler, or delete the database"
             )
-        if fingerprint and made_of and fingerprint != made_of:
-            raise ValueError(
-                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
-                f"another directory\n  there: {made_of}\n  here:  {fingerprint}"
-            )
+        self._check_fingerprint(made_of, fingerprint)
 
-    def _read_count(self) -> tuple[int, bool]:
-        return self._counted(self._read(self._key(b"n")))
-
-    def _counted(self, packed: bytes | None) -> tuple[int, bool]:
-        if packed is None:
-            return 0, False
-        count, complete, _ = msgpack.unpackb(packed)
-        return count, complete
-
-    def _flush(self, beyond: int | None = None) -> None:
-        """Writes the chunk; with ``beyond``, only if the element at that position is in it."""
-        if not self._chunk or (beyond is not None and beyond < self._committed):
-            return
-        chunk, self._chunk = self._chunk, []
-        count = self._committed + self._chunk_elements
-        self._chunk_elements = 0
-        self._write([*chunk, (self._key(b"n"), msgpack.packb([count, False, self._name]))], count)
-        self._committed = count
-
-    def _write(self, items: Sequence[tuple[bytes, bytes]], count: int | None = None) -> None:
-        environment = self._reopened()
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Any]:
+        environment = self._opened()
         try:
             with environment.handle.begin(write=True) as transaction:
-                if count is not None and self._counted(transaction.get(self._key(b"n")))[0] > count:
-                    return  # another process has stored the same elements, and more
-                for key, value in items:
-                    transaction.put(key, value)
+                yield transaction
         except environment.full as error:
             raise MemoryError(
                 f"{self._path} is full: it has map_size={environment.map_size} bytes; give a larger one"
             ) from error
 
-    def _read(self, key: bytes) -> Any:
-        with self._reopened().handle.begin() as transaction:
+    def _value(self, key: bytes) -> Any:
+        with self._opened().handle.begin() as transaction:
             return transaction.get(key)
 
-    def _reopened(self) -> _Environment:
-        """The environment; reopened in a fork, which must not use that of its parent."""
-        if _environments.get(self._environment.path) is not self._environment:
-            self._environment = _Environment.of(self._path, self._map_size)
+    def _opened(self) -> _Environment:
+        """The environment; another one in a fork, which must not use that of its parent."""
+        self._environment = _environment(self._real_path, self._map_size)
         return self._environment
 
     def _key(self, letter: bytes, position: int | None = None) -> bytes:
@@ -289,6 +257,13 @@ class _LmdbStore:
 
     def _address_key(self, address: Address) -> bytes:
         return b"a" + self._part + hashlib.blake2b(msgpack.packb(address), digest_size=16).digest()
+
+
+def _counted(packed: bytes | None) -> tuple[int, bool]:
+    if packed is None:
+        return 0, False
+    count, complete, _ = msgpack.unpackb(packed)
+    return count, complete
 
 
 def _close_in_child() -> None:

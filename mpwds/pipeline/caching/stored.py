@@ -1,56 +1,18 @@
-"""What the stages that keep elements share: the stream, the protocol of a store, and elements as bytes."""
+"""The stream of the stages that keep elements."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 
-from mpwds import nest, tenbin
+from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
 
 _CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
-
-
-class Store(Protocol):
-    """The first elements of a stream, in order, and some states of its source.
-
-    Attributes:
-        survives: The store outlives the process.
-    """
-
-    survives: bool
-
-    def count(self) -> int:
-        """How many elements it has."""
-
-    def is_complete(self) -> bool:
-        """Whether these are all."""
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        """The address of the element at a position, and the element, which the caller may change."""
-
-    def find(self, address: Address) -> int | None:
-        """The position of the element with that address, if it is there."""
-
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        """Stores the element at ``position`` unless it is there; returns whether there was room for it."""
-
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        """Stores the source's state before the element at ``position``."""
-
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
-
-    def finish(self, count: int) -> None:
-        """Marks the store complete with ``count`` elements."""
-
-    def clear(self) -> None:
-        """Removes everything."""
 
 
 def part_of(context: Context) -> str:
@@ -245,55 +207,3 @@ class _EndedBefore(RuntimeError):
 def _unpacked(packed: bytes) -> dict[str, Any]:
     state: dict[str, Any] = msgpack.unpackb(packed, strict_map_key=False)
     return state
-
-
-class Pickler(Protocol):
-    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
-
-    def dumps(self, element: Any, /) -> bytes: ...
-
-    def loads(self, data: bytes, /) -> Any: ...
-
-
-class ElementCodec:
-    """Stores nested dicts, lists, tuples, arrays, tensors, numbers, strings and bytes, without pickle.
-
-    Arrays come back as arrays and tensors as tensors; both are writable.
-    """
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def dumps(self, element: Any) -> bytes:
-        """The bytes of an element.
-
-        Raises:
-            TypeError: It holds something else; the message tells where.
-            TenbinError: It holds an array of a kind that tenbin does not know.
-        """
-        try:
-            structure, arrays = nest.flatten(element)
-        except TypeError as error:
-            where, _, _ = str(error).partition(", ")  # the rest is advice for senders
-            raise TypeError(
-                f"{self._stage}: an element cannot be stored: in it, {where}, which would need a "
-                "pickle; move the stage before the one that makes such objects, convert them to arrays, "
-                "numbers or text, or drop them"
-            ) from error
-        torch = sys.modules.get("torch")
-        tensors = [torch is not None and isinstance(array, torch.Tensor) for array in arrays]
-        fields = {
-            "structure": structure,
-            "arrays": [tenbin.encode_buffer([array]) for array in arrays],
-            "tensors": tensors,
-        }
-        return nest.pack(fields)
-
-    def loads(self, data: bytes) -> Any:
-        """The element of some bytes; raises ``EnvelopeError`` for anything else."""
-        fields = nest.unpack(data)
-        arrays = [
-            tenbin.decode_buffer(bytearray(encoded), output="torch" if is_tensor else "numpy")[0]
-            for encoded, is_tensor in zip(fields["arrays"], fields["tensors"], strict=True)
-        ]
-        return nest.unflatten(fields["structure"], arrays)

@@ -43,7 +43,6 @@ class Indexed:
         return indices[context.rank :: context.world_size][context.worker :: context.workers]
 
     def count_in(self, context: Context) -> int:
-        """How many elements a worker gets."""
         return len(self.indices(context))
 
 

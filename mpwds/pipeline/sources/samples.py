@@ -127,11 +127,7 @@ class TarfileSamples(TarSamples):
         select_files: Callable[[str], Any] | None = None,
         rename_files: Callable[[str], str] | None = None,
     ) -> Iterator[Sample]:
-        """Yields the samples of the shards in ``src``; the other arguments are ``tarfile_to_samples``'s.
-
-        Source:
-            ``webdataset.tariterators.tarfile_samples``.
-        """
+        """``tarfile_to_samples(handler, select_files, rename_files)(src)``, as webdataset writes it."""
         return TarSamples(handler, select_files, rename_files)(src)
 
 
@@ -283,12 +279,7 @@ def read_samples(
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample.
-
-    Example:
-        >>> split_name("train/a.b/0017.seg.PNG"), split_name("README"), split_name("__meta__/x.png")
-        (('train/a.b/0017', 'seg.png'), ('', ''), ('', ''))
-    """
+    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample."""
     return ("", "") if _is_meta(name) else _split(name)
 
 

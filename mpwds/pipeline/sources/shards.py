@@ -8,7 +8,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.filter import Filter
@@ -26,7 +26,11 @@ _SHARDS_SHOWN = 3
 
 
 class _Split(Filter):
-    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``."""
+    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
+
+    Called with an iterable, it yields this process's share. ``group`` is the ``torch.distributed`` process
+    group whose ranks count; see ``pytorch_worker_info``.
+    """
 
     name: str
     divides_among: tuple[str, ...] = ()
@@ -46,6 +50,12 @@ class _Split(Filter):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Share(source, *self._share(context))
 
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        rank, world_size, worker, workers = pytorch_worker_info(group)
+        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+        first, step = self._share(context)
+        return islice(source, first, None, step)
+
 
 class SplitByNode(_Split):
     """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
@@ -64,16 +74,6 @@ class SplitByNode(_Split):
     def _share(self, context: Context) -> tuple[int, int]:
         return context.rank, context.world_size
 
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        """Yields this node's share of ``source``.
-
-        Args:
-            source: Any iterable.
-            group: The ``torch.distributed`` process group whose ranks count; see ``pytorch_worker_info``.
-        """
-        rank, world_size, *_ = pytorch_worker_info(group)
-        return islice(source, rank, None, world_size)
-
 
 class SplitByWorker(_Split):
     """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
@@ -86,11 +86,7 @@ class SplitByWorker(_Split):
 
 
 class SingleNodeOnly(_Split):
-    """Stage that keeps all elements, but refuses to run on several nodes: ``single_node_only``.
-
-    Raises:
-        ValueError: While iterating, there are several nodes.
-    """
+    """Stage that passes everything on; raises ``ValueError`` on several nodes: ``single_node_only``."""
 
     name = "single_node_only"
 
@@ -102,26 +98,14 @@ class SingleNodeOnly(_Split):
             )
         return 0, 1
 
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        """Yields all of ``source``; ``group`` is the process group that must have one member."""
-        rank, world_size, *_ = pytorch_worker_info(group)
-        self._share(Context(rank=rank, world_size=world_size))
-        return iter(source)
 
+class NonEmpty(Filter):
+    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``."""
 
-class NonEmpty(_Split):
-    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``.
+    def __str__(self) -> str:
+        return "non_empty"
 
-    Example:
-        >>> list(non_empty([]))
-        Traceback (most recent call last):
-        ValueError: non_empty: the stages before it gave no elements in worker 0 of rank 0
-    """
-
-    name = "non_empty"
-
-    def _share(self, context: Context) -> tuple[int, int]:
-        return 0, 1
+    __repr__ = __reduce__ = __str__
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _NonEmpty(source, context)
@@ -305,6 +289,14 @@ class SimpleShardList(_GivenShards):
         return self._ordered(None if self.seed is None else random.Random(self.seed))
 
 
+class _Order(Protocol):
+    """A sequence of the addresses of shards, in the order to read them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Address: ...
+
+
 class Shards:
     """A stream of shards in a given order.
 
@@ -318,7 +310,7 @@ class Shards:
     def __init__(
         self,
         urls: Sequence[str],
-        order: Sequence[Address],
+        order: _Order,
         listed: str = "",
         options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
