@@ -25,6 +25,7 @@ pytorch_weights_only = os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") == "1"
 """``torch_loads`` keeps to ``weights_only=True`` even with ``allow_pickle=True``."""
 
 _SAFE_TORCH = (2, 6)  # before it, weights_only=True could be made to run code (CVE-2025-32434)
+_NPY_START = npy_format.MAGIC_PREFIX
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
 _HEADER_KEPT_BYTES = 512
 
@@ -43,24 +44,14 @@ def json_loads(data: Any) -> Any:
 
 
 def msgpack_loads(data: Any) -> Any:
-    """Unpacks a MessagePack message. Maps may have keys of any hashable type.
-
-    Example:
-        >>> msgpack_loads(b"\\x81\\x01\\xa1a")
-        {1: 'a'}
-    """
+    """Unpacks a MessagePack message. Maps may have keys of any hashable type."""
     import msgpack
 
     return msgpack.unpackb(data, strict_map_key=False)
 
 
 def cbor_loads(data: Any) -> Any:
-    """Decodes a CBOR item; needs cbor2.
-
-    Example:
-        >>> cbor_loads(b"\\xa1\\x61a\\x01")
-        {'a': 1}
-    """
+    """Decodes a CBOR item; needs cbor2."""
     try:
         import cbor2
     except ImportError as error:
@@ -69,7 +60,7 @@ def cbor_loads(data: Any) -> Any:
 
 
 def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
-    """Reads the array of an ``.npy`` file. It is writable and shares no memory with the data.
+    """Reads the array of an ``.npy`` file, or a memoryview of it. The array is writable and shares no memory.
 
     Args:
         data: The file's bytes, or a memoryview of them.
@@ -78,16 +69,10 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
     Raises:
         DecodeError: The array holds Python objects, and unpickling is not allowed.
         ValueError: The data is not an ``.npy`` file, or is shorter than its header says.
-
-    Example:
-        >>> stream = io.BytesIO()
-        >>> np.save(stream, np.arange(3))
-        >>> npy_loads(stream.getvalue())
-        array([0, 1, 2])
     """
     start = bytes(data[:12])
     length_bytes = _LENGTH_BYTES.get((start[6], start[7])) if len(start) == 12 else None
-    if length_bytes is None or not start.startswith(npy_format.MAGIC_PREFIX):
+    if length_bytes is None or not start.startswith(_NPY_START):
         return _read_array(data)  # the rare version 3.0, or an error
     begin = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
     header = bytes(data[:begin])
@@ -125,21 +110,13 @@ def npz_loads(
             ``max_decompressed_bytes``.
         ValueError: The data is a single array.
         zipfile.BadZipFile: The data is damaged, or not an archive.
-
-    Example:
-        >>> stream = io.BytesIO()
-        >>> np.savez(stream, a=np.arange(2))
-        >>> npz_loads(stream.getvalue())
-        {'a': array([0, 1])}
     """
-    if bytes(data[:6]) == npy_format.MAGIC_PREFIX:
+    if bytes(data[:6]) == _NPY_START:
         raise ValueError("it holds one array as .npy, not an .npz archive of arrays: name the field npy")
-    members = unzip(data, max_decompressed_bytes)
+    arrays: dict[str, Any] = unzip(data, max_decompressed_bytes)
     return {
-        name.removesuffix(".npy"): npy_loads(member, allow_pickle)
-        if member.startswith(npy_format.MAGIC_PREFIX)
-        else member
-        for name, member in members.items()
+        name.removesuffix(".npy"): npy_loads(file, allow_pickle) if file[:6] == _NPY_START else file
+        for name, file in arrays.items()
     }
 
 
@@ -174,13 +151,6 @@ def unpickle_loads(data: Any, allow_pickle: bool = False) -> Any:
     Raises:
         DecodeError: It is not allowed.
         SecurityError: ``WDS_SECURE=1``, which overrules ``allow_pickle``.
-
-    Source:
-        ``webdataset.autodecode.unpickle_loads``.
-
-    Example:
-        >>> unpickle_loads(pickle.dumps({"a": 1}), allow_pickle=True)
-        {'a': 1}
     """
     check_allowed("a pickle", allow_pickle)
     return pickle.loads(data)
