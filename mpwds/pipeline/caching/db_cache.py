@@ -11,49 +11,21 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import msgpack
 
-from mpwds.pipeline.caching.store import Checkpoints, Rows, Store, element_from_bytes, element_to_bytes
+from mpwds.pipeline.caching.database import DatabaseStore, Transaction, digest
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stream import Address, Stream, as_address
+from mpwds.pipeline.stream import Stream
 
-_APPLICATION = 0x6D707764  # "mpwd", in the file's header
-_FORMAT = 1
 _WAIT_S = 60.0
 _PAUSE_S = 0.01
 _ROWS = 16  # written at a time: what a process that is killed may lose
 _CLAIM = 64  # of the size, taken at a time by each worker
-
-_SCHEMA = """
-CREATE TABLE meta (fingerprint TEXT NOT NULL);
-CREATE TABLE part (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    family TEXT NOT NULL,
-    claimed INTEGER NOT NULL DEFAULT 0,
-    complete INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE element (
-    part INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    address BLOB NOT NULL,
-    data BLOB NOT NULL,
-    PRIMARY KEY (part, position)
-);
-CREATE INDEX element_address ON element (part, address);
-CREATE TABLE checkpoint (
-    part INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    state BLOB NOT NULL,
-    PRIMARY KEY (part, position)
-);
-"""
 
 
 @dataclass(frozen=True)
@@ -133,77 +105,48 @@ class DBCache(Filter):
 _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 
-class _SqliteStore(Store):
-    """The elements of one part. The parts of a ``family`` share ``size``, of which each claims shares."""
+class _SqliteStore(DatabaseStore):
+    """The elements of one part. The parts of a ``family`` share ``size``, of which each claims shares.
+
+    Further keys: ``c`` what the part has claimed, ``f`` what all parts of the family have.
+    """
 
     def __init__(self, stage: DBCache, family: str, part: str) -> None:
         self._path = os.path.abspath(stage.path)
-        super().__init__(self._path, partial(element_to_bytes, "DBCache"), element_from_bytes, _ROWS)
         self._size = stage.size
-        self._family = family
+        self._family = b"f" + digest(family)
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
         _stores.add(self)
-        with self._transaction() as connection:
-            self._describe(connection, stage.fingerprint)
-            connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
-        self._part, self._claimed = self._fetched("SELECT id, claimed FROM part WHERE name = ?", part)
-        self._committed, self._complete = self._read_count()
-
-    def find(self, address: Address) -> int | None:
-        query = "SELECT position FROM element WHERE part = ? AND address = ?"
-        row = self._fetched(query, self._part, msgpack.packb(address))
-        return None if row is None else int(row[0])
-
-    def _read_count(self) -> tuple[int, bool]:
-        query = (
-            "SELECT (SELECT max(position) + 1 FROM element WHERE part = id), complete FROM part WHERE id = ?"
-        )
-        count, complete = self._fetched(query, self._part)
-        return count or 0, bool(complete)
-
-    def _read(self, position: int) -> tuple[Address, Any] | None:
-        query = "SELECT address, data FROM element WHERE part = ? AND position = ?"
-        row = self._fetched(query, self._part, position)
-        return row and (as_address(msgpack.unpackb(row[0])), row[1])
-
-    def _read_checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        query = "SELECT position, state FROM checkpoint WHERE part = ? AND position <= ?"
-        return self._fetched(query + " ORDER BY position DESC LIMIT 1", self._part, position) or (0, None)
-
-    def _write(self, rows: Rows, checkpoints: Checkpoints) -> None:
-        packed = [(self._part, position, msgpack.packb(address), data) for position, address, data in rows]
-        with self._transaction() as connection:
-            connection.executemany("INSERT OR IGNORE INTO element VALUES (?, ?, ?, ?)", packed)
-            connection.executemany(
-                "INSERT OR IGNORE INTO checkpoint VALUES (?, ?, ?)",
-                [(self._part, *row) for row in checkpoints],
-            )
+        super().__init__(self._path, "DBCache", part, _ROWS, stage.fingerprint)
+        self._claimed = _number(self._value(self._key(b"c")))
 
     def _write_complete(self, count: int) -> None:
-        with self._transaction() as connection:
-            connection.execute("UPDATE part SET complete = 1, claimed = ? WHERE id = ?", (count, self._part))
+        super()._write_complete(count)
+        with self._begin(write=True) as transaction:
+            self._claim(transaction, count)
 
     def _delete(self) -> None:
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM element WHERE part = ?", (self._part,))
-            connection.execute("DELETE FROM checkpoint WHERE part = ?", (self._part,))
-            connection.execute("UPDATE part SET claimed = 0, complete = 0 WHERE id = ?", (self._part,))
-        self._claimed = 0
+        super()._delete()
+        with self._begin(write=True) as transaction:
+            self._claim(transaction, 0)
 
     def _has_room(self, position: int) -> bool:
         """Whether the part's claimed share has room; claims another if not."""
         if position < self._claimed:
             return True
-        with self._transaction() as connection:
-            query = "SELECT sum(claimed) FROM part WHERE family = ?"
-            (taken,) = connection.execute(query, (self._family,)).fetchone()
-            share = min(_CLAIM, self._size - taken)
-            if share <= 0:
-                return False
-            self._claimed += share
-            connection.execute("UPDATE part SET claimed = ? WHERE id = ?", (self._claimed, self._part))
-        return True
+        with self._begin(write=True) as transaction:
+            share = min(_CLAIM, self._size - _number(transaction.get(self._family)))
+            if share > 0:
+                self._claim(transaction, self._claimed + share)
+        return share > 0
+
+    def _claim(self, transaction: Transaction, claimed: int) -> None:
+        key, family = self._key(b"c"), self._family
+        taken = _number(transaction.get(family)) + claimed - _number(transaction.get(key))
+        transaction.put(key, msgpack.packb(claimed))
+        transaction.put(family, msgpack.packb(taken))
+        self._claimed = claimed
 
     def disconnect(self) -> None:
         """Closes the connection; the next use opens another one."""
@@ -212,45 +155,15 @@ class _SqliteStore(Store):
                 self._connection.close()
                 self._connection = None
 
-    def _describe(self, connection: sqlite3.Connection, fingerprint: str) -> None:
-        """Checks the description of the database; writes it into an empty one."""
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables == 0:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {_FORMAT}")
-            connection.execute("INSERT INTO meta VALUES (?)", (fingerprint,))
-            return
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (format_,) = connection.execute("PRAGMA user_version").fetchone()
-        if (application, format_) != (_APPLICATION, _FORMAT):
-            raise ValueError(
-                f"{self._path} is a database that was not made by this stage (or by another version of it): "
-                "delete it, or give another path"
-            )
-        (made_of,) = connection.execute("SELECT fingerprint FROM meta").fetchone()
-        self._check_fingerprint(made_of, fingerprint)
-
-    def _fetched(self, query: str, *values: object) -> Any:
-        """The first row of a result."""
-        with self._connected() as connection:
-            return connection.execute(query, values).fetchone()
-
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _begin(self, write: bool = False) -> Iterator[Transaction]:
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
-            yield self._connection
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; there is one at a time."""
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
-                yield connection
+                yield _SqliteTransaction(connection)
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
@@ -265,11 +178,51 @@ class _SqliteStore(Store):
             raise OSError(f"the database {self._path} cannot be opened: {error}") from error
         try:
             _use_write_ahead_log(connection)
+            _create_table(connection, self._path)
         except sqlite3.DatabaseError as error:
             connection.close()
             raise ValueError(f"{self._path} cannot be used as a database: {error}") from error
         weakref.finalize(self, connection.close)
         return connection
+
+
+class _SqliteTransaction:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+
+    def get(self, key: bytes) -> bytes | None:
+        row = self._execute("SELECT value FROM mpwds WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._execute("INSERT OR REPLACE INTO mpwds VALUES (?, ?)", (key, value))
+
+    def last(self, key: bytes) -> Any:
+        query = "SELECT key, value FROM mpwds WHERE key <= ? ORDER BY key DESC LIMIT 1"
+        return self._execute(query, (key,)).fetchone()
+
+    def delete(self, prefix: bytes) -> None:
+        # No key is longer than its prefix by more than 16 bytes.
+        self._execute("DELETE FROM mpwds WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 16))
+
+
+def _number(packed: bytes | None) -> int:
+    return 0 if packed is None else msgpack.unpackb(packed)
+
+
+def _create_table(connection: sqlite3.Connection, path: str) -> None:
+    """Creates the table in an empty database; raises ``ValueError`` for one of another kind."""
+    connection.execute("BEGIN IMMEDIATE")
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if not tables:
+        connection.execute("CREATE TABLE mpwds (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+    connection.execute("COMMIT")
+    if tables not in ([], ["mpwds"]):
+        connection.close()
+        raise ValueError(
+            f"{path} is a database that was not made by this stage (or by another version of it): "
+            "delete it, or give another path"
+        )
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

@@ -133,13 +133,6 @@ class Store(ABC):
             self._write(rows, checkpoints)
             self._committed += len(rows)
 
-    def _check_fingerprint(self, there: str, here: str) -> None:
-        if there and here and there != here:
-            raise ValueError(
-                f"the elements in {self._name} were made by another pipeline: delete the database, or give "
-                f"another path\n  there: {there}\n  here:  {here}"
-            )
-
 
 def element_to_bytes(stage: str, element: Any) -> bytes:
     """Nested dicts, lists, tuples, arrays, tensors, numbers, strings and bytes, without pickle.
