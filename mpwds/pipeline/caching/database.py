@@ -46,16 +46,7 @@ class Transaction(Protocol):
 
 
 class DatabaseStore(Store):
-    """The elements of one part in a database. A subclass opens the database and makes transactions.
-
-    Args:
-        path: The database.
-        stage: The stage, for error messages.
-        part: Names the part.
-        rows: Elements written at a time.
-        fingerprint: Of the pipeline that makes the elements.
-        pickler: Converts elements; ``None`` for tenbin.
-    """
+    """The elements of one part in a database. A subclass opens the database and makes transactions."""
 
     def __init__(
         self, path: str, stage: str, part: str, rows: int, fingerprint: str, pickler: Pickler | None = None
@@ -64,7 +55,7 @@ class DatabaseStore(Store):
         loads = element_from_bytes if pickler is None else pickler.loads
         super().__init__(path, dumps, loads, rows)
         self._part_name = part
-        self._part = digest(part)
+        self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
         self._describe("mpwds" if pickler is None else "pickle", fingerprint)
         self._committed, self._complete = self._read_count()
 
@@ -145,10 +136,6 @@ class DatabaseStore(Store):
 
     def _address_key(self, address: Address) -> bytes:
         return b"a" + self._part + hashlib.blake2b(msgpack.packb(address), digest_size=16).digest()
-
-
-def digest(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
 def _counted(packed: bytes | None) -> tuple[int, bool]:

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgpack
-
-from mpwds.pipeline.caching.database import DatabaseStore, Transaction, digest
+from mpwds.pipeline.caching.database import DatabaseStore, Transaction
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -25,7 +23,6 @@ from mpwds.pipeline.stream import Stream
 _WAIT_S = 60.0
 _PAUSE_S = 0.01
 _ROWS = 16  # written at a time: what a process that is killed may lose
-_CLAIM = 64  # of the size, taken at a time by each worker
 
 
 @dataclass(frozen=True)
@@ -36,25 +33,16 @@ class DBCache(Filter):
     source. Later epochs do not use the source. Use it to work on a part of a large dataset, or for a small
     dataset whose source is slow.
 
-    The database is one file, which outlives the process. Several processes may use it at a time. Each worker
-    fills its own part from its own part of the source; ``size`` limits all parts together. Another number of
-    workers or ranks, or another seed, makes new parts with a ``size`` of their own.
-
-    The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
-    killed, the next one yields what is stored and continues with the source: no element is lost or repeated.
-    A complete part never uses the source again. So delete the file, or change ``fingerprint``, to store other
-    elements.
-
-    Elements are stored without pickle: nested dicts, lists, tuples, arrays, tensors, numbers, strings and
-    bytes.
+    The database is one file. Which parts it has, how an epoch that stopped early continues, what can be
+    stored and what ``fingerprint`` means is the same as for :func:`mpwds.lmdb_cached`. Each worker stores an
+    equal share of ``size``.
 
     Args:
         path: The database; created if it is missing. The disk must be local.
-        size: Elements to store.
+        size: Elements to store, in all workers together.
         shuffle: Yield the elements of a complete part in random order, which depends on seed, epoch, rank and
             worker.
-        fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
-            another one is refused. Empty for no check.
+        fingerprint: Identifies what made the elements.
 
     Raises:
         ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or this stage did
@@ -89,9 +77,11 @@ class DBCache(Filter):
         )
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        group = f"seed {context.seed or 0}, {context.world_size} rank(s), {context.workers} worker(s)"
-        store = _SqliteStore(self, group, part_of(context))
-        return Stored(source, store, self._order(store, context), self.size)
+        store = _SqliteStore(self, part_of(context))
+        parts = context.world_size * context.workers
+        before = context.rank * context.workers + context.worker
+        share = self.size * (before + 1) // parts - self.size * before // parts
+        return Stored(source, store, self._order(store, context), share)
 
     def _order(self, store: _SqliteStore, context: Context) -> Sequence[int] | None:
         if not self.shuffle or not store.is_complete():
@@ -106,47 +96,12 @@ _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 
 class _SqliteStore(DatabaseStore):
-    """The elements of one part. The parts of a ``family`` share ``size``, of which each claims shares.
-
-    Further keys: ``c`` what the part has claimed, ``f`` what all parts of the family have.
-    """
-
-    def __init__(self, stage: DBCache, family: str, part: str) -> None:
+    def __init__(self, stage: DBCache, part: str) -> None:
         self._path = os.path.abspath(stage.path)
-        self._size = stage.size
-        self._family = b"f" + digest(family)
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
         _stores.add(self)
         super().__init__(self._path, "DBCache", part, _ROWS, stage.fingerprint)
-        self._claimed = _number(self._value(self._key(b"c")))
-
-    def _write_complete(self, count: int) -> None:
-        super()._write_complete(count)
-        with self._begin(write=True) as transaction:
-            self._claim(transaction, count)
-
-    def _delete(self) -> None:
-        super()._delete()
-        with self._begin(write=True) as transaction:
-            self._claim(transaction, 0)
-
-    def _has_room(self, position: int) -> bool:
-        """Whether the part's claimed share has room; claims another if not."""
-        if position < self._claimed:
-            return True
-        with self._begin(write=True) as transaction:
-            share = min(_CLAIM, self._size - _number(transaction.get(self._family)))
-            if share > 0:
-                self._claim(transaction, self._claimed + share)
-        return share > 0
-
-    def _claim(self, transaction: Transaction, claimed: int) -> None:
-        key, family = self._key(b"c"), self._family
-        taken = _number(transaction.get(family)) + claimed - _number(transaction.get(key))
-        transaction.put(key, msgpack.packb(claimed))
-        transaction.put(family, msgpack.packb(taken))
-        self._claimed = claimed
 
     def disconnect(self) -> None:
         """Closes the connection; the next use opens another one."""
@@ -206,12 +161,8 @@ class _SqliteTransaction:
         self._execute("DELETE FROM mpwds WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 16))
 
 
-def _number(packed: bytes | None) -> int:
-    return 0 if packed is None else msgpack.unpackb(packed)
-
-
 def _create_table(connection: sqlite3.Connection, path: str) -> None:
-    """Creates the table in an empty database; raises ``ValueError`` for one of another kind."""
+    """Creates the table in an empty database; raises ``ValueError`` for a database of another program."""
     connection.execute("BEGIN IMMEDIATE")
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if not tables:

@@ -31,14 +31,12 @@ def lmdb_cached(
 
     The database outlives the process, and several processes may use it at a time. Each worker has its own
     part, so the parts together hold every element once. Another number of workers or ranks, or another seed,
-    makes new parts, which take time and space again.
+    makes new parts.
 
     The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
-    killed, the next one yields what is stored and continues with the source. A kill may lose the last
-    ``chunksize`` elements; the source makes them again. A complete part never uses the source again. So
-    delete the database, or change ``fingerprint``, to store other elements.
-
-    Elements without addresses (from a plain generator stage) are stored as well.
+    killed, the next one yields what is stored and continues with the source, which makes the elements again
+    that were not written yet. A complete part never uses the source again. So delete the database, or change
+    ``fingerprint``, to store other elements.
 
     Args:
         fname: The database's directory; created if it is missing. The disk must be local.
@@ -71,11 +69,7 @@ def lmdb_cached(
 
 @dataclass(frozen=True)
 class LMDBCached(Filter):
-    """The stage that ``lmdb_cached`` makes, by webdataset's name.
-
-    Source:
-        ``webdataset.filters.LMDBCached``.
-    """
+    """The stage that ``lmdb_cached`` makes, by webdataset's name (``webdataset.filters.LMDBCached``)."""
 
     fname: str | os.PathLike[str]
     map_size: float = 1e12

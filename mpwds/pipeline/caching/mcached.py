@@ -37,11 +37,7 @@ def mcached() -> Cached:
 
 @dataclass(frozen=True)
 class Cached(Filter):
-    """The stage that ``mcached`` makes, by webdataset's name.
-
-    Source:
-        ``webdataset.filters.Cached``.
-    """
+    """The stage that ``mcached`` makes, by webdataset's name (``webdataset.filters.Cached``)."""
 
     pins_epoch: ClassVar[bool] = True
     _parts: _Parts = field(default_factory=lambda: _Parts(), repr=False, compare=False)

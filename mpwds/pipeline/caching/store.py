@@ -25,9 +25,6 @@ class Store(ABC):
         dumps: Makes what is stored of an element.
         loads: Makes the element again; the caller may change it.
         rows: Elements written at a time.
-
-    Attributes:
-        survives: The store outlives the process.
     """
 
     survives = True
@@ -69,9 +66,6 @@ class Store(ABC):
     def _delete(self) -> None:
         """Removes what has been written."""
 
-    def _has_room(self, position: int) -> bool:
-        return True
-
     def count(self) -> int:
         """How many elements it has."""
         if not self._rows:
@@ -94,15 +88,12 @@ class Store(ABC):
         address, stored = found
         return address, self._loads(stored)
 
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        """Stores the element at ``position`` unless it is there; returns whether there was room for it."""
+    def append(self, position: int, address: Address, element: Any) -> None:
+        """Stores the element at ``position`` unless it is there."""
         if position == self._committed + len(self._rows):
-            if not self._has_room(position):
-                return False
             self._rows.append((position, address, self._dumps(element)))
             if len(self._rows) >= self._rows_at_a_time:
                 self._flush()
-        return True
 
     def set_checkpoint(self, position: int, state: bytes) -> None:
         """Stores the source's state before the element at ``position``."""

@@ -26,16 +26,12 @@ class Stored(Derived[Any]):
 
     An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with
     the source, provided that the source still has the last stored element in its place. Otherwise it empties
-    the store, with a warning.
-
-    If the source fails on an element, neither that element nor any later one is stored: the next epoch tries
-    it again.
+    the store, with a warning. If the source fails on an element, neither that element nor any later one is
+    stored: the next epoch tries it again.
 
     Args:
-        source: Yields the elements that are not in the store.
-        store: Holds the others.
         order: Positions in a complete store, in the order to yield them; ``None`` for their own.
-        limit: Where the stream ends if its elements are not stored; otherwise the store decides.
+        limit: Where the stream ends at the latest; ``None`` with the source.
     """
 
     def __init__(
@@ -157,9 +153,9 @@ class Stored(Derived[Any]):
         position = self._drawn
         if self._keeps and position % _CHECKPOINT_EVERY == 0:
             self._set_checkpoint(position)
-        if not self._keeps and self._limit is not None and position >= self._limit:
-            raise StopIteration
         try:
+            if self._limit is not None and position >= self._limit:
+                raise StopIteration
             address, element = self._next()
         except StopIteration:
             if self._keeps:
@@ -169,9 +165,8 @@ class Stored(Derived[Any]):
             self._keeps = False
             raise
         self._drawn = position + 1
-        if self._keeps and not self._store.append(position, address, element):
-            self._store.finish(position)
-            raise StopIteration
+        if self._keeps:
+            self._store.append(position, address, element)
         return address, element
 
     def _set_checkpoint(self, position: int) -> None:

@@ -59,9 +59,7 @@ class DirectoryShardList(IterableSource):
     the files, to read the shards again. On a file system without locks this holds for every claim.
 
     An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, with any
-    ``in_order``: a worker may wait long for a shard.
-
-    Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
+    ``in_order``. Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
 
     Args:
         path: The directory, ending in ``/``.
@@ -317,11 +315,7 @@ def _is_local_disk(device: int) -> bool:
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:
-    """The tar archives in a directory (a path or a ``file:`` URL), compressed or not, sorted by name.
-
-    Raises:
-        ValueError: It is not a directory on this machine, or it has no shards.
-    """
+    """The tar archives in a directory (a path or a ``file:`` URL), compressed or not, sorted by name."""
     path = os.fspath(path)
     directory = local_path(path) if is_local(path) else ""
     if not os.path.isdir(directory):

@@ -55,15 +55,6 @@ def msgpacks_to_samples(
     """Stage that yields the messages of the MessagePack files that its source names, unchanged.
 
     The arguments and errors are those of ``cbors_to_samples``.
-
-    Example:
-        >>> import msgpack, tempfile
-        >>> with tempfile.NamedTemporaryFile(suffix=".msgpacks") as file:
-        ...     for key in "ab":
-        ...         msgpack.pack({"__key__": key, "cls": 7}, file)
-        ...     file.flush()
-        ...     list(msgpacks_to_samples()([{"url": file.name}]))
-        [{'__key__': 'a', 'cls': 7}, {'__key__': 'b', 'cls': 7}]
     """
     return RecordSamples("msgpack", handler, max_record_bytes)
 

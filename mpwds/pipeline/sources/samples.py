@@ -102,15 +102,7 @@ class TarSamples(Filter):
 
 
 class TarfileSamples(TarSamples):
-    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call.
-
-    Example:
-        >>> from mpwds.pipeline.dataset import DataPipeline
-        >>> from mpwds.pipeline.sources.shards import SimpleShardList
-        >>> DataPipeline(SimpleShardList("x.tar"), tarfile_samples)
-        DataPipeline(SimpleShardList('x.tar'))
-            .tarfile_samples
-    """
+    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call."""
 
     def __str__(self) -> str:
         return "tarfile_samples"
@@ -143,7 +135,7 @@ class _TarStream(ShardStream):
         tar, url, options = self._tar, url_of(shard), options_of(shard)
         select, rename = tar.select_files, tar.rename_files
         if "extensions" in options:
-            select, rename = bool, _Only(options["extensions"], select, rename)
+            select, rename = bool, _only(options["extensions"], select, rename)
         open: OpenAt = tar.open_at or open_at
         local_path = file_of(url) if tar.local_paths else None
         if tar.cache is not None:
@@ -178,27 +170,24 @@ def _with_fields(samples: Iterator[Read], fields: Mapping[str, Any]) -> Iterator
         yield offset, following, sample
 
 
-class _Only:
+def _only(
+    extensions: Mapping[str, str],
+    select: Callable[[str], Any] | None,
+    rename: Callable[[str], str] | None,
+) -> Callable[[str], str]:
     """Renames members by their extensions. Members with other extensions get an empty name."""
+    new_names = {old: new for new, old in extensions.items()}
 
-    def __init__(
-        self,
-        extensions: Mapping[str, str],
-        select: Callable[[str], Any] | None,
-        rename: Callable[[str], str] | None,
-    ) -> None:
-        self._new_names = {old: new for new, old in extensions.items()}
-        self._select = select
-        self._rename = rename
-
-    def __call__(self, name: str) -> str:
-        if self._rename is not None:
-            name = self._rename(name)
-        if self._select is not None and not self._select(name):
+    def renamed(name: str) -> str:
+        if rename is not None:
+            name = rename(name)
+        if select is not None and not select(name):
             return ""
         key, extension = split_name(name)
-        new = self._new_names.get(extension) if key else None
+        new = new_names.get(extension) if key else None
         return f"{key}.{new}" if new is not None else ""
+
+    return renamed
 
 
 def read_samples(
@@ -230,9 +219,6 @@ def read_samples(
 
     Yields:
         A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
-
-    Raises:
-        ShardError: The shard is damaged, or a sample has two members of the same name.
     """
     choose, split = None, split_name
     if select is not None or rename is not None:

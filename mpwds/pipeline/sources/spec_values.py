@@ -20,14 +20,7 @@ _shown = _REPR.repr
 
 
 class SpecValue:
-    """A value of a specification that knows its file, line and key.
-
-    Args:
-        value: The value that YAML gave.
-        file: The file that it is in.
-        lines: Line of each value in the file, by path.
-        path: Keys and indices that lead to it.
-    """
+    """A value of a specification that knows its file, its line and the keys that lead to it."""
 
     def __init__(
         self, value: Any, file: str | None = None, lines: Mapping[Path, int] | None = None, path: Path = ()

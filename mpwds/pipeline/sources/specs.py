@@ -38,21 +38,7 @@ _HANDLERS = (
 
 @dataclass(frozen=True)
 class SpecSource:
-    """One collection of shards of a specification.
-
-    Attributes:
-        name: Its name.
-        urls: Its shards.
-        choose: Shards drawn without replacement for each epoch; all where ``None``.
-        resample: Shards drawn with replacement for each epoch.
-        weight: Share of its samples in a mix of samples; ``None`` where shards are mixed.
-        extensions: New names of the members to read, by their extensions; all members where empty.
-        meta: Fields that each of its samples gets.
-        handler: What to do about a shard that cannot be read; the dataset's handler where ``None``.
-        subsample: Share of its samples that is kept.
-        shuffle: Samples in its shuffle buffer; 0 for none.
-        epoch: Its samples in an epoch, in each worker; all where ``None``.
-    """
+    """One collection of shards of a specification; docs/specifications.md describes its options."""
 
     name: str
     urls: tuple[str, ...]
@@ -118,12 +104,6 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
           - name: books
             shards: [books-{000..999}.tar]
             choose: 50                        # 50 of them, others in every epoch
-          - name: rendered
-            buckets: synthetic/
-            shards: rendered-{0..9}.tar
-            resample: 20                      # 20 draws with replacement
-            extensions: {jpg: nrm.jpg, txt: gt.txt}
-            scale: [0.5, 2.0]
 
     docs/specifications.md lists all keys, and tells when shards are mixed and when samples are.
 
@@ -289,8 +269,6 @@ class MultiShardSample(IterableSource):
         fname: A YAML file, a dict of the same form, or a result of ``mpwds.load_spec``.
 
     Raises:
-        SpecError: The specification is invalid.
-        SecurityError: A URL in the file runs a command.
         ValueError: The specification mixes samples rather than shards: only ``WebDataset(spec)`` does that.
 
     Source:
@@ -349,13 +327,7 @@ class MultiShardSample(IterableSource):
 
 
 def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:
-    """The list of shards for a pattern or a YAML file.
-
-    Args:
-        spec: A pattern, an iterable of names, or the path of a specification (``.yaml``, ``.yml``).
-
-    Raises:
-        ValueError: There are no shards, or the specification is invalid.
+    """The list of shards for a pattern, an iterable of names, or the path of a YAML specification.
 
     Example:
         >>> len(shardspec("x-{0..9}.tar"))

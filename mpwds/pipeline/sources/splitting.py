@@ -18,20 +18,11 @@ from mpwds.pipeline.stream import Address, Derived, Description, Stream
 class Splitter(Filter):
     """Stage that yields the shards that ``function(shards)`` yields, each under its own address.
 
-    For functions such as webdataset's ``split_by_node``, which yield some of the dicts that they get. The
-    stage finds a shard's address by its dict, or by its URL if the function makes a new dict. A URL that was
-    not among the shards is its own address. A restored stream runs the function again, and expects the same
-    shards.
-
-    Args:
-        function: Takes the shards, ``{"url": ...}``, and returns an iterable of some of them.
-        as_list: Pass the shards as a list, which the function may slice, instead of an iterator.
-
-    Example:
-        >>> def every_other(shards):
-        ...     return islice(shards, 0, None, 2)
-        >>> [shard["url"] for shard in Splitter(every_other)([{"url": "a"}, {"url": "b"}, {"url": "c"}])]
-        ['a', 'c']
+    For functions such as webdataset's ``split_by_node``, which yield some of the dicts ``{"url": ...}`` that
+    they get, or return a list of them. The stage finds a shard's address by its dict, or by its URL if the
+    function makes a new dict. A URL that was not among the shards is its own address. A restored stream runs
+    the function again, and expects the same shards. With ``as_list`` the function gets a list, which it may
+    slice, instead of an iterator.
     """
 
     function: Callable[..., Iterable[Any]]
