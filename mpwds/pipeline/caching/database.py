@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from mpwds.pipeline.caching.store import Checkpoints, Rows, Store, element_from_bytes, element_to_bytes
+from mpwds.pipeline.caching.store import Store, element_from_bytes, element_to_bytes
 from mpwds.pipeline.stream import Address, as_address
 
 _FORMAT = 1
@@ -51,57 +51,96 @@ class DatabaseStore(Store):
     def __init__(
         self, path: str, stage: str, part: str, rows: int, fingerprint: str, pickler: Pickler | None = None
     ) -> None:
-        dumps = partial(element_to_bytes, stage) if pickler is None else pickler.dumps
-        loads = element_from_bytes if pickler is None else pickler.loads
-        super().__init__(path, dumps, loads, rows)
-        self._part_name = part
+        self._path = path
+        self._dumps = partial(element_to_bytes, stage) if pickler is None else pickler.dumps
+        self._loads = element_from_bytes if pickler is None else pickler.loads
+        self._name = part
         self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
+        self._most_rows = rows
+        self._rows: list[tuple[int, Address, bytes]] = []  # to be written
+        self._checkpoints: list[tuple[int, bytes]] = []  # to be written
         self._describe("mpwds" if pickler is None else "pickle", fingerprint)
-        self._committed, self._complete = self._read_count()
+        self._refresh()
 
     @abstractmethod
     def _begin(self, write: bool = False) -> AbstractContextManager[Transaction]:
         """A transaction. There is one at a time that writes."""
 
+    def count(self) -> int:
+        if not self._rows:
+            self._refresh()
+        return self._committed + len(self._rows)
+
+    def is_complete(self) -> bool:
+        if not self._complete and not self._rows:
+            self._refresh()
+        return self._complete
+
+    def get(self, position: int) -> tuple[Address, Any]:
+        if self._rows and position >= self._committed:
+            self._flush()
+        packed = self._value(self._key(b"e", position))
+        if packed is None:
+            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
+        address, data = msgpack.unpackb(packed)
+        return as_address(address), self._loads(data)
+
     def find(self, address: Address) -> int | None:
         packed = self._value(self._address_key(address))
         return None if packed is None else _NUMBER.unpack(packed)[0]
 
-    def _read_count(self) -> tuple[int, bool]:
-        return _counted(self._value(self._key(b"n")))
+    def append(self, position: int, address: Address, element: Any) -> None:
+        if position == self._committed + len(self._rows):
+            self._rows.append((position, address, self._dumps(element)))
+            if len(self._rows) >= self._most_rows:
+                self._flush()
 
-    def _read(self, position: int) -> tuple[Address, Any] | None:
-        packed = self._value(self._key(b"e", position))
-        if packed is None:
-            return None
-        address, data = msgpack.unpackb(packed)
-        return as_address(address), data
+    def set_checkpoint(self, position: int, state: bytes) -> None:
+        self._checkpoints.append((position, state))
 
-    def _read_checkpoint(self, position: int) -> tuple[int, bytes | None]:
+    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+        self._flush()
         with self._begin() as transaction:
             key, state = transaction.last(self._key(b"s", position)) or (b"", None)
         return (_NUMBER.unpack(key[-8:])[0], state) if key.startswith(self._key(b"s")) else (0, None)
 
-    def _write(self, rows: Rows, checkpoints: Checkpoints) -> None:
-        count = self._committed + len(rows)
-        with self._begin(write=True) as transaction:
-            if _counted(transaction.get(self._key(b"n")))[0] > count:
-                return  # another process has stored the same elements, and more
-            for position, address, data in rows:
-                transaction.put(self._key(b"e", position), msgpack.packb((address, data)))
-                transaction.put(self._address_key(address), _NUMBER.pack(position))
-            for position, state in checkpoints:
-                transaction.put(self._key(b"s", position), state)
-            transaction.put(self._key(b"n"), msgpack.packb([count, False, self._part_name]))
+    def finish(self, count: int) -> None:
+        self._flush()
+        if self.count() == count:
+            with self._begin(write=True) as transaction:
+                self._put_count(transaction, count, True)
+            self._complete = True
 
-    def _write_complete(self, count: int) -> None:
-        with self._begin(write=True) as transaction:
-            transaction.put(self._key(b"n"), msgpack.packb([count, True, self._part_name]))
-
-    def _delete(self) -> None:
+    def clear(self) -> None:
+        self._rows, self._checkpoints = [], []
         with self._begin(write=True) as transaction:
             for letter in (b"e", b"a", b"s", b"n"):
                 transaction.delete(self._key(letter))
+        self._committed, self._complete = 0, False
+
+    def _flush(self) -> None:
+        if not self._rows and not self._checkpoints:
+            return
+        rows, self._rows = self._rows, []
+        checkpoints, self._checkpoints = self._checkpoints, []
+        count = self._committed + len(rows)
+        with self._begin(write=True) as transaction:
+            stored, _ = _counted(transaction.get(self._key(b"n")))
+            if stored <= count:  # otherwise another process has stored the same elements, and more
+                for position, address, data in rows:
+                    transaction.put(self._key(b"e", position), msgpack.packb((address, data)))
+                    transaction.put(self._address_key(address), _NUMBER.pack(position))
+                for position, state in checkpoints:
+                    transaction.put(self._key(b"s", position), state)
+                self._put_count(transaction, count, False)
+        self._committed = count
+
+    def _put_count(self, transaction: Transaction, count: int, complete: bool) -> None:
+        transaction.put(self._key(b"n"), msgpack.packb([count, complete, self._name]))
+
+    def _refresh(self) -> None:
+        """Reads what other processes may have stored."""
+        self._committed, self._complete = _counted(self._value(self._key(b"n")))
 
     def _describe(self, codec: str, fingerprint: str) -> None:
         """Checks the description of the database; writes it into an empty one."""
@@ -110,7 +149,7 @@ class DatabaseStore(Store):
             if packed is None:
                 if transaction.last(b"\xff" * 100) is not None:
                     raise ValueError(
-                        f"{self._name} is a database that mpwds did not make (perhaps webdataset did): "
+                        f"{self._path} is a database that mpwds did not make (perhaps webdataset did): "
                         "delete it, or give another path"
                     )
                 transaction.put(b"meta", msgpack.packb([_FORMAT, codec, fingerprint]))
@@ -118,12 +157,12 @@ class DatabaseStore(Store):
         format_, made_by, made_of = msgpack.unpackb(packed)
         if (format_, made_by) != (_FORMAT, codec):
             raise ValueError(
-                f"the elements in {self._name} were stored with {made_by} (format {format_}), but would be "
+                f"the elements in {self._path} were stored with {made_by} (format {format_}), but would be "
                 f"read with {codec} (format {_FORMAT}): pass the same pickler, or delete the database"
             )
         if fingerprint and made_of and fingerprint != made_of:
             raise ValueError(
-                f"the elements in {self._name} were made by another pipeline: delete the database, or give "
+                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
                 f"another path\n  there: {made_of}\n  here:  {fingerprint}"
             )
 

@@ -97,11 +97,10 @@ _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 class _SqliteStore(DatabaseStore):
     def __init__(self, stage: DBCache, part: str) -> None:
-        self._path = os.path.abspath(stage.path)
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
         _stores.add(self)
-        super().__init__(self._path, "DBCache", part, _ROWS, stage.fingerprint)
+        super().__init__(os.path.abspath(stage.path), "DBCache", part, _ROWS, stage.fingerprint)
 
     def disconnect(self) -> None:
         """Closes the connection; the next use opens another one."""

@@ -125,9 +125,9 @@ def _environment(path: str, map_size: int) -> _Environment:
 
 class _LmdbStore(DatabaseStore):
     def __init__(self, stage: LMDBCached, part: str) -> None:
-        self._path = os.path.realpath(stage.fname)
+        path = os.path.realpath(stage.fname)
         self._map_size = int(stage.map_size)
-        super().__init__(self._path, "lmdb_cached", part, stage.chunksize, stage.fingerprint, stage.pickler)
+        super().__init__(path, "lmdb_cached", part, stage.chunksize, stage.fingerprint, stage.pickler)
 
     @contextlib.contextmanager
     def _begin(self, write: bool = False) -> Iterator[Transaction]:

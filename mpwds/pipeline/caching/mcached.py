@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mpwds.pipeline.caching.store import Checkpoints, Rows, Store
+from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -66,36 +66,41 @@ class _Memory(Store):
     survives = False
 
     def __init__(self) -> None:
-        super().__init__("mcached", copied, copied)
-        self._delete()
+        self.clear()
 
-    def _delete(self) -> None:
+    def clear(self) -> None:
         self._elements: list[tuple[Address, Any]] = []
         self._positions: dict[Address, int] = {}
         self._states: dict[int, bytes] = {}
-        self._is_complete = False
+        self._complete = False
+
+    def count(self) -> int:
+        return len(self._elements)
+
+    def is_complete(self) -> bool:
+        return self._complete
+
+    def get(self, position: int) -> tuple[Address, Any]:
+        address, element = self._elements[position]
+        return address, copied(element)
 
     def find(self, address: Address) -> int | None:
         return self._positions.get(address)
 
-    def _read_count(self) -> tuple[int, bool]:
-        return len(self._elements), self._is_complete
+    def append(self, position: int, address: Address, element: Any) -> None:
+        if position == len(self._elements):
+            self._elements.append((address, copied(element)))
+            self._positions[address] = position
 
-    def _read(self, position: int) -> tuple[Address, Any]:
-        return self._elements[position]
+    def set_checkpoint(self, position: int, state: bytes) -> None:
+        self._states[position] = state
 
-    def _read_checkpoint(self, position: int) -> tuple[int, bytes | None]:
+    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
         at = max((at for at in self._states if at <= position), default=0)
         return at, self._states.get(at)
 
-    def _write(self, rows: Rows, checkpoints: Checkpoints) -> None:
-        for position, address, element in rows:
-            self._elements.append((address, element))
-            self._positions[address] = position
-        self._states.update(checkpoints)
-
-    def _write_complete(self, count: int) -> None:
-        self._is_complete = True
+    def finish(self, count: int) -> None:
+        self._complete = count == len(self._elements)
 
 
 def copied(element: Any) -> Any:

@@ -42,28 +42,13 @@ class Decoder:
     ``str`` if they are UTF-8, and are not decoded further.
 
     A field may also hold a read-only ``memoryview``. This library's handlers decode it in place; other
-    functions get bytes.
+    functions get bytes. A field that is ``None`` is always an error.
 
-    Args:
-        *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
-            ``("jpg jpeg", f)`` that stand for ``handle_extension``. A single list of these also works.
-        pre: Handlers before these; ``None`` for ``[gzfilter]``, which decompresses ``.gz``.
-        post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
-            by extension.
-        only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
-            ``None`` decodes all.
-        partial: Pass fields through that do not hold bytes; otherwise they are an error. A field that is
-            ``None`` is always an error.
-        allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets the
-            author of the shard run any code here. Without it they are an error.
-        max_decompressed_bytes: Limit on what a ``.gz`` or ``.npz`` field may decompress to.
+    The arguments and errors are those of ``mpwds.pipeline.stages.decode.decode``. ``pre`` is ``[gzfilter]``
+    by default, ``post`` is ``[basichandlers]``. The handlers may also come as a single list.
 
     Attributes:
         takes_views: All handlers are this library's own.
-
-    Raises:
-        ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
-        TypeError: A handler or ``max_decompressed_bytes`` is of another type.
 
     Source:
         ``webdataset.autodecode.Decoder``.
@@ -106,8 +91,7 @@ class Decoder:
         """Decodes one sample; the sample itself does not change.
 
         Raises:
-            DecodeError: A field cannot be decoded, or does not hold bytes and ``partial`` is false. Its cause
-                is the handler's exception.
+            DecodeError: A field cannot be decoded. Its cause is the handler's exception.
             ImportError: A handler needs a package that is missing.
         """
         if not isinstance(sample, dict):
@@ -210,10 +194,6 @@ def basichandlers(key: str, data: bytes) -> Any:
 
     ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. A program may
     add to the table, ``decoders``. A ``Decoder`` looks up each field name once.
-
-    Example:
-        >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
-        (7, None)
     """
     load = decoders.get(_extension(key))
     return None if load is None else load(data)
@@ -286,13 +266,7 @@ def _takes_views(handler: Handler) -> bool:
 
 
 class _FieldLoads(dict[str, Load]):
-    """By the name of a field, the function that decodes it; found when the name first occurs.
-
-    Args:
-        handlers: The decoder's.
-        only: Names of the fields to decode; ``None`` for all.
-        options: Values of the options in ``_OPTIONS``.
-    """
+    """By the name of a field, the function that decodes it; found when the name first occurs."""
 
     def __init__(
         self, handlers: tuple[Handler, ...], only: frozenset[str] | None, options: dict[str, Any]

@@ -77,7 +77,12 @@ class ImageDecoder:
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
-        ValueError: ``imagespec`` is not one of these names.
+        ValueError: ``imagespec`` is not one of these names; or, when called, the image is PostScript (EPS, or
+            IPTC, which may hold it), which would be executed.
+        PIL.UnidentifiedImageError: When called, the data is not an image that Pillow knows.
+        PIL.Image.DecompressionBombError: When called, the image has more than twice
+            ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
+        OSError: When called, the image is damaged or truncated.
 
     Source:
         ``webdataset.autodecode.ImageHandler``.
@@ -100,15 +105,7 @@ class ImageDecoder:
         return f"{type(self).__name__}({self.imagespec!r})"
 
     def __call__(self, key: str, data: Any) -> Any:
-        """Decodes a field, bytes or a memoryview, if its extension is one of an image; else returns ``None``.
-
-        Raises:
-            PIL.UnidentifiedImageError: The data is not an image that Pillow knows.
-            PIL.Image.DecompressionBombError: It has more than twice ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
-            ValueError: It is PostScript (EPS, or IPTC, which may hold it), which would be executed.
-            OSError: The image is damaged or truncated.
-            ImportError: Pillow is missing, or torch for a tensor.
-        """
+        """Decodes bytes or a memoryview if the field has the extension of an image; else returns ``None``."""
         return self.decode(data) if self.handles(key) else None
 
     def handles(self, key: str) -> bool:
@@ -143,12 +140,7 @@ def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -
 
 
 def open_image(data: Any) -> Image:
-    """Opens an image of any format that Pillow decodes by itself. Its pixels are read when they are needed.
-
-    Raises:
-        PIL.UnidentifiedImageError: ``data`` is not an image that Pillow knows.
-        ValueError: The format is PostScript, which Pillow would pass to Ghostscript to run.
-    """
+    """Opens an image of any format that Pillow decodes by itself. Its pixels are read when needed."""
     pillow = _pillow()
     try:
         image: Image = pillow.open(io.BytesIO(data))

@@ -60,14 +60,10 @@ def cbor_loads(data: Any) -> Any:
 
 
 def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
-    """Reads the array of an ``.npy`` file, or a memoryview of it. The array is writable and shares no memory.
-
-    Args:
-        data: The file's bytes, or a memoryview of them.
-        allow_pickle: Unpickle arrays of Python objects.
+    """Reads the array of an ``.npy`` file, bytes or a memoryview. It is writable and shares no memory.
 
     Raises:
-        DecodeError: The array holds Python objects, and unpickling is not allowed.
+        DecodeError: The array holds Python objects, and ``allow_pickle`` is false.
         ValueError: The data is not an ``.npy`` file, or is shorter than its header says.
     """
     start = bytes(data[:12])
@@ -98,16 +94,10 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
 def npz_loads(
     data: Any, allow_pickle: bool = False, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> dict[str, Any]:
-    """Reads the arrays of an ``.npz`` file, by name.
-
-    Args:
-        data: The file's bytes, or a memoryview of them.
-        allow_pickle: Unpickle arrays of Python objects.
-        max_decompressed_bytes: Limit on the size of all arrays together.
+    """Reads the arrays of an ``.npz`` file, by name; ``max_decompressed_bytes`` limits all of them together.
 
     Raises:
-        DecodeError: An array holds Python objects, and unpickling is not allowed; or the arrays exceed
-            ``max_decompressed_bytes``.
+        DecodeError: An array holds Python objects, and ``allow_pickle`` is false; or they are too large.
         ValueError: The data is a single array.
         zipfile.BadZipFile: The data is damaged, or not an archive.
     """
@@ -146,12 +136,7 @@ def check_allowed(what: str, allow_pickle: bool) -> None:
 
 
 def unpickle_loads(data: Any, allow_pickle: bool = False) -> Any:
-    """Unpickles, if ``allow_pickle`` permits it: the author of a pickle can run any code.
-
-    Raises:
-        DecodeError: It is not allowed.
-        SecurityError: ``WDS_SECURE=1``, which overrules ``allow_pickle``.
-    """
+    """Unpickles, if ``allow_pickle`` permits it: the author of a pickle can run any code."""
     check_allowed("a pickle", allow_pickle)
     return pickle.loads(data)
 
@@ -168,7 +153,6 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         DecodeError: The data holds other objects and ``allow_pickle`` is false; or torch is older than 2.6,
             whose ``weights_only=True`` does not protect.
         SecurityError: ``WDS_SECURE=1``, which refuses all such data.
-        ImportError: torch is missing.
 
     Source:
         ``webdataset.autodecode.torch_loads``.
@@ -186,13 +170,11 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         raise ImportError("pth files are decoded with torch: pip install torch") from error
     refuse_in_secure_mode("pickles may not be loaded (it is for torch.load)")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
-        check_allowed(
-            f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})", allow_pickle
-        )
+        what = f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})"
+        check_allowed(what, allow_pickle)
+    weights_only = pytorch_weights_only or not allow_pickle
     try:
-        return torch.load(
-            io.BytesIO(data), map_location="cpu", weights_only=not allow_pickle or pytorch_weights_only
-        )
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError:
         check_allowed("damaged, or a pickle of more than tensors and plain values", allow_pickle)
         raise

@@ -50,7 +50,7 @@ class SpecValue:
     def __getitem__(self, key: str | int) -> SpecValue:
         return SpecValue(self.value[key], self.file, self._lines, (*self._path, key))
 
-    def get(self, key: str, default: Any = None) -> SpecValue:
+    def get(self, key: str, default: Any) -> SpecValue:
         """The value under ``key``, or ``default`` at its place."""
         return SpecValue(self.value.get(key, default), self.file, self._lines, (*self._path, key))
 

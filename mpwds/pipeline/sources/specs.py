@@ -154,7 +154,12 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
     if "shards" not in source:
         source.fail("has no key `shards`")
     buckets = source["buckets"] if "buckets" in source else top.get("buckets", "")
-    bucket = "" if buckets.value in ("", []) else _expand(_only(buckets), trusted)
+    bucket = ""
+    if buckets.value not in ("", []):
+        given, *others = buckets.strings()
+        if others:
+            others[0].fail("is a second bucket; a source has one: write a source for each")
+        bucket = _expand(given, trusted)
     urls: list[str] = []
     for pattern in source["shards"].strings():
         urls += _urls(pattern, prefix, bucket, trusted)
@@ -170,7 +175,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         source[counts[0]].fail(
             f"is {choose}, but there are only {len(urls)} shards; `resample` draws with replacement"
         )
-    meta = dict(source["meta"].mapping().value) if "meta" in source else {}
+    fields = {f"__{key}__": source[key].value for key in ("scale", "scaleprob") if key in source}
     return SpecSource(
         name=source.get("name", f"@{bucket}").text(),
         urls=tuple(urls),
@@ -178,10 +183,10 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         resample=_optional(source, "resample"),
         weight=source[weights[0]].number() if weights else None,
         extensions=_extensions(source["extensions"]) if "extensions" in source else {},
-        meta={**{f"__{key}__": source[key].value for key in ("scale", "scaleprob") if key in source}, **meta},
+        meta={**fields, **source.get("meta", {}).mapping().value},
         handler=_handler(source["handler"]) if "handler" in source else None,
-        subsample=source["subsample"].number(most=1.0) if "subsample" in source else 1.0,
-        shuffle=source["shuffle"].integer(0) if "shuffle" in source else 0,
+        subsample=source.get("subsample", 1.0).number(most=1.0),
+        shuffle=source.get("shuffle", 0).integer(0),
         epoch=_optional(source, "epoch"),
     )
 
@@ -203,13 +208,6 @@ def _urls(pattern: SpecValue, prefix: str, bucket: str, trusted: bool) -> list[s
 def _check_count(shards: int, at: SpecValue) -> None:
     if shards > MAX_NAMES:
         at.fail(f"brings the shards to {shards}; {MAX_NAMES} are allowed")
-
-
-def _only(buckets: SpecValue) -> SpecValue:
-    strings = buckets.strings()
-    if len(strings) > 1:
-        strings[1].fail("is a second bucket; a source has one: write a source for each")
-    return strings[0]
 
 
 def _optional(value: SpecValue, key: str) -> int | None:
@@ -243,12 +241,12 @@ def _expand(value: SpecValue, trusted: bool) -> str:
 
 
 def _variable(value: SpecValue, name: re.Match[str]) -> str:
-    set_here = [variable for variable in (f"WDS_{name[1]}", name[1]) if variable in os.environ]
-    if not set_here:
+    found = os.environ.get(f"WDS_{name[1]}", os.environ.get(name[1]))
+    if found is None:
         value.fail(
             f"needs the environment variable {name[1]} or WDS_{name[1]}; neither is set: {value.value!r}"
         )
-    return os.environ[set_here[0]]
+    return found
 
 
 def _vouching(value: SpecValue) -> str:
