@@ -46,17 +46,14 @@ class Cached(Filter):
         return "mcached()"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Stored(source, self._parts.of(part_of(context)))
+        return Stored(source, self._parts[part_of(context)])
 
 
-class _Parts:
+class _Parts(dict[str, "_Memory"]):
     """The memories of a stage's streams, by part. Copies of the stage, and pickles, are empty."""
 
-    def __init__(self) -> None:
-        self._memories: dict[str, _Memory] = {}
-
-    def of(self, part: str) -> _Memory:
-        return self._memories.setdefault(part, _Memory())
+    def __missing__(self, part: str) -> _Memory:
+        return self.setdefault(part, _Memory())
 
     def __reduce__(self) -> tuple[type[_Parts], tuple[()]]:
         return _Parts, ()

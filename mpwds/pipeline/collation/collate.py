@@ -81,11 +81,8 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
 class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
-    Implements ``mpwds.tenbin.Deferred``.
-
-    Args:
-        rows: Arrays of one shape, or CPU tensors of one shape and dtype.
-        dtype: The NumPy dtype that holds all of theirs, in the machine's byte order.
+    Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or CPU tensors of one shape and
+    dtype. ``dtype`` holds all of theirs, in the machine's byte order.
     """
 
     rows: Sequence[Any]
@@ -134,8 +131,7 @@ def defer(rows: Sequence[Any]) -> Any:
 def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
     """Whether ``torch.stack(tensors, out=...)`` works for these CPU tensors of one shape.
 
-    They must have one dtype and must not require a gradient. ``torch.stack`` resolves conjugated and negated
-    tensors by itself.
+    ``torch.stack`` resolves conjugated and negated tensors by itself.
     """
     dtype = tensors[0].dtype
     return all(tensor.dtype == dtype and not tensor.requires_grad for tensor in tensors)

@@ -163,8 +163,8 @@ class AudioDecoder:
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
             if media.audio is None:
                 raise ValueError("the file has no audio stream")
-            for frame in media.frames({"audio"}, self.start if seek else 0.0):
-                if not sound.add(frame.time, frame.frame):
+            for _, time, frame in media.frames({"audio"}, self.start if seek else 0.0):
+                if not sound.add(time, frame):
                     break
             return sound.joined(), media.audio.rate
 

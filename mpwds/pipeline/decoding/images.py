@@ -34,24 +34,16 @@ class ImageSpec(NamedTuple):
     is_float: bool = False
 
 
+_MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+
 imagespecs = {
-    "l8": ImageSpec("numpy", "L"),
-    "rgb8": ImageSpec("numpy", "RGB"),
-    "rgba8": ImageSpec("numpy", "RGBA"),
-    "l": ImageSpec("numpy", "L", is_float=True),
-    "rgb": ImageSpec("numpy", "RGB", is_float=True),
-    "rgba": ImageSpec("numpy", "RGBA", is_float=True),
-    "torchl8": ImageSpec("torch", "L"),
-    "torchrgb8": ImageSpec("torch", "RGB"),
-    "torchrgba8": ImageSpec("torch", "RGBA"),
-    "torchl": ImageSpec("torch", "L", is_float=True),
+    **{f"{name}8": ImageSpec("numpy", mode) for name, mode in _MODES.items()},
+    **{name: ImageSpec("numpy", mode, is_float=True) for name, mode in _MODES.items()},
+    **{f"torch{name}8": ImageSpec("torch", mode) for name, mode in _MODES.items()},
+    **{f"torch{name}": ImageSpec("torch", mode, is_float=True) for name, mode in _MODES.items()},
+    **{f"pil{name}": ImageSpec("pil", mode) for name, mode in _MODES.items()},
     "torch": ImageSpec("torch", "RGB", is_float=True),
-    "torchrgb": ImageSpec("torch", "RGB", is_float=True),
-    "torchrgba": ImageSpec("torch", "RGBA", is_float=True),
-    "pill": ImageSpec("pil", "L"),
     "pil": ImageSpec("pil", "RGB"),
-    "pilrgb": ImageSpec("pil", "RGB"),
-    "pilrgba": ImageSpec("pil", "RGBA"),
 }
 """By name, all that an image can be decoded to."""
 

@@ -29,14 +29,6 @@ class SeekFailed(Exception):
     """After a seek, frames are missing or cannot be decoded: decode from the beginning instead."""
 
 
-class Frame(NamedTuple):
-    """A decoded frame, its kind ("video" or "audio") and its time in seconds from the file's start."""
-
-    kind: str
-    time: float | None
-    frame: Any
-
-
 class Media:
     """An opened audio or video file; a context manager.
 
@@ -94,8 +86,8 @@ class Media:
     def close(self) -> None:
         self._container.close()
 
-    def frames(self, wanted: Collection[str], start: float = 0.0) -> Iterator[Frame]:
-        """The frames of the first video stream and the first audio stream, in the order of the file.
+    def frames(self, wanted: Collection[str], start: float = 0.0) -> Iterator[tuple[str, float | None, Any]]:
+        """The kind ("video" or "audio"), time in seconds and frame, of the first stream of each kind.
 
         Args:
             wanted: Kinds of frames. Read again for every packet: remove a kind when it is no longer needed.
@@ -125,7 +117,7 @@ class Media:
                         raise SeekFailed
                 if frame.is_corrupt:
                     self._complain(kind, time, start, "a frame of it has errors")
-                yield Frame(kind, time, frame)
+                yield kind, time, frame
             if not wanted:
                 return
         if self._sought and unseen:

@@ -14,11 +14,8 @@ _MOST_FILES = 100_000  # of a folder that are looked at
 def explain_absence(error: Exception, path: str, listed: str, paths: Sequence[str | None]) -> None:
     """Adds a note to the error about a local shard that does not exist, or is a folder.
 
-    Args:
-        error: Gets the note.
-        path: The shard.
-        listed: How the user gave the list that the shard is in.
-        paths: All shards of the list that are local files; ``None`` for others.
+    ``listed`` is how the user gave the list that the shard is in; ``paths`` are its local files, ``None`` for
+    other shards.
     """
     if os.path.isdir(path):
         add_note(error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}")

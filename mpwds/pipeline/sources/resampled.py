@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -34,10 +34,7 @@ class ResampledShards(IterableSource):
         deterministic: If the object is iterated outside a pipeline: make the same draws each time. By
             default every ``iter()`` then draws anew.
         max_urls: Limit on the shards taken from an iterable.
-        empty_check: Raise at once if there are no shards; otherwise, when a shard is drawn.
-
-    Raises:
-        ValueError: There are no shards.
+        empty_check: Raise ``ValueError`` at once if there are no shards; otherwise, when a shard is drawn.
 
     Source:
         ``webdataset.shardlists.ResampledShards``, which draws anew in a pipeline too unless
@@ -101,7 +98,7 @@ class ResampledShards(IterableSource):
 ResampledShardList = ResampledShards
 
 
-class _Order:
+class _Order(Sequence[Address]):
     """The addresses of the shards drawn."""
 
     def __init__(self, shards: ResampledShards, draws: Draws, context: Context) -> None:
@@ -113,20 +110,17 @@ class _Order:
     def __len__(self) -> int:
         return self._nshards
 
-    def __getitem__(self, number: int) -> Address:
+    def __getitem__(self, number: Any) -> Any:
         if not self._shards:
             raise ValueError("ResampledShards: there are no shards to draw from")
         return (self._draws.index(number, self._shards), *self._place, number)
 
 
 def resampled(n: int = sys.maxsize) -> Resampled:
-    """Stage that draws elements of its source at random with replacement.
+    """Stage that draws ``n`` elements of its source at random with replacement, or without end.
 
     It first reads the source to the end and holds it: it is meant for lists of shards. Every epoch and every
     worker draws its own. An empty source gives nothing.
-
-    Args:
-        n: Number of draws; without end by default.
 
     Example:
         >>> len(list(resampled(5)(["a.tar", "b.tar"])))

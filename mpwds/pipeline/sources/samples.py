@@ -64,7 +64,7 @@ def tarfile_to_samples(
 
 @dataclass(frozen=True)
 class TarSamples(Filter):
-    """The stage that ``tarfile_to_samples`` makes, with the options that only ``WebDataset`` sets.
+    """The stage that ``tarfile_to_samples`` makes, with the options that only datasets set.
 
     Args:
         empty_check: Whether it is an error if an epoch has no sample.
@@ -72,7 +72,6 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
         open_at: Without a cache, opens a shard's URL at a byte.
-        max_decompressed_bytes: As for ``read_samples``.
     """
 
     handler: Handler = reraise_exception
@@ -201,13 +200,13 @@ def read_samples(
     local_path: str | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[tuple[int, int | None, Sample]]:
-    """Reads a shard's samples one after the other.
+    """Reads a shard's samples, from the one whose first header is at ``offset`` on.
 
     If the shard is damaged inside a sample, the sample is not yielded: it may lack members.
 
     Args:
         url: The shard, as ``open`` understands it.
-        offset: Byte offset of a sample's first header, at which to start.
+        offset: Byte offset of a sample's first header.
         open: Opens ``url`` at a byte offset.
         select: As for ``tarfile_to_samples``.
         rename: As for ``tarfile_to_samples``.

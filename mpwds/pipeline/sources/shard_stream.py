@@ -29,8 +29,6 @@ class ShardStream(Handled):
     """Base of the streams that read shards. An element's address is (the shard's address, byte offset).
 
     Args:
-        stage: The stage; ``str(stage)`` names it in errors.
-        source: Stream of shards, ``{"url": ...}``.
         context: Its ``on_shard`` is called when a shard is begun.
         handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
         empty_check: Whether it is an error if all shards are empty.
@@ -245,11 +243,7 @@ def _pass_over(error: Exception) -> None:
 
 
 def url_of(shard: Any) -> str:
-    """The URL of a shard: ``{"url": ...}``, or the URL itself.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
         raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shard!r}')

@@ -8,7 +8,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.filter import Filter
@@ -264,9 +264,6 @@ class SimpleShardList(_GivenShards):
         seed: Determines the order, which is the same in every epoch; ``None`` keeps the order given. With
             ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
 
-    Raises:
-        ValueError: There are no shards.
-
     Source:
         ``webdataset.shardlists.SimpleShardList``, where ``True`` gives each process an order of its own.
 
@@ -289,19 +286,10 @@ class SimpleShardList(_GivenShards):
         return self._ordered(None if self.seed is None else random.Random(self.seed))
 
 
-class _Order(Protocol):
-    """A sequence of the addresses of shards, in the order to read them."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Address: ...
-
-
 class Shards:
     """A stream of shards in a given order.
 
     Args:
-        urls: All shards.
         order: The addresses to yield: numbers of shards, or tuples that begin with one.
         listed: How the user gave the shards, for error messages.
         options: What a specification says of each shard (``SpecSource.options``).
@@ -310,7 +298,7 @@ class Shards:
     def __init__(
         self,
         urls: Sequence[str],
-        order: _Order,
+        order: Sequence[Address],
         listed: str = "",
         options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
@@ -352,12 +340,7 @@ class Shards:
 
 
 def given_urls(urls: Urls) -> str | list[str]:
-    """Shards as a dataset keeps them: a pattern, which is short to send, or all names.
-
-    Raises:
-        ValueError: There are no shards.
-        TypeError: They are not strings, paths or an iterable of these.
-    """
+    """Shards as a dataset keeps them: a pattern, which is short to send, or all names."""
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
     return pattern if pattern and "${" not in pattern else names
