@@ -95,14 +95,16 @@ class DatabaseStore(Store):
             if len(self._rows) >= self._most_rows:
                 self._flush()
 
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._checkpoints.append((position, state))
+    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
+        self._checkpoints.append((position, msgpack.packb(state)))
 
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
         self._flush()
         with self._begin() as transaction:
-            key, state = transaction.last(self._key(b"s", position)) or (b"", None)
-        return (_NUMBER.unpack(key[-8:])[0], state) if key.startswith(self._key(b"s")) else (0, None)
+            key, packed = transaction.last(self._key(b"s", position)) or (b"", b"")
+        if not key.startswith(self._key(b"s")):
+            return 0, None
+        return _NUMBER.unpack(key[-8:])[0], msgpack.unpackb(packed, strict_map_key=False)
 
     def finish(self, count: int) -> None:
         self._flush()

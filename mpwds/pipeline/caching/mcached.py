@@ -68,7 +68,7 @@ class _Memory(Store):
     def clear(self) -> None:
         self._elements: list[tuple[Address, Any]] = []
         self._positions: dict[Address, int] = {}
-        self._states: dict[int, bytes] = {}
+        self._states: dict[int, dict[str, Any]] = {}
         self._complete = False
 
     def count(self) -> int:
@@ -89,12 +89,12 @@ class _Memory(Store):
             self._elements.append((address, copied(element)))
             self._positions[address] = position
 
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._states[position] = state
+    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
+        self._states[position] = copied(state)
 
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
         at = max((at for at in self._states if at <= position), default=0)
-        return at, self._states.get(at)
+        return at, copied(self._states.get(at))
 
     def finish(self, count: int) -> None:
         self._complete = count == len(self._elements)

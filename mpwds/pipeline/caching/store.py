@@ -37,11 +37,11 @@ class Store(ABC):
         """Stores the element at ``position`` unless it is there."""
 
     @abstractmethod
-    def set_checkpoint(self, position: int, state: bytes) -> None:
+    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
         """Stores the source's state before the element at ``position``."""
 
     @abstractmethod
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
+    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
 
     @abstractmethod

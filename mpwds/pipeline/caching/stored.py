@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
-
 from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
@@ -78,8 +76,8 @@ class Stored(Derived[Any]):
             return state
         if self._position == self._drawn:
             return {**state, "checkpoint": [self._position, self._source.state_dict()]}
-        at, packed = self._store.checkpoint(self._position)
-        return {**state, "checkpoint": [at, packed and _unpacked(packed)]}
+        at, before = self._store.checkpoint(self._position)
+        return {**state, "checkpoint": [at, before]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = state["position"]
@@ -174,15 +172,15 @@ class Stored(Derived[Any]):
             state = self._source.state_dict()
         except LookupError:  # without addresses, the source can only be run again
             return
-        self._store.set_checkpoint(position, msgpack.packb(state))
+        self._store.set_checkpoint(position, state)
 
     def _go_to(self, position: int) -> None:
         """Moves the source to the element at ``position``."""
         if self._drawn == position:
             return
-        at, packed = self._store.checkpoint(position)
-        if packed is not None and not at <= self._drawn <= position:
-            self._source.load_state_dict(_unpacked(packed))
+        at, before = self._store.checkpoint(position)
+        if before is not None and not at <= self._drawn <= position:
+            self._source.load_state_dict(before)
             self._drawn = at
         if self._drawn > position:
             raise LookupError("the source's elements have no addresses: it cannot go back")
@@ -197,8 +195,3 @@ class Stored(Derived[Any]):
 
 class _EndedBefore(RuntimeError):
     """The source has fewer elements than before."""
-
-
-def _unpacked(packed: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = msgpack.unpackb(packed, strict_map_key=False)
-    return state
