@@ -63,8 +63,9 @@ def padded(
         (array([[1, 2, 3],
                [4, 0, 0]]), ['a', 'b'])
     """
-    given = (axes,) if isinstance(axes, int) else axes
-    return Padded(padding, lengths, multiple_of, None if given is None else tuple(given))
+    if axes is not None:
+        axes = tuple(axes) if isinstance(axes, Sequence) else (axes,)
+    return Padded(padding, lengths, multiple_of, axes)
 
 
 @dataclass(frozen=True)
