@@ -107,13 +107,13 @@ from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
 from mpwds.pipeline.sources.samples import tarfile_to_samples as tarfile_to_samples
 from mpwds.pipeline.sources.shards import ShardList as ShardList
 from mpwds.pipeline.sources.shards import SimpleShardList as SimpleShardList
+from mpwds.pipeline.sources.shards import non_empty as non_empty
+from mpwds.pipeline.sources.shards import single_node_only as single_node_only
+from mpwds.pipeline.sources.shards import split_by_node as split_by_node
+from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
 from mpwds.pipeline.sources.specs import MultiShardSample as MultiShardSample
 from mpwds.pipeline.sources.specs import load_spec as load_spec
 from mpwds.pipeline.sources.specs import shardspec as shardspec
-from mpwds.pipeline.sources.splitting import non_empty as non_empty
-from mpwds.pipeline.sources.splitting import single_node_only as single_node_only
-from mpwds.pipeline.sources.splitting import split_by_node as split_by_node
-from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
 from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import listed as listed

@@ -11,20 +11,27 @@ from typing import TYPE_CHECKING, Any
 from mpwds.mistakes import explained
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.mix import RandomMix
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList, Split, Urls, given_urls, listed
-from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample, SpecLike, SpecSource, load_spec
-from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
+from mpwds.pipeline.sources.shards import (
+    ShardList,
+    Split,
+    Urls,
+    given_urls,
+    listed,
+    split_by_node,
+    split_by_worker,
+)
+from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import PipelineSource
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
+    from mpwds.pipeline.sources.specs import SpecLike, SpecSource
     from mpwds.storage.caches.shard_cache import ShardCache
 
 
@@ -134,13 +141,12 @@ class WebDataset(DataPipeline):
         )
         resampled = resampled or mode == "resampled"
         self._call = f"WebDataset({_shown(urls)}"
-        if isinstance(urls, (Mapping, DatasetSpec)) or _ends_in(urls, ".yaml", ".yml"):
+        if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or _ends_in(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError(
                     "resampled=True cannot be combined with a specification: set `resample: n` for a source"
                 )
-            spec = load_spec(urls)  # type: ignore[arg-type]  # a kind of specification
-            self._begin_at_spec(spec, reader, nodesplitter, workersplitter)
+            self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
         elif _ends_in(urls, ".json"):
             raise ValueError(
                 f"{urls}: indexes of shards (.json) are not read: pass the shards, or a specification (.yaml)"
@@ -194,8 +200,12 @@ class WebDataset(DataPipeline):
         self._made = len(self.pipeline)
 
     def _begin_at_spec(
-        self, spec: DatasetSpec, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
+        self, given: SpecLike, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
     ) -> None:
+        from mpwds.pipeline.mix import RandomMix
+        from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
+
+        spec = load_spec(given)
         samples: list[Any]
         if spec.mixes_samples:
             parts = [_of_source(source, reader, nodesplitter, workersplitter) for source in spec.sources]
@@ -226,6 +236,8 @@ def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
         >>> construct_dataset({"datasets": [{"shards": "x.tar"}]})
         WebDataset(<specification of 1 sources>)
     """
+    from mpwds.pipeline.sources.specs import load_spec
+
     return WebDataset(load_spec(fname), **given)
 
 
@@ -233,11 +245,13 @@ def _of_source(
     source: SpecSource, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
 ) -> DataPipeline:
     """The samples of one source of a specification."""
+    from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample
+
     dataset = DataPipeline(
         MultiShardSample(DatasetSpec((source.of_shards(),))),
         nodesplitter,
         workersplitter,
-        reader.without_empty_check(),
+        replace(reader, empty_check=False),
     )
     if source.subsample < 1:
         dataset = dataset.rsample(source.subsample)

@@ -17,9 +17,8 @@ from mpwds.pipeline.sources.directory_shards import DirectoryShardList
 from mpwds.pipeline.sources.records import msgpacks_to_samples
 from mpwds.pipeline.sources.resampled import ResampledShards, resampled
 from mpwds.pipeline.sources.samples import tarfile_samples
-from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, split_by_node, split_by_worker
 from mpwds.pipeline.sources.specs import MultiShardSample
-from mpwds.pipeline.sources.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.tar_writer import TarWriter
 

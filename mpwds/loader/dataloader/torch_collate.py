@@ -95,9 +95,9 @@ class _Rows(Stack):
     def write_into(self, out: npt.NDArray[Any]) -> None:
         shape = out.shape
         if len(shape) == 1:
-            out[...] = self._rows
+            out[...] = self.rows
         else:
-            np.concatenate(self._rows, out=out.reshape(shape[0] * shape[1], *shape[2:]))
+            np.concatenate(self.rows, out=out.reshape(shape[0] * shape[1], *shape[2:]))
 
 
 def _arrays(rows: Sequence[Any]) -> Any:

@@ -13,45 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgpack
-
-from mpwds.pipeline.caching.stored import ElementCodec, Stored, part_of
+from mpwds.pipeline.caching.database import DatabaseStore, Transaction
+from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stream import Address, Stream, as_address
+from mpwds.pipeline.stream import Stream
 
-_APPLICATION = 0x6D707764  # "mpwd", in the file's header
-_FORMAT = 1
 _WAIT_S = 60.0
 _PAUSE_S = 0.01
 _ROWS = 16  # written at a time: what a process that is killed may lose
-_CLAIM = 64  # of the size, taken at a time by each worker
-
-_SCHEMA = """
-CREATE TABLE meta (fingerprint TEXT NOT NULL);
-CREATE TABLE part (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    family TEXT NOT NULL,
-    claimed INTEGER NOT NULL DEFAULT 0,
-    complete INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE element (
-    part INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    address BLOB NOT NULL,
-    data BLOB NOT NULL,
-    PRIMARY KEY (part, position)
-);
-CREATE INDEX element_address ON element (part, address);
-CREATE TABLE checkpoint (
-    part INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    state BLOB NOT NULL,
-    PRIMARY KEY (part, position)
-);
-"""
 
 
 @dataclass(frozen=True)
@@ -62,25 +33,16 @@ class DBCache(Filter):
     source. Later epochs do not use the source. Use it to work on a part of a large dataset, or for a small
     dataset whose source is slow.
 
-    The database is one file, which outlives the process. Several processes may use it at a time. Each worker
-    fills its own part from its own part of the source; ``size`` limits all parts together. Another number of
-    workers or ranks, or another seed, makes new parts with a ``size`` of their own.
-
-    The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
-    killed, the next one yields what is stored and continues with the source: no element is lost or repeated.
-    A complete part never uses the source again. So delete the file, or change ``fingerprint``, to store other
-    elements.
-
-    Elements are stored without pickle: nested dicts, lists, tuples, arrays, tensors, numbers, strings and
-    bytes.
+    The database is one file. Which parts it has, how an epoch that stopped early continues, what can be
+    stored and what ``fingerprint`` means is the same as for :func:`mpwds.lmdb_cached`. Each worker stores an
+    equal share of ``size``.
 
     Args:
         path: The database; created if it is missing. The disk must be local.
-        size: Elements to store.
+        size: Elements to store, in all workers together.
         shuffle: Yield the elements of a complete part in random order, which depends on seed, epoch, rank and
             worker.
-        fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
-            another one is refused. Empty for no check.
+        fingerprint: Identifies what made the elements.
 
     Raises:
         ValueError: ``size`` is below 1; while iterating, the file has another fingerprint, or this stage did
@@ -115,9 +77,11 @@ class DBCache(Filter):
         )
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        group = f"seed {context.seed or 0}, {context.world_size} rank(s), {context.workers} worker(s)"
-        store = _SqliteStore(self, group, part_of(context))
-        return Stored(source, store, self._order(store, context), self.size)
+        store = _SqliteStore(self, part_of(context))
+        parts = context.world_size * context.workers
+        before = context.rank * context.workers + context.worker
+        share = self.size * (before + 1) // parts - self.size * before // parts
+        return Stored(source, store, self._order(store, context), share)
 
     def _order(self, store: _SqliteStore, context: Context) -> Sequence[int] | None:
         if not self.shuffle or not store.is_complete():
@@ -131,97 +95,12 @@ class DBCache(Filter):
 _stores: weakref.WeakSet[_SqliteStore] = weakref.WeakSet()
 
 
-class _SqliteStore:
-    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`.
-
-    The parts of a ``family`` share ``size``, in shares that each claims in turn.
-    """
-
-    survives = True
-
-    def __init__(self, stage: DBCache, family: str, part: str) -> None:
-        self._path = os.path.abspath(stage.path)
-        self._size = stage.size
-        self._codec = ElementCodec("DBCache")
-        self._family = family
+class _SqliteStore(DatabaseStore):
+    def __init__(self, stage: DBCache, part: str) -> None:
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
-        self._rows: list[tuple[int, bytes, bytes]] = []
-        self._checkpoints: list[tuple[int, bytes]] = []
         _stores.add(self)
-        with self._transaction() as connection:
-            self._describe(connection, stage.fingerprint)
-            connection.execute("INSERT OR IGNORE INTO part (name, family) VALUES (?, ?)", (part, family))
-            query = "SELECT id, claimed, complete FROM part WHERE name = ?"
-            self._part, self._claimed, complete = connection.execute(query, (part,)).fetchone()
-        self._complete = bool(complete)
-        self._committed = self._read_count()
-
-    def count(self) -> int:
-        if not self._rows:
-            self._committed = self._read_count()
-        return self._committed + len(self._rows)
-
-    def is_complete(self) -> bool:
-        if not self._complete:
-            with self._connected() as connection:
-                row = connection.execute("SELECT complete FROM part WHERE id = ?", (self._part,)).fetchone()
-            self._complete = bool(row[0])
-        return self._complete
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        if self._rows and position >= self._committed:
-            self._flush()
-        query = "SELECT address, data FROM element WHERE part = ? AND position = ?"
-        with self._connected() as connection:
-            row = connection.execute(query, (self._part, position)).fetchone()
-        if row is None:
-            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
-        return as_address(msgpack.unpackb(row[0])), self._codec.loads(row[1])
-
-    def find(self, address: Address) -> int | None:
-        query = "SELECT position FROM element WHERE part = ? AND address = ?"
-        with self._connected() as connection:
-            row = connection.execute(query, (self._part, msgpack.packb(address))).fetchone()
-        return None if row is None else int(row[0])
-
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        if position != self._committed + len(self._rows):
-            return True
-        if position >= self._claimed and not self._claim():
-            return False
-        self._rows.append((position, msgpack.packb(address), self._codec.dumps(element)))
-        if len(self._rows) >= _ROWS:
-            self._flush()
-        return True
-
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._checkpoints.append((position, state))
-
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        self._flush()
-        query = "SELECT position, state FROM checkpoint WHERE part = ? AND position <= ?"
-        with self._connected() as connection:
-            rows = connection.execute(query + " ORDER BY position DESC LIMIT 1", (self._part, position))
-            row: tuple[int, bytes] | None = rows.fetchone()
-        return row or (0, None)
-
-    def finish(self, count: int) -> None:
-        self._flush()
-        if self.count() == count:
-            with self._transaction() as connection:
-                query = "UPDATE part SET complete = 1, claimed = ? WHERE id = ?"
-                connection.execute(query, (count, self._part))
-            self._complete = True
-
-    def clear(self) -> None:
-        self._rows, self._checkpoints = [], []
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM element WHERE part = ?", (self._part,))
-            connection.execute("DELETE FROM checkpoint WHERE part = ?", (self._part,))
-            connection.execute("UPDATE part SET claimed = 0, complete = 0 WHERE id = ?", (self._part,))
-        self._committed = self._claimed = 0
-        self._complete = False
+        super().__init__(os.path.abspath(stage.path), "DBCache", part, _ROWS, stage.fingerprint)
 
     def disconnect(self) -> None:
         """Closes the connection; the next use opens another one."""
@@ -230,77 +109,15 @@ class _SqliteStore:
                 self._connection.close()
                 self._connection = None
 
-    def _claim(self) -> bool:
-        """Claims a share of the remaining size; returns whether there is one."""
-        with self._transaction() as connection:
-            query = "SELECT sum(claimed) FROM part WHERE family = ?"
-            (taken,) = connection.execute(query, (self._family,)).fetchone()
-            share = min(_CLAIM, self._size - taken)
-            if share <= 0:
-                return False
-            self._claimed += share
-            connection.execute("UPDATE part SET claimed = ? WHERE id = ?", (self._claimed, self._part))
-        return True
-
-    def _read_count(self) -> int:
-        query = "SELECT max(position) + 1 FROM element WHERE part = ?"
-        with self._connected() as connection:
-            (count,) = connection.execute(query, (self._part,)).fetchone()
-        return count or 0
-
-    def _flush(self) -> None:
-        if not self._rows and not self._checkpoints:
-            return
-        rows, self._rows = self._rows, []
-        checkpoints, self._checkpoints = self._checkpoints, []
-        with self._transaction() as connection:  # another process may have stored the same ones
-            connection.executemany(
-                "INSERT OR IGNORE INTO element VALUES (?, ?, ?, ?)", [(self._part, *row) for row in rows]
-            )
-            connection.executemany(
-                "INSERT OR IGNORE INTO checkpoint VALUES (?, ?, ?)",
-                [(self._part, *row) for row in checkpoints],
-            )
-        self._committed += len(rows)
-
-    def _describe(self, connection: sqlite3.Connection, fingerprint: str) -> None:
-        """Checks the description of the database; writes it into an empty one."""
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables == 0:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {_FORMAT}")
-            connection.execute("INSERT INTO meta VALUES (?)", (fingerprint,))
-            return
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (format_,) = connection.execute("PRAGMA user_version").fetchone()
-        if (application, format_) != (_APPLICATION, _FORMAT):
-            raise ValueError(
-                f"{self._path} is a database that was not made by this stage (or by another version of it): "
-                "delete it, or give another path"
-            )
-        (made_of,) = connection.execute("SELECT fingerprint FROM meta").fetchone()
-        if fingerprint and made_of and fingerprint != made_of:
-            raise ValueError(
-                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
-                f"another path\n  there: {made_of}\n  here:  {fingerprint}"
-            )
-
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _begin(self, write: bool = False) -> Iterator[Transaction]:
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
-            yield self._connection
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; there is one at a time."""
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
-                yield connection
+                yield _SqliteTransaction(connection)
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
@@ -315,11 +132,47 @@ class _SqliteStore:
             raise OSError(f"the database {self._path} cannot be opened: {error}") from error
         try:
             _use_write_ahead_log(connection)
+            _create_table(connection, self._path)
         except sqlite3.DatabaseError as error:
             connection.close()
             raise ValueError(f"{self._path} cannot be used as a database: {error}") from error
         weakref.finalize(self, connection.close)
         return connection
+
+
+class _SqliteTransaction:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+
+    def get(self, key: bytes) -> bytes | None:
+        row = self._execute("SELECT value FROM mpwds WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._execute("INSERT OR REPLACE INTO mpwds VALUES (?, ?)", (key, value))
+
+    def last(self, key: bytes) -> Any:
+        query = "SELECT key, value FROM mpwds WHERE key <= ? ORDER BY key DESC LIMIT 1"
+        return self._execute(query, (key,)).fetchone()
+
+    def delete(self, prefix: bytes) -> None:
+        # No key is longer than its prefix by more than 16 bytes.
+        self._execute("DELETE FROM mpwds WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 16))
+
+
+def _create_table(connection: sqlite3.Connection, path: str) -> None:
+    """Creates the table in an empty database; raises ``ValueError`` for a database of another program."""
+    connection.execute("BEGIN IMMEDIATE")
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if not tables:
+        connection.execute("CREATE TABLE mpwds (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+    connection.execute("COMMIT")
+    if tables not in ([], ["mpwds"]):
+        connection.close()
+        raise ValueError(
+            f"{path} is a database that was not made by this stage (or by another version of it): "
+            "delete it, or give another path"
+        )
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

@@ -1,32 +1,23 @@
-"""Keep a stream's elements in an LMDB database.
-
-Keys are a letter, the digest of the part's name, and a big-endian number or digest: ``e`` elements by
-position, ``a`` positions by address, ``s`` states of the source by position, ``n`` the part's count.
-``meta`` describes the database.
-"""
+"""Keep a stream's elements in an LMDB database."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
-import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgpack
-
-from mpwds.pipeline.caching.stored import ElementCodec, Pickler, Stored, part_of
+from mpwds.pipeline.caching.database import DatabaseStore, Pickler, Transaction
+from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.stream import Address, Stream, as_address
+from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.urls import refuse_in_secure_mode
 
-_FORMAT = 1
 _READERS = 1024  # at a time; LMDB's own default of 126 is less than some machines have workers
-_NUMBER = struct.Struct(">Q")
 
 
 def lmdb_cached(
@@ -40,14 +31,12 @@ def lmdb_cached(
 
     The database outlives the process, and several processes may use it at a time. Each worker has its own
     part, so the parts together hold every element once. Another number of workers or ranks, or another seed,
-    makes new parts, which take time and space again.
+    makes new parts.
 
     The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
-    killed, the next one yields what is stored and continues with the source. A kill may lose the last
-    ``chunksize`` elements; the source makes them again. A complete part never uses the source again. So
-    delete the database, or change ``fingerprint``, to store other elements.
-
-    Elements without addresses (from a plain generator stage) are stored as well.
+    killed, the next one yields what is stored and continues with the source, which makes the elements again
+    that were not written yet. A complete part never uses the source again. So delete the database, or change
+    ``fingerprint``, to store other elements.
 
     Args:
         fname: The database's directory; created if it is missing. The disk must be local.
@@ -80,11 +69,7 @@ def lmdb_cached(
 
 @dataclass(frozen=True)
 class LMDBCached(Filter):
-    """The stage that ``lmdb_cached`` makes, by webdataset's name.
-
-    Source:
-        ``webdataset.filters.LMDBCached``.
-    """
+    """The stage that ``lmdb_cached`` makes, by webdataset's name (``webdataset.filters.LMDBCached``)."""
 
     fname: str | os.PathLike[str]
     map_size: float = 1e12
@@ -117,7 +102,7 @@ _environments: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValu
 
 
 class _Environment:
-    """An open database; LMDB allows one per process and directory."""
+    """An open database."""
 
     def __init__(self, path: str, map_size: int) -> None:
         try:
@@ -125,170 +110,54 @@ class _Environment:
         except ImportError as error:
             raise ImportError("lmdb_cached needs the lmdb package: pip install 'mpwds[lmdb]'") from error
         self.full = lmdb.MapFullError
-        self.path = path
         self.map_size = map_size
         self.handle = lmdb.open(path, map_size=map_size, max_readers=_READERS)
         weakref.finalize(self, self.handle.close)
 
-    @staticmethod
-    def of(path: str, map_size: int) -> _Environment:
-        """The environment of a directory."""
-        path = os.path.realpath(path)
-        environment = _environments.get(path)
-        if environment is None:
-            environment = _environments[path] = _Environment(path, map_size)
-        return environment
+
+def _environment(path: str, map_size: int) -> _Environment:
+    """The environment of a directory: LMDB allows one per process."""
+    environment = _environments.get(path)
+    if environment is None:
+        environment = _environments[path] = _Environment(path, map_size)
+    return environment
 
 
-class _LmdbStore:
-    """The elements of one part, a :class:`~mpwds.pipeline.caching.stored.Store`."""
-
-    survives = True
-
+class _LmdbStore(DatabaseStore):
     def __init__(self, stage: LMDBCached, part: str) -> None:
-        self._path, self._map_size = os.path.abspath(stage.fname), int(stage.map_size)
-        self._codec = ElementCodec("lmdb_cached") if stage.pickler is None else stage.pickler
-        self._chunksize = stage.chunksize
-        self._name = part
-        self._part = hashlib.blake2b(part.encode(), digest_size=8).digest()
-        self._chunk: list[tuple[bytes, bytes]] = []
-        self._chunk_elements = 0
-        self._environment = _Environment.of(self._path, self._map_size)
-        self._describe("mpwds" if stage.pickler is None else "pickle", stage.fingerprint)
-        self._committed, self._complete = self._read_count()
+        path = os.path.realpath(stage.fname)
+        self._map_size = int(stage.map_size)
+        super().__init__(path, "lmdb_cached", part, stage.chunksize, stage.fingerprint, stage.pickler)
 
-    def count(self) -> int:
-        if not self._chunk:
-            self._committed, self._complete = self._read_count()
-        return self._committed + self._chunk_elements
-
-    def is_complete(self) -> bool:
-        if not self._complete:
-            self._committed, self._complete = self._read_count()
-        return self._complete
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        self._flush(beyond=position)
-        packed = self._read(self._key(b"e", position))
-        if packed is None:
-            raise LookupError(f"{self._path} has no element {position} any more: something has removed it")
-        address, data = msgpack.unpackb(packed)
-        return as_address(address), self._codec.loads(data)
-
-    def find(self, address: Address) -> int | None:
-        packed = self._read(self._address_key(address))
-        return None if packed is None else _NUMBER.unpack(packed)[0]
-
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        if position == self._committed + self._chunk_elements:
-            item = msgpack.packb((address, self._codec.dumps(element)))
-            self._chunk.append((self._key(b"e", position), item))
-            self._chunk.append((self._address_key(address), _NUMBER.pack(position)))
-            self._chunk_elements += 1
-            if self._chunk_elements >= self._chunksize:
-                self._flush()
-        return True
-
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._chunk.append((self._key(b"s", position), state))
-
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        self._flush()
-        with self._reopened().handle.begin() as transaction:
-            cursor = transaction.cursor()
-            found = cursor.set_range(self._key(b"s", position + 1))
-            if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(b"s" + self._part):
-                return _NUMBER.unpack(cursor.key()[-8:])[0], cursor.value()
-        return 0, None
-
-    def finish(self, count: int) -> None:
-        self._flush()
-        if self.count() == count:
-            self._write([(self._key(b"n"), msgpack.packb([count, True, self._name]))])
-            self._complete = True
-
-    def clear(self) -> None:
-        self._chunk, self._chunk_elements = [], 0
-        with self._reopened().handle.begin(write=True) as transaction:
-            for letter in (b"e", b"a", b"s", b"n"):
-                cursor = transaction.cursor()
-                prefix = letter + self._part
-                more = cursor.set_range(prefix)
-                while more and cursor.key().startswith(prefix):
-                    more = cursor.delete()
-        self._committed, self._complete = 0, False
-
-    def _describe(self, codec: str, fingerprint: str) -> None:
-        """Checks the description of the database; writes it into an empty one."""
-        with self._environment.handle.begin(write=True) as transaction:
-            packed = transaction.get(b"meta")
-            if packed is None:
-                if transaction.stat()["entries"] > 0:
-                    raise ValueError(
-                        f"{self._path} is an LMDB database that mpwds did not make (perhaps webdataset did): "
-                        "delete it, or give another directory"
-                    )
-                transaction.put(b"meta", msgpack.packb([_FORMAT, codec, fingerprint]))
-                return
-        format_, made_by, made_of = msgpack.unpackb(packed)
-        if (format_, made_by) != (_FORMAT, codec):
-            raise ValueError(
-                f"the elements in {self._path} were stored with {made_by} (format {format_}), but would be "
-                f"read with {codec} (format {_FORMAT}): pass the same pickler, or delete the database"
-            )
-        if fingerprint and made_of and fingerprint != made_of:
-            raise ValueError(
-                f"the elements in {self._path} were made by another pipeline: delete the database, or give "
-                f"another directory\n  there: {made_of}\n  here:  {fingerprint}"
-            )
-
-    def _read_count(self) -> tuple[int, bool]:
-        return self._counted(self._read(self._key(b"n")))
-
-    def _counted(self, packed: bytes | None) -> tuple[int, bool]:
-        if packed is None:
-            return 0, False
-        count, complete, _ = msgpack.unpackb(packed)
-        return count, complete
-
-    def _flush(self, beyond: int | None = None) -> None:
-        """Writes the chunk; with ``beyond``, only if the element at that position is in it."""
-        if not self._chunk or (beyond is not None and beyond < self._committed):
-            return
-        chunk, self._chunk = self._chunk, []
-        count = self._committed + self._chunk_elements
-        self._chunk_elements = 0
-        self._write([*chunk, (self._key(b"n"), msgpack.packb([count, False, self._name]))], count)
-        self._committed = count
-
-    def _write(self, items: Sequence[tuple[bytes, bytes]], count: int | None = None) -> None:
-        environment = self._reopened()
+    @contextlib.contextmanager
+    def _begin(self, write: bool = False) -> Iterator[Transaction]:
+        # Opened again in a fork, which must not use the environment of its parent.
+        self._environment = environment = _environment(self._path, self._map_size)
         try:
-            with environment.handle.begin(write=True) as transaction:
-                if count is not None and self._counted(transaction.get(self._key(b"n")))[0] > count:
-                    return  # another process has stored the same elements, and more
-                for key, value in items:
-                    transaction.put(key, value)
+            with environment.handle.begin(write=write) as transaction:
+                yield _LmdbTransaction(transaction)
         except environment.full as error:
             raise MemoryError(
                 f"{self._path} is full: it has map_size={environment.map_size} bytes; give a larger one"
             ) from error
 
-    def _read(self, key: bytes) -> Any:
-        with self._reopened().handle.begin() as transaction:
-            return transaction.get(key)
 
-    def _reopened(self) -> _Environment:
-        """The environment; reopened in a fork, which must not use that of its parent."""
-        if _environments.get(self._environment.path) is not self._environment:
-            self._environment = _Environment.of(self._path, self._map_size)
-        return self._environment
+class _LmdbTransaction:
+    def __init__(self, transaction: Any) -> None:
+        self._transaction = transaction
+        self.get = transaction.get
+        self.put = transaction.put
 
-    def _key(self, letter: bytes, position: int | None = None) -> bytes:
-        return letter + self._part + (b"" if position is None else _NUMBER.pack(position))
+    def last(self, key: bytes) -> tuple[bytes, bytes] | None:
+        cursor = self._transaction.cursor()
+        found = cursor.last() if not cursor.set_range(key) else cursor.key() == key or cursor.prev()
+        return cursor.item() if found else None
 
-    def _address_key(self, address: Address) -> bytes:
-        return b"a" + self._part + hashlib.blake2b(msgpack.packb(address), digest_size=16).digest()
+    def delete(self, prefix: bytes) -> None:
+        cursor = self._transaction.cursor()
+        more = cursor.set_range(prefix)
+        while more and cursor.key().startswith(prefix):
+            more = cursor.delete()
 
 
 def _close_in_child() -> None:

@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
@@ -36,11 +37,7 @@ def mcached() -> Cached:
 
 @dataclass(frozen=True)
 class Cached(Filter):
-    """The stage that ``mcached`` makes, by webdataset's name.
-
-    Source:
-        ``webdataset.filters.Cached``.
-    """
+    """The stage that ``mcached`` makes, by webdataset's name (``webdataset.filters.Cached``)."""
 
     pins_epoch: ClassVar[bool] = True
     _parts: _Parts = field(default_factory=lambda: _Parts(), repr=False, compare=False)
@@ -49,25 +46,20 @@ class Cached(Filter):
         return "mcached()"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Stored(source, self._parts.of(part_of(context)))
+        return Stored(source, self._parts[part_of(context)])
 
 
-class _Parts:
+class _Parts(dict[str, "_Memory"]):
     """The memories of a stage's streams, by part. Copies of the stage, and pickles, are empty."""
 
-    def __init__(self) -> None:
-        self._memories: dict[str, _Memory] = {}
-
-    def of(self, part: str) -> _Memory:
-        return self._memories.setdefault(part, _Memory())
+    def __missing__(self, part: str) -> _Memory:
+        return self.setdefault(part, _Memory())
 
     def __reduce__(self) -> tuple[type[_Parts], tuple[()]]:
         return _Parts, ()
 
 
-class _Memory:
-    """A :class:`~mpwds.pipeline.caching.stored.Store` in memory."""
-
+class _Memory(Store):
     survives = False
 
     def __init__(self) -> None:
@@ -76,7 +68,7 @@ class _Memory:
     def clear(self) -> None:
         self._elements: list[tuple[Address, Any]] = []
         self._positions: dict[Address, int] = {}
-        self._checkpoints: dict[int, bytes] = {}
+        self._states: dict[int, dict[str, Any]] = {}
         self._complete = False
 
     def count(self) -> int:
@@ -92,18 +84,17 @@ class _Memory:
     def find(self, address: Address) -> int | None:
         return self._positions.get(address)
 
-    def append(self, position: int, address: Address, element: Any) -> bool:
+    def append(self, position: int, address: Address, element: Any) -> None:
         if position == len(self._elements):
             self._elements.append((address, copied(element)))
             self._positions[address] = position
-        return True
 
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        self._checkpoints[position] = state
+    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
+        self._states[position] = copied(state)
 
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        at = max((at for at in self._checkpoints if at <= position), default=0)
-        return at, self._checkpoints.get(at)
+    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
+        at = max((at for at in self._states if at <= position), default=0)
+        return at, copied(self._states.get(at))
 
     def finish(self, count: int) -> None:
         self._complete = count == len(self._elements)

@@ -1,56 +1,16 @@
-"""What the stages that keep elements share: the stream, the protocol of a store, and elements as bytes."""
+"""The stream of the stages that keep elements."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import msgpack
-
-from mpwds import nest, tenbin
+from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
 
 _CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
-
-
-class Store(Protocol):
-    """The first elements of a stream, in order, and some states of its source.
-
-    Attributes:
-        survives: The store outlives the process.
-    """
-
-    survives: bool
-
-    def count(self) -> int:
-        """How many elements it has."""
-
-    def is_complete(self) -> bool:
-        """Whether these are all."""
-
-    def get(self, position: int) -> tuple[Address, Any]:
-        """The address of the element at a position, and the element, which the caller may change."""
-
-    def find(self, address: Address) -> int | None:
-        """The position of the element with that address, if it is there."""
-
-    def append(self, position: int, address: Address, element: Any) -> bool:
-        """Stores the element at ``position`` unless it is there; returns whether there was room for it."""
-
-    def set_checkpoint(self, position: int, state: bytes) -> None:
-        """Stores the source's state before the element at ``position``."""
-
-    def checkpoint(self, position: int) -> tuple[int, bytes | None]:
-        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
-
-    def finish(self, count: int) -> None:
-        """Marks the store complete with ``count`` elements."""
-
-    def clear(self) -> None:
-        """Removes everything."""
 
 
 def part_of(context: Context) -> str:
@@ -64,16 +24,12 @@ class Stored(Derived[Any]):
 
     An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with
     the source, provided that the source still has the last stored element in its place. Otherwise it empties
-    the store, with a warning.
-
-    If the source fails on an element, neither that element nor any later one is stored: the next epoch tries
-    it again.
+    the store, with a warning. If the source fails on an element, neither that element nor any later one is
+    stored: the next epoch tries it again.
 
     Args:
-        source: Yields the elements that are not in the store.
-        store: Holds the others.
         order: Positions in a complete store, in the order to yield them; ``None`` for their own.
-        limit: Where the stream ends if its elements are not stored; otherwise the store decides.
+        limit: Where the stream ends at the latest; ``None`` with the source.
     """
 
     def __init__(
@@ -120,8 +76,8 @@ class Stored(Derived[Any]):
             return state
         if self._position == self._drawn:
             return {**state, "checkpoint": [self._position, self._source.state_dict()]}
-        at, packed = self._store.checkpoint(self._position)
-        return {**state, "checkpoint": [at, packed and _unpacked(packed)]}
+        at, before = self._store.checkpoint(self._position)
+        return {**state, "checkpoint": [at, before]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = state["position"]
@@ -195,9 +151,9 @@ class Stored(Derived[Any]):
         position = self._drawn
         if self._keeps and position % _CHECKPOINT_EVERY == 0:
             self._set_checkpoint(position)
-        if not self._keeps and self._limit is not None and position >= self._limit:
-            raise StopIteration
         try:
+            if self._limit is not None and position >= self._limit:
+                raise StopIteration
             address, element = self._next()
         except StopIteration:
             if self._keeps:
@@ -207,9 +163,8 @@ class Stored(Derived[Any]):
             self._keeps = False
             raise
         self._drawn = position + 1
-        if self._keeps and not self._store.append(position, address, element):
-            self._store.finish(position)
-            raise StopIteration
+        if self._keeps:
+            self._store.append(position, address, element)
         return address, element
 
     def _set_checkpoint(self, position: int) -> None:
@@ -217,15 +172,15 @@ class Stored(Derived[Any]):
             state = self._source.state_dict()
         except LookupError:  # without addresses, the source can only be run again
             return
-        self._store.set_checkpoint(position, msgpack.packb(state))
+        self._store.set_checkpoint(position, state)
 
     def _go_to(self, position: int) -> None:
         """Moves the source to the element at ``position``."""
         if self._drawn == position:
             return
-        at, packed = self._store.checkpoint(position)
-        if packed is not None and not at <= self._drawn <= position:
-            self._source.load_state_dict(_unpacked(packed))
+        at, before = self._store.checkpoint(position)
+        if before is not None and not at <= self._drawn <= position:
+            self._source.load_state_dict(before)
             self._drawn = at
         if self._drawn > position:
             raise LookupError("the source's elements have no addresses: it cannot go back")
@@ -240,60 +195,3 @@ class Stored(Derived[Any]):
 
 class _EndedBefore(RuntimeError):
     """The source has fewer elements than before."""
-
-
-def _unpacked(packed: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = msgpack.unpackb(packed, strict_map_key=False)
-    return state
-
-
-class Pickler(Protocol):
-    """Converts an element to bytes and back: ``pickle``, or an object with these two functions."""
-
-    def dumps(self, element: Any, /) -> bytes: ...
-
-    def loads(self, data: bytes, /) -> Any: ...
-
-
-class ElementCodec:
-    """Stores nested dicts, lists, tuples, arrays, tensors, numbers, strings and bytes, without pickle.
-
-    Arrays come back as arrays and tensors as tensors; both are writable.
-    """
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def dumps(self, element: Any) -> bytes:
-        """The bytes of an element.
-
-        Raises:
-            TypeError: It holds something else; the message tells where.
-            TenbinError: It holds an array of a kind that tenbin does not know.
-        """
-        try:
-            structure, arrays = nest.flatten(element)
-        except TypeError as error:
-            where, _, _ = str(error).partition(", ")  # the rest is advice for senders
-            raise TypeError(
-                f"{self._stage}: an element cannot be stored: in it, {where}, which would need a "
-                "pickle; move the stage before the one that makes such objects, convert them to arrays, "
-                "numbers or text, or drop them"
-            ) from error
-        torch = sys.modules.get("torch")
-        tensors = [torch is not None and isinstance(array, torch.Tensor) for array in arrays]
-        fields = {
-            "structure": structure,
-            "arrays": [tenbin.encode_buffer([array]) for array in arrays],
-            "tensors": tensors,
-        }
-        return nest.pack(fields)
-
-    def loads(self, data: bytes) -> Any:
-        """The element of some bytes; raises ``EnvelopeError`` for anything else."""
-        fields = nest.unpack(data)
-        arrays = [
-            tenbin.decode_buffer(bytearray(encoded), output="torch" if is_tensor else "numpy")[0]
-            for encoded, is_tensor in zip(fields["arrays"], fields["tensors"], strict=True)
-        ]
-        return nest.unflatten(fields["structure"], arrays)

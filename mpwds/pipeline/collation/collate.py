@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,11 @@ Stacker = Callable[[Sequence[Any]], Any]
 ColumnMaker = Callable[[Any, Sequence[Any]], Any]
 """Makes a column of a field's name (its index in tuples, ``None`` for bare values) and its values."""
 
-FIXED_SIZE = frozenset(
-    np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
+_NAMES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 )
+FIXED_SIZE = frozenset(map(np.dtype, _NAMES))
 _NUMERIC_KINDS = frozenset("biufcmM")
 
 
@@ -79,39 +77,30 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
     return column(None, samples)
 
 
+@dataclass(frozen=True, slots=True)
 class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
-    Implements ``mpwds.tenbin.Deferred``.
-
-    Args:
-        rows: Arrays of one shape, or CPU tensors of one shape and dtype.
-        dtype: The NumPy dtype that holds all of theirs, in the machine's byte order.
+    Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or CPU tensors of one shape and
+    dtype. ``dtype`` holds all of theirs, in the machine's byte order.
     """
 
-    __slots__ = ("_dtype", "_rows")
-
-    def __init__(self, rows: Sequence[Any], dtype: np.dtype[Any]) -> None:
-        self._rows = rows
-        self._dtype = dtype
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
+    rows: Sequence[Any]
+    dtype: np.dtype[Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self._rows), *self._rows[0].shape)
+        return (len(self.rows), *self.rows[0].shape)
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
         """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
-        if isinstance(self._rows[0], np.ndarray):
-            for index, row in enumerate(self._rows):
+        if isinstance(self.rows[0], np.ndarray):
+            for index, row in enumerate(self.rows):
                 out[index] = row
         else:
             import torch
 
-            torch.stack(list(self._rows), out=torch.from_numpy(out))
+            torch.stack(list(self.rows), out=torch.from_numpy(out))
 
 
 def stack(rows: Sequence[Any]) -> Any:
@@ -122,8 +111,7 @@ def stack(rows: Sequence[Any]) -> Any:
         return torch.stack(list(rows))
     # np.stack would take longer to prepare than to copy.
     out = np.empty((len(rows), *rows[0].shape), common_dtype(rows))
-    for index, row in enumerate(rows):
-        out[index] = row
+    Stack(rows, out.dtype).write_into(out)
     return out
 
 
@@ -135,25 +123,18 @@ def defer(rows: Sequence[Any]) -> Any:
         return Stack(rows, dtype) if dtype in FIXED_SIZE else stack(rows)
     name = str(first.dtype).removeprefix("torch.")
     plain = first.device.type == "cpu" and first.layout is sys.modules["torch"].strided
-    if plain and name in _TORCH_NAMES and can_be_stacked_into(rows):
+    if plain and name in _NAMES and can_be_stacked_into(rows):
         return Stack(rows, np.dtype(name))
     return stack(rows)
-
-
-_TORCH_NAMES = frozenset(dtype.name for dtype in FIXED_SIZE)
 
 
 def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
     """Whether ``torch.stack(tensors, out=...)`` works for these CPU tensors of one shape.
 
-    They must have one dtype and must not require a gradient. ``torch.stack`` resolves conjugated and negated
-    tensors by itself.
+    ``torch.stack`` resolves conjugated and negated tensors by itself.
     """
-    return len(set(map(_dtype, tensors))) == 1 and not any(map(_requires_grad, tensors))
-
-
-_dtype = operator.attrgetter("dtype")
-_requires_grad = operator.attrgetter("requires_grad")
+    dtype = tensors[0].dtype
+    return all(tensor.dtype == dtype and not tensor.requires_grad for tensor in tensors)
 
 
 def common_dtype(rows: Sequence[Any]) -> np.dtype[Any]:
@@ -164,9 +145,6 @@ def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Se
     """The column that ``default_collation_fn`` makes.
 
     ``stack`` makes a column of arrays or tensors of one shape; ``list`` allows any shapes.
-
-    Raises:
-        ValueError: Arrays differ in shape, or not all values are arrays.
     """
     first = values[0]
     if isinstance(first, (int, float, complex, np.generic)):

@@ -63,7 +63,9 @@ def padded(
         (array([[1, 2, 3],
                [4, 0, 0]]), ['a', 'b'])
     """
-    return Padded(padding, lengths, multiple_of, tuple(axes) if isinstance(axes, Sequence) else axes)
+    if axes is not None:
+        axes = tuple(axes) if isinstance(axes, Sequence) else (axes,)
+    return Padded(padding, lengths, multiple_of, axes)
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ class Padded:
     padding: Any = 0
     lengths: bool = False
     multiple_of: int | None = None
-    axes: int | tuple[int, ...] | None = None
+    axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.multiple_of is not None and operator.index(self.multiple_of) < 1:
             raise ValueError(f"padded: multiple_of must be at least 1, got {self.multiple_of}")
-        for axis in self._given_axes:
+        for axis in self.axes or ():
             operator.index(axis)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -110,11 +112,6 @@ class Padded:
     def _by_field(self) -> bool:
         return isinstance(self.padding, Mapping)
 
-    @property
-    def _given_axes(self) -> tuple[int, ...]:
-        axes = self.axes
-        return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
-
     def _concerns(self, field: Any, values: Sequence[Any]) -> bool:
         if self._by_field:
             return field in self.padding
@@ -125,7 +122,7 @@ class Padded:
         kind, where = array_kind(values[0]), in_field(field)
         if kind is None:
             raise TypeError(f"padded: expected arrays or tensors{where}, got a {type(values[0]).__name__}")
-        dimensions = values[0].ndim
+        dimensions, given = values[0].ndim, ", ".join(map(str, self.axes or ()))
         for index, value in enumerate(values):
             if not isinstance(value, kind) or value.ndim != dimensions:
                 raise ValueError(
@@ -134,14 +131,14 @@ class Padded:
                 )
         if self.axes is None:
             return tuple(range(dimensions))
-        if not all(-dimensions <= axis < dimensions for axis in self._given_axes):
-            raise ValueError(f"padded: no axis {self.axes} in arrays of {dimensions} dimensions{where}")
-        axes = tuple([axis % dimensions for axis in self._given_axes])
+        if not all(-dimensions <= axis < dimensions for axis in self.axes):
+            raise ValueError(f"padded: no axis {given} in arrays of {dimensions} dimensions{where}")
+        axes = tuple([axis % dimensions for axis in self.axes])
         for axis in set(range(dimensions)).difference(axes):
             sizes = {value.shape[axis] for value in values}
             if len(sizes) > 1:
                 raise ValueError(
-                    f"padded: arrays{where} differ along axis {axis}, which is not among axes={self.axes}: "
+                    f"padded: arrays{where} differ along axis {axis}, which is not among axes={given}: "
                     f"{', '.join(map(str, sorted(sizes)))}"
                 )
         return axes
@@ -150,38 +147,34 @@ class Padded:
         shape = []
         for axis, sizes in enumerate(zip(*[value.shape for value in values], strict=True)):
             size = max(sizes)
-            rounded = axis in axes and (self.axes is not None or min(sizes) < size)
-            shape.append(
-                -(-size // self.multiple_of) * self.multiple_of if rounded and self.multiple_of else size
-            )
+            if self.multiple_of and axis in axes and (self.axes is not None or min(sizes) < size):
+                size = -(-size // self.multiple_of) * self.multiple_of
+            shape.append(size)
         return tuple(shape)
 
     def _check_fields(self, sample: Any) -> None:
         if not self._by_field:
             return
         fields = list(sample) if isinstance(sample, dict) else list(range(len(sample)))
-        absent = [field for field in self.padding if field not in fields]
+        absent = [repr(field) for field in self.padding if field not in fields]
         if absent:
             found = ", ".join(map(str, fields))
-            raise ValueError(f"padded: no field {' or '.join(map(repr, absent))}; the sample has {found}")
+            raise ValueError(f"padded: no field {' or '.join(absent)}; the sample has {found}")
 
 
+@dataclass(frozen=True, slots=True)
 class PaddedStack(Stack):
     """Rows that are padded and stacked when the transport writes them into shared memory."""
 
-    __slots__ = ("_padded_shape", "_padding")
-
-    def __init__(self, rows: Sequence[Any], shape: Shape, dtype: np.dtype[Any], padding: Any) -> None:
-        super().__init__(rows, dtype)
-        self._padded_shape = shape
-        self._padding = padding
+    padded_shape: Shape
+    padding: Any
 
     @property
     def shape(self) -> Shape:
-        return (len(self._rows), *self._padded_shape)
+        return (len(self.rows), *self.padded_shape)
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        _write_padded(self._rows, out, self._padding)
+        _write_padded(self.rows, out, self.padding)
 
 
 def _write_padded(rows: Sequence[Any], out: Any, padding: Any) -> None:
@@ -199,8 +192,8 @@ def _pad(rows: Sequence[Any], shape: Shape, padding: Any) -> Any:
         import torch
 
         dtype = reduce(torch.promote_types, [row.dtype for row in rows])
-        if not _holds(lambda: torch.full((), padding, dtype=dtype).item(), padding, _is_inexact(dtype)):
-            raise _unfit(padding, dtype)
+        is_inexact = dtype.is_floating_point or dtype.is_complex
+        _check_holds(lambda: torch.full((), padding, dtype=dtype).item(), padding, dtype, is_inexact)
         out = rows[0].new_empty((len(rows), *shape), dtype=dtype)
     _write_padded(rows, out, padding)
     return out
@@ -208,32 +201,24 @@ def _pad(rows: Sequence[Any], shape: Shape, padding: Any) -> Any:
 
 def _defer(rows: Sequence[Any], shape: Shape, padding: Any) -> Any:
     if isinstance(rows[0], np.ndarray) and common_dtype(rows) in FIXED_SIZE:
-        return PaddedStack(rows, shape, _checked_dtype(rows, padding), padding)
+        return PaddedStack(rows, _checked_dtype(rows, padding), shape, padding)
     return _pad(rows, shape, padding)
 
 
 def _checked_dtype(rows: Sequence[Any], padding: Any) -> np.dtype[Any]:
     dtype = common_dtype(rows)
     with np.errstate(invalid="ignore"):
-        if not _holds(lambda: np.array(padding).astype(dtype)[()], padding, dtype.kind in "fc"):
-            raise _unfit(padding, dtype)
+        _check_holds(lambda: np.array(padding).astype(dtype)[()], padding, dtype, dtype.kind in "fc")
     return dtype
 
 
-def _is_inexact(dtype: Any) -> bool:
-    return bool(dtype.is_floating_point or dtype.is_complex)
-
-
-def _holds(convert: Callable[[], Any], padding: Any, inexact: bool) -> bool:
+def _check_holds(convert: Callable[[], Any], padding: Any, dtype: Any, is_inexact: bool) -> None:
     try:
-        converted = convert()
+        if convert() == padding or is_inexact:
+            return
     except (ValueError, TypeError, OverflowError, RuntimeError):
-        return False
-    return inexact or bool(converted == padding)
-
-
-def _unfit(padding: Any, dtype: Any) -> ValueError:
-    return ValueError(f"padded: arrays of {dtype} cannot hold the padding {padding!r}")
+        pass
+    raise ValueError(f"padded: arrays of {dtype} cannot hold the padding {padding!r}")
 
 
 def _lengths(values: Sequence[Any], axes: tuple[int, ...]) -> Any:
@@ -252,11 +237,12 @@ def _with_lengths(batch: Any, lengths: dict[Any, Any]) -> Any:
         return (*batch, *lengths.values())
     if not isinstance(batch, dict):
         return (batch, *lengths.values())
-    named = {f"{field}_lengths": value for field, value in lengths.items()}
-    for name in named:
+    for field, value in lengths.items():
+        name = f"{field}_lengths"
         if name in batch:
             raise ValueError(f"padded: the lengths need the name {name!r}, but the samples have such a field")
-    return {**batch, **named}
+        batch[name] = value
+    return batch
 
 
 def _described(value: Any) -> str:

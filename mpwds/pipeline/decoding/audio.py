@@ -29,16 +29,14 @@ _DTYPES = ("float32", "float64", "int16", "int32")
 
 @dataclass(frozen=True)
 class AudioDecoder:
-    """Handler for ``Decoder`` that decodes audio to a waveform and its sampling rate.
+    """Handler for ``Decoder`` that decodes audio to ``(waveform, sample_rate)``.
 
-    The result is ``(waveform, sample_rate)``: the waveform of shape (channels, samples), as stored, not
-    resampled; the rate an ``int`` in Hz.
+    The waveform has the shape (channels, samples), as stored, not resampled; the rate is an ``int`` in Hz.
 
     A file's content, not its name, selects its decoder. libsndfile (``soundfile``) decodes WAV, FLAC, Ogg
     (Vorbis, Opus), AIFF and others, and MP3 files that state their length. FFmpeg (``av``) decodes the rest:
     M4A, WMA, SoX, and MP3 files that do not state their length (libsndfile would guess it). The wheels of
-    both packages are self-contained; torchaudio needs torchcodec, which needs FFmpeg's libraries on the
-    system and a release that matches torch's.
+    both packages are self-contained; torchaudio needs FFmpeg's libraries on the system.
 
     A damaged or truncated file is an error where the damage can be detected. It cannot at the end of an MP3
     file that does not state its length.
@@ -49,13 +47,14 @@ class AudioDecoder:
             full range.
         mono: Average the channels into one, which stays as a dimension of 1.
         start: Where to begin, in seconds from the file's start.
-        duration: Seconds to decode; ``None`` for the rest of the file. A span beyond the end is empty, as in
-            slices.
+        duration: Seconds to decode; ``None`` for the rest of the file. A span beyond the end is empty.
         allow_partial: Return what can be decoded of a damaged file, instead of an error.
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
-        ValueError: An option is out of range or unknown.
+        ValueError: An option is out of range or unknown; or, when called, the data is not audio, damaged, or
+            truncated.
+        ImportError: When called, soundfile, PyAV or torch is needed and missing.
 
     Source:
         ``webdataset.autodecode.torch_audio`` and ``torchaudio.load``.
@@ -90,12 +89,7 @@ class AudioDecoder:
         object.__setattr__(self, "extensions", extension_set(self.extensions))
 
     def __call__(self, key: str, data: Data) -> tuple[Any, int] | None:
-        """Decodes a field if its extension is one of audio; else returns ``None``.
-
-        Raises:
-            ValueError: The data is not audio, damaged, or truncated.
-            ImportError: soundfile, PyAV or torch is needed and missing.
-        """
+        """Decodes a field if its extension is one of audio; else returns ``None``."""
         if key.rpartition(".")[2].lower() not in self.extensions:
             return None
         waveform, rate = self._samples(data)
@@ -169,8 +163,8 @@ class AudioDecoder:
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
             if media.audio is None:
                 raise ValueError("the file has no audio stream")
-            for frame in media.frames({"audio"}, self.start if seek else 0.0):
-                if not sound.add(frame.time, frame.frame):
+            for _, time, frame in media.frames({"audio"}, self.start if seek else 0.0):
+                if not sound.add(time, frame):
                     break
             return sound.joined(), media.audio.rate
 
@@ -198,5 +192,4 @@ def _damaged(file: Any, position: int) -> str:
 
 
 torch_audio = AudioDecoder()
-"""Handler that decodes audio to ``(waveform, sample_rate)``: a float32 tensor of (channels, samples) and
-an ``int``. It is an ``AudioDecoder`` without options."""
+"""``AudioDecoder`` without options: a float32 tensor of (channels, samples), and the rate."""

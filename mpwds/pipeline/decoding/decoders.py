@@ -42,29 +42,13 @@ class Decoder:
     ``str`` if they are UTF-8, and are not decoded further.
 
     A field may also hold a read-only ``memoryview``. This library's handlers decode it in place; other
-    functions get bytes. A field that no handler decodes becomes bytes.
+    functions get bytes. A field that is ``None`` is always an error.
 
-    Args:
-        *handlers: Functions of that kind, specifications for ``ImageDecoder`` such as ``"rgb8"``, or pairs
-            ``("jpg jpeg", f)`` that stand for ``handle_extension``. A single list of these also works.
-        pre: Handlers before these; ``None`` for ``[gzfilter]``, which decompresses ``.gz``.
-        post: Handlers after these; ``None`` for ``[basichandlers]``, which decodes text, numbers and arrays
-            by extension.
-        only: Names of the fields to decode, as a list or separated by spaces; the others are passed through.
-            ``None`` decodes all.
-        partial: Pass fields through that do not hold bytes; otherwise they are an error. A field that is
-            ``None`` is always an error.
-        allow_pickle: Unpickle the fields ``pyd pickle pkl pth`` and arrays of Python objects, which lets the
-            author of the shard run any code here. Without it they are an error.
-        max_decompressed_bytes: Limit on what a ``.gz`` or ``.npz`` field may decompress to.
+    The arguments and errors are those of ``mpwds.pipeline.stages.decode.decode``. ``pre`` is ``[gzfilter]``
+    by default, ``post`` is ``[basichandlers]``. The handlers may also come as a single list.
 
     Attributes:
-        takes_views: All handlers are this library's own, so a field may also be a memoryview.
-
-    Raises:
-        ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
-        TypeError: A handler is neither a function nor a string nor a pair, or ``max_decompressed_bytes`` is
-            not an integer.
+        takes_views: All handlers are this library's own.
 
     Source:
         ``webdataset.autodecode.Decoder``.
@@ -97,19 +81,17 @@ class Decoder:
         before = [gzfilter] if pre is None else pre
         after = [basichandlers] if post is None else post
         self.handlers: tuple[Handler, ...] = tuple([_handler(spec) for spec in (*before, *main, *after)])
-        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self.partial = partial
-        self.allow_pickle = allow_pickle
-        self.max_decompressed_bytes = max_decompressed_bytes
         self.takes_views = all(map(_takes_views, self.handlers))
-        self._loads = self._new_loads()
+        kept = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        options = {"allow_pickle": allow_pickle, "max_decompressed_bytes": max_decompressed_bytes}
+        self._loads = _FieldLoads(self.handlers, kept, options)
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decodes one sample; the sample itself does not change.
 
         Raises:
-            DecodeError: A field cannot be decoded, or does not hold bytes and ``partial`` is false. Its cause
-                is the handler's exception.
+            DecodeError: A field cannot be decoded. Its cause is the handler's exception.
             ImportError: A handler needs a package that is missing.
         """
         if not isinstance(sample, dict):
@@ -137,16 +119,6 @@ class Decoder:
 
     __call__ = decode
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_loads"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._loads = self._new_loads()
-
-    def _new_loads(self) -> _FieldLoads:
-        return _FieldLoads(self.only, _Chain(self.handlers, self.allow_pickle, self.max_decompressed_bytes))
-
     def _other(self, load: Load, value: Any) -> Any:
         if isinstance(value, bytes):
             return load(bytes(value))
@@ -162,11 +134,7 @@ class Decoder:
 
 
 class Continue:
-    """A handler's result that passes another name and other data to the handlers after it.
-
-    Args:
-        key: The name, with its leading dot.
-        data: The data.
+    """A handler's result that passes another name, with its leading dot, and other data to those after it.
 
     Example:
         >>> def reverse(key, data):
@@ -203,11 +171,6 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     """Handler that decompresses fields whose names end in ``.gz``, for the handlers after it to decode.
 
     A field may decompress to 512 MiB; ``decode(max_decompressed_bytes=...)`` sets another limit.
-
-    Example:
-        >>> import gzip
-        >>> gzfilter(".txt.gz", gzip.compress(b"abc")).data
-        b'abc'
     """
     if not key.endswith(".gz"):
         return None
@@ -231,10 +194,6 @@ def basichandlers(key: str, data: bytes) -> Any:
 
     ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. A program may
     add to the table, ``decoders``. A ``Decoder`` looks up each field name once.
-
-    Example:
-        >>> basichandlers(".cls", b"7"), basichandlers(".unknown", b"7")
-        (7, None)
     """
     load = decoders.get(_extension(key))
     return None if load is None else load(data)
@@ -309,70 +268,65 @@ def _takes_views(handler: Handler) -> bool:
 class _FieldLoads(dict[str, Load]):
     """By the name of a field, the function that decodes it; found when the name first occurs."""
 
-    def __init__(self, only: frozenset[str] | None, chain: _Chain) -> None:
-        self._chain = chain
-        self._only = only
+    def __init__(
+        self, handlers: tuple[Handler, ...], only: frozenset[str] | None, options: dict[str, Any]
+    ) -> None:
+        self._given = handlers, only, options
+
+    def __reduce__(self) -> Any:
+        return _FieldLoads, self._given
 
     def __missing__(self, field: str) -> Load:
+        handlers, only, _ = self._given
         if len(self) >= _NAMES_KEPT:
             self.clear()
         if field[:2] == "__":
             load: Load = _metadata
-        elif self._only is not None and field not in self._only:
+        elif only is not None and field not in only:
             load = _kept_by_only
         else:
-            load = self._chain["." + field]
+            load = self._find(handlers, "." + field)
         self[field] = load
         return load
 
-
-class _Chain(dict[str, Load]):
-    """By key, what is left of a chain of handlers without those that cannot apply to it."""
-
-    def __init__(self, handlers: tuple[Handler, ...], allow_pickle: bool, max_bytes: int) -> None:
-        self._handler = handlers[0] if handlers else None
-        self._rest = _Chain(handlers[1:], allow_pickle, max_bytes) if handlers else self
-        self._allow_pickle = allow_pickle
-        self._max_bytes = max_bytes
-
-    def __missing__(self, key: str) -> Load:
-        if len(self) >= _NAMES_KEPT:
-            self.clear()
-        load = self[key] = self._find(key)
-        return load
-
-    def _options(self, load: Load) -> dict[str, Any]:
-        options = {"allow_pickle": self._allow_pickle, "max_decompressed_bytes": self._max_bytes}
-        return {name: options[name] for name in _OPTIONS[load]}
-
-    def _find(self, key: str) -> Load:
-        handler, rest = self._handler, self._rest
-        if handler is None:
+    def _find(self, handlers: tuple[Handler, ...], key: str) -> Load:
+        """What the handlers do under a key, without those that cannot apply to it."""
+        if not handlers:
             return _kept
-        if handler is gzfilter:
-            if key.endswith(".gz"):
-                return partial(_decompressed, rest[key[: -len(".gz")]], self._max_bytes)
-            return rest[key]
-        if handler is basichandlers:
-            extension = _extension(key)
-            if extension not in decoders:
-                return rest[key]
-            if (load := decoders[extension]) is _OWN.get(extension):  # its result counts, even None
-                return partial(load, **self._options(load)) if load in _OPTIONS else load
-        if type(handler) is ImageDecoder:
-            return handler.decode if handler.handles(key) else rest[key]
-        if type(handler) is _ExtensionHandler and not handler.matches(key):
-            return rest[key]
-        return partial(_offered, handler, getattr(handler, "takes_views", False), key, rest)
+        (handler, *others), options = handlers, self._given[2]
+        rest = tuple(others)
+        if handler is gzfilter and key.endswith(".gz"):
+            load = self._find(rest, key.removesuffix(".gz"))
+            return partial(_decompressed, load, options["max_decompressed_bytes"])
+        if handler is basichandlers and (extension := _extension(key)) in decoders:
+            load = decoders[extension]
+            if load is _OWN.get(extension):  # its result counts, even None
+                given = {name: options[name] for name in _OPTIONS.get(load, ())}
+                return partial(load, **given) if given else load
+        if type(handler) is ImageDecoder and handler.handles(key):
+            return handler.decode
+        following = self._find(rest, key)
+        if not _may_apply(handler, key):
+            return following
+        takes_views = getattr(handler, "takes_views", False)
+
+        def load_by_handler(data: Any) -> Any:
+            if type(data) is memoryview and not takes_views:
+                data = bytes(data)
+            result = handler(key, data)
+            if result is None:
+                return following(data)
+            return self._find(rest, result.key)(result.data) if isinstance(result, Continue) else result
+
+        return load_by_handler
 
 
-def _offered(handler: Handler, takes_views: bool, key: str, rest: _Chain, data: Any) -> Any:
-    if type(data) is memoryview and not takes_views:
-        data = bytes(data)
-    result = handler(key, data)
-    if result is None:
-        return rest[key](data)
-    return rest[result.key](result.data) if isinstance(result, Continue) else result
+def _may_apply(handler: Handler, key: str) -> bool:
+    if handler is gzfilter or type(handler) is ImageDecoder:
+        return False  # it would have been taken
+    if handler is basichandlers:
+        return _extension(key) in decoders
+    return type(handler) is not _ExtensionHandler or handler.matches(key)
 
 
 def _decompressed(load: Load, max_bytes: int, data: Any) -> Any:

@@ -25,6 +25,7 @@ pytorch_weights_only = os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") == "1"
 """``torch_loads`` keeps to ``weights_only=True`` even with ``allow_pickle=True``."""
 
 _SAFE_TORCH = (2, 6)  # before it, weights_only=True could be made to run code (CVE-2025-32434)
+_NPY_START = npy_format.MAGIC_PREFIX
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
 _HEADER_KEPT_BYTES = 512
 
@@ -43,24 +44,14 @@ def json_loads(data: Any) -> Any:
 
 
 def msgpack_loads(data: Any) -> Any:
-    """Unpacks a MessagePack message. Maps may have keys of any hashable type.
-
-    Example:
-        >>> msgpack_loads(b"\\x81\\x01\\xa1a")
-        {1: 'a'}
-    """
+    """Unpacks a MessagePack message. Maps may have keys of any hashable type."""
     import msgpack
 
     return msgpack.unpackb(data, strict_map_key=False)
 
 
 def cbor_loads(data: Any) -> Any:
-    """Decodes a CBOR item; needs cbor2.
-
-    Example:
-        >>> cbor_loads(b"\\xa1\\x61a\\x01")
-        {'a': 1}
-    """
+    """Decodes a CBOR item; needs cbor2."""
     try:
         import cbor2
     except ImportError as error:
@@ -69,25 +60,15 @@ def cbor_loads(data: Any) -> Any:
 
 
 def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
-    """Reads the array of an ``.npy`` file. It is writable and shares no memory with the data.
-
-    Args:
-        data: The file's bytes, or a memoryview of them.
-        allow_pickle: Unpickle arrays of Python objects.
+    """Reads the array of an ``.npy`` file, bytes or a memoryview. It is writable and shares no memory.
 
     Raises:
-        DecodeError: The array holds Python objects, and unpickling is not allowed.
+        DecodeError: The array holds Python objects, and ``allow_pickle`` is false.
         ValueError: The data is not an ``.npy`` file, or is shorter than its header says.
-
-    Example:
-        >>> stream = io.BytesIO()
-        >>> np.save(stream, np.arange(3))
-        >>> npy_loads(stream.getvalue())
-        array([0, 1, 2])
     """
     start = bytes(data[:12])
     length_bytes = _LENGTH_BYTES.get((start[6], start[7])) if len(start) == 12 else None
-    if length_bytes is None or not start.startswith(npy_format.MAGIC_PREFIX):
+    if length_bytes is None or not start.startswith(_NPY_START):
         return _read_array(data)  # the rare version 3.0, or an error
     begin = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
     header = bytes(data[:begin])
@@ -113,33 +94,19 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
 def npz_loads(
     data: Any, allow_pickle: bool = False, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> dict[str, Any]:
-    """Reads the arrays of an ``.npz`` file, by name.
-
-    Args:
-        data: The file's bytes, or a memoryview of them.
-        allow_pickle: Unpickle arrays of Python objects.
-        max_decompressed_bytes: Limit on the size of all arrays together.
+    """Reads the arrays of an ``.npz`` file, by name; ``max_decompressed_bytes`` limits all of them together.
 
     Raises:
-        DecodeError: An array holds Python objects, and unpickling is not allowed; or the arrays exceed
-            ``max_decompressed_bytes``.
+        DecodeError: An array holds Python objects, and ``allow_pickle`` is false; or they are too large.
         ValueError: The data is a single array.
         zipfile.BadZipFile: The data is damaged, or not an archive.
-
-    Example:
-        >>> stream = io.BytesIO()
-        >>> np.savez(stream, a=np.arange(2))
-        >>> npz_loads(stream.getvalue())
-        {'a': array([0, 1])}
     """
-    if bytes(data[:6]) == npy_format.MAGIC_PREFIX:
+    if bytes(data[:6]) == _NPY_START:
         raise ValueError("it holds one array as .npy, not an .npz archive of arrays: name the field npy")
-    members = unzip(data, max_decompressed_bytes)
+    arrays: dict[str, Any] = unzip(data, max_decompressed_bytes)
     return {
-        name.removesuffix(".npy"): npy_loads(member, allow_pickle)
-        if member.startswith(npy_format.MAGIC_PREFIX)
-        else member
-        for name, member in members.items()
+        name.removesuffix(".npy"): npy_loads(file, allow_pickle) if file[:6] == _NPY_START else file
+        for name, file in arrays.items()
     }
 
 
@@ -169,19 +136,7 @@ def check_allowed(what: str, allow_pickle: bool) -> None:
 
 
 def unpickle_loads(data: Any, allow_pickle: bool = False) -> Any:
-    """Unpickles, if ``allow_pickle`` permits it: the author of a pickle can run any code.
-
-    Raises:
-        DecodeError: It is not allowed.
-        SecurityError: ``WDS_SECURE=1``, which overrules ``allow_pickle``.
-
-    Source:
-        ``webdataset.autodecode.unpickle_loads``.
-
-    Example:
-        >>> unpickle_loads(pickle.dumps({"a": 1}), allow_pickle=True)
-        {'a': 1}
-    """
+    """Unpickles, if ``allow_pickle`` permits it: the author of a pickle can run any code."""
     check_allowed("a pickle", allow_pickle)
     return pickle.loads(data)
 
@@ -198,7 +153,6 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         DecodeError: The data holds other objects and ``allow_pickle`` is false; or torch is older than 2.6,
             whose ``weights_only=True`` does not protect.
         SecurityError: ``WDS_SECURE=1``, which refuses all such data.
-        ImportError: torch is missing.
 
     Source:
         ``webdataset.autodecode.torch_loads``.
@@ -216,13 +170,11 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         raise ImportError("pth files are decoded with torch: pip install torch") from error
     refuse_in_secure_mode("pickles may not be loaded (it is for torch.load)")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
-        check_allowed(
-            f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})", allow_pickle
-        )
+        what = f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})"
+        check_allowed(what, allow_pickle)
+    weights_only = pytorch_weights_only or not allow_pickle
     try:
-        return torch.load(
-            io.BytesIO(data), map_location="cpu", weights_only=not allow_pickle or pytorch_weights_only
-        )
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError:
         check_allowed("damaged, or a pickle of more than tensors and plain values", allow_pickle)
         raise

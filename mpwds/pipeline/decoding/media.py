@@ -29,29 +29,15 @@ class SeekFailed(Exception):
     """After a seek, frames are missing or cannot be decoded: decode from the beginning instead."""
 
 
-class Frame(NamedTuple):
-    """A decoded frame, its kind ("video" or "audio") and its time in seconds from the file's start."""
-
-    kind: str
-    time: float | None
-    frame: Any
-
-
 class Media:
     """An opened audio or video file; a context manager.
 
     Reads only the data given: a file that refers to others (a playlist, a list to concatenate, a description
     of a session) gets nothing from the disk or the network.
 
-    Args:
-        data: The whole file.
-        threads: Threads for a decoder.
-        allow_partial: Skip data that is damaged or missing.
-        purpose: What PyAV is needed for, for the error if it is missing.
-
     Raises:
         ValueError: The file is of an unknown kind, damaged, or cut off.
-        ImportError: PyAV is missing.
+        ImportError: PyAV, which is needed for ``purpose``, is missing.
     """
 
     def __init__(
@@ -100,13 +86,8 @@ class Media:
     def close(self) -> None:
         self._container.close()
 
-    @property
-    def seconds(self) -> float:
-        """Length that the file states; 0 if it states none."""
-        return (self._container.duration or 0) / 1e6
-
-    def frames(self, wanted: Collection[str], start: float = 0.0) -> Iterator[Frame]:
-        """The frames of the first video stream and the first audio stream, in the order of the file.
+    def frames(self, wanted: Collection[str], start: float = 0.0) -> Iterator[tuple[str, float | None, Any]]:
+        """The kind ("video" or "audio"), time in seconds and frame, of the first stream of each kind.
 
         Args:
             wanted: Kinds of frames. Read again for every packet: remove a kind when it is no longer needed.
@@ -136,7 +117,7 @@ class Media:
                         raise SeekFailed
                 if frame.is_corrupt:
                     self._complain(kind, time, start, "a frame of it has errors")
-                yield Frame(kind, time, frame)
+                yield kind, time, frame
             if not wanted:
                 return
         if self._sought and unseen:
@@ -197,13 +178,7 @@ class Media:
 
 
 class Sound:
-    """Collects the samples of audio frames that lie in a span of time, as floats in [-1, 1).
-
-    Args:
-        start: Seconds from the file's start.
-        end: Seconds; ``None`` for the end of the file.
-        dtype: float32 or float64.
-    """
+    """Collects the samples of audio frames from ``start`` to ``end`` (seconds), as floats in [-1, 1)."""
 
     def __init__(self, start: float, end: float | None, dtype: Any = np.float32) -> None:
         self._start = start
@@ -216,9 +191,8 @@ class Sound:
     def add(self, time: float | None, frame: AudioFrame) -> bool:
         """Adds a frame; returns whether more are needed.
 
-        Raises:
-            ValueError: The rate or the number of channels changes; or the frame has no time, and the span is
-                not the whole file.
+        Raises ``ValueError`` if the rate or the number of channels changes, or if a frame has no time where
+        only a part of the file is wanted.
         """
         samples = _as_float(frame, self._dtype)
         if self._rate is None:
@@ -273,12 +247,6 @@ def check_complete(data: Data) -> None:
     MP4 and MOV (M4A), Matroska and WebM, RIFF (WAV, AVI), AIFF, Ogg, MP3, ASF (WMV, WMA) and SoX. Files of
     other kinds pass, and so do files written as a stream, which state no size. In Ogg files, the checksums of
     all pages are compared: libsndfile takes a damaged page for the end, too.
-
-    Example:
-        >>> check_complete(b"RIFF" + bytes(4) + b"WAVE" + b"data" + bytes([4, 0, 0, 0]) + b"abcd")
-        >>> check_complete(b"RIFF" + bytes(4) + b"WAVE" + b"data" + bytes([4, 0, 0, 0]) + b"ab")
-        Traceback (most recent call last):
-        ValueError: the file is cut off: its part "data" at offset 12 ends at byte 24, the data at byte 22
     """
     head = bytes(data[:16])
     if head[:4] == b"OggS":
@@ -381,12 +349,7 @@ def _ebml_length(data: Data, start: int) -> int:
 
 
 def mp3_length(data: Data) -> tuple[int | None, int | None]:
-    r"""The number of MPEG frames and of bytes that an MP3 file states; ``None`` for a number that it omits.
-
-    Example:
-        >>> mp3_length(b"\xff\xfb" + bytes(30) + b"Xing" + bytes([0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0]))
-        (512, None)
-    """
+    """The number of MPEG frames and of bytes that an MP3 file states; ``None`` for a number that it omits."""
     head = bytes(data[:10])
     start = 0
     if head[:3] == b"ID3" and len(head) == 10:  # its size is in four times seven bits

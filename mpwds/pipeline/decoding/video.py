@@ -21,9 +21,7 @@ VIDEO_EXTENSIONS = frozenset(["mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg"
 
 @dataclass(frozen=True)
 class VideoDecoder:
-    """Handler for ``Decoder`` that decodes video to frames, sound and their rates.
-
-    The result is ``(frames, sound, info)``:
+    """Handler for ``Decoder`` that decodes video to ``(frames, sound, info)``.
 
     - ``frames``: uint8, shape (T, H, W, 3), RGB by FFmpeg's libswscale; (0, 1, 1, 3) without video;
     - ``sound``: float32, shape (channels, samples), in [-1, 1]; (1, 0) without sound;
@@ -33,8 +31,7 @@ class VideoDecoder:
     out, and ``video_fps`` is the average. Sound is as stored: nothing is inserted where it starts later than
     the video or has gaps. Only the first video stream and the first audio stream are decoded.
 
-    FFmpeg decodes, through PyAV (``av``), whose wheels include it; torchcodec needs FFmpeg's libraries on the
-    system and a release that matches torch's. A file is decoded from memory, in one thread.
+    FFmpeg decodes, through PyAV (``av``), whose wheels include it. A file is decoded from memory.
 
     A damaged or truncated file is an error where the damage can be detected. Raw streams (``h264``,
     ``mjpeg``) and MPEG program streams (``mpg``) do not state their length, and decoders accept some damage
@@ -55,7 +52,9 @@ class VideoDecoder:
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:
-        ValueError: An option is out of range or unknown.
+        ValueError: An option is out of range or unknown; or, when called, the data is not video, damaged, or
+            truncated, or its frames change their size.
+        ImportError: When called, PyAV or torch is missing.
 
     Source:
         ``webdataset.autodecode.torch_video`` and ``torchvision.io.read_video``.
@@ -99,12 +98,7 @@ class VideoDecoder:
         object.__setattr__(self, "extensions", extension_set(self.extensions))
 
     def __call__(self, key: str, data: Data) -> tuple[Any, Any, dict[str, Any]] | None:
-        """Decodes a field if its extension is one of video; else returns ``None``.
-
-        Raises:
-            ValueError: The data is not video, damaged, or truncated; or its frames change their size.
-            ImportError: PyAV or torch is missing.
-        """
+        """Decodes a field if its extension is one of video; else returns ``None``."""
         if key.rpartition(".")[2].lower() not in self.extensions:
             return None
         try:
@@ -122,7 +116,7 @@ class VideoDecoder:
             if media.video is None and media.audio is None:
                 raise ValueError("the file has no video or audio stream")
             sound = Sound(self.start, self.end)
-            pixels = _Pixels(self._expected(media), self.rotate)
+            pixels = _Pixels(self.rotate)
             wanted = {"video", "audio"} if self.audio else {"video"}
             shown = 0
             for kind, time, frame in media.frames(wanted, self.start if seek else 0.0):
@@ -142,22 +136,10 @@ class VideoDecoder:
             return pixels.stacked(), sound.joined(), self._info(media)
 
     def _is_before(self, time: float | None) -> bool:
-        if self.start == 0:
-            return False
-        return check_timed("video", time) < self.start - ROUNDING
+        return self.start > 0 and check_timed("video", time) < self.start - ROUNDING
 
     def _is_behind(self, time: float | None) -> bool:
         return self.end is not None and check_timed("video", time) >= self.end - ROUNDING
-
-    def _expected(self, media: Media) -> int:
-        """An estimate of the number of frames."""
-        if media.video is None:
-            return 0
-        seconds = media.seconds if self.end is None else min(self.end, media.seconds)
-        by_time = max(0.0, seconds - self.start) * float(media.video.average_rate or 0)
-        stored = media.video.frames if self.start == 0 and self.end is None else 0
-        expected = -(-(stored or int(by_time) + 1) // self.every)
-        return expected if self.max_frames is None else min(expected, self.max_frames)
 
     def _info(self, media: Media) -> dict[str, Any]:
         info: dict[str, Any] = {}
@@ -169,20 +151,17 @@ class VideoDecoder:
 
 
 class _Pixels:
-    """Collects frames as RGB in one array, which has the expected length and grows if there are more."""
+    """Collects frames as RGB in one array, which grows."""
 
-    _LIMIT = 1 << 30  # bytes to allocate for an expected number of frames: a file may state any
-
-    def __init__(self, expected: int, rotate: bool) -> None:
+    def __init__(self, rotate: bool) -> None:
         import av
         from av.video.reformatter import VideoReformatter
 
-        self._expected = expected
         self._rotate = rotate
         self._reformatter = VideoReformatter()
         # Since release 17 it uses all processors by default; before, it uses one.
         self._options: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-        self._array: np.ndarray[Any, Any] | None = None
+        self._array = np.empty((0, 1, 1, 3), np.uint8)
         self._count = 0
 
     def __len__(self) -> int:
@@ -195,32 +174,27 @@ class _Pixels:
         pixels = lines[: rgb.height, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
         if self._rotate:
             pixels = np.rot90(pixels, _quarters(frame))
-        if self._array is None:
-            room = max(1, min(self._expected, self._LIMIT // pixels.nbytes))
-            self._array = np.empty((room, *pixels.shape), np.uint8)
-        array = self._array
-        if pixels.shape != array.shape[1:]:
+        if not self._count:
+            self._array = np.empty((1, *pixels.shape), np.uint8)
+        shape = self._array.shape[1:]
+        if pixels.shape != shape:
             raise ValueError(
-                f"the frames change their size from {_size(array.shape[1:])} to {_size(pixels.shape)}, so "
+                f"the frames change their size from {_size(shape)} to {_size(pixels.shape)}, so "
                 "they do not fit into one array"
             )
-        if self._count == len(array):
+        if self._count == len(self._array):
             self._resize(2 * self._count)
-        array[self._count] = pixels
+        self._array[self._count] = pixels
         self._count += 1
 
     def stacked(self) -> np.ndarray[Any, Any]:
-        if self._array is None:
-            return np.empty((0, 1, 1, 3), np.uint8)
-        if self._count < len(self._array):
-            self._resize(self._count)
+        self._resize(self._count)
         return self._array
 
     def _resize(self, count: int) -> None:
         """Makes the array shorter or longer in place, which moves pages instead of bytes."""
-        if self._array is not None:
-            # No view of it exists here, but a debugger may hold the array.
-            self._array.resize((count, *self._array.shape[1:]), refcheck=False)
+        # No view of it exists here, but a debugger may hold the array.
+        self._array.resize((count, *self._array.shape[1:]), refcheck=False)
 
 
 def _quarters(frame: VideoFrame) -> int:
@@ -240,5 +214,4 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 torch_video = VideoDecoder()
-"""Handler that decodes video to ``(frames, sound, info)``: two tensors and a dictionary, laid out as
-``VideoDecoder`` says. It is a ``VideoDecoder`` without options."""
+"""``VideoDecoder`` without options: two tensors and a dictionary."""

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
@@ -49,22 +49,18 @@ class DirectoryShardList(IterableSource):
 
     Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711-..._``,
     where 4711 is the process), so nothing is divided among nodes and workers. A shard counts as read when
-    the next one is requested; ``mode`` then decides what happens to it.
-
-    A shard that is not read to its end gets its name back in every mode: at once when the iterator is dropped
-    or the process exits, and at the next reader's scan when the process was killed. If a reader is killed
-    between the last sample of a shard and the next shard, the shard is read twice.
+    the next one is requested; ``mode`` then decides what happens to it. A shard that is not read to its end
+    gets its name back in every mode: at once when the iterator is dropped or the process exits, and at the
+    next reader's scan when the process was killed. If a reader is killed between the last sample of a shard
+    and the next shard, the shard is read twice.
 
     Readers may run in several containers on one machine, and readers on several machines may share a network
-    directory. A reader cannot see whether a process on another machine still runs, so it leaves claims of
-    other machines alone. On a network directory it cannot tell them from claims made before its own machine
-    was restarted. Pass ``claim_timeout``, or rename the files, to read such shards again. On a file system
-    without locks this holds for every claim.
+    directory. There, a reader cannot see whether a process on another machine still runs, or claimed its
+    shard before this machine was restarted. It leaves such claims alone: pass ``claim_timeout``, or rename
+    the files, to read the shards again. On a file system without locks this holds for every claim.
 
     An epoch cannot be resumed, because its shards are gone. A loader delivers batches as they come, with any
-    ``in_order``: a worker may wait long for a shard.
-
-    Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
+    ``in_order``. Give shards their final name only when they are complete (``mpwds.ShardWriter`` does).
 
     Args:
         path: The directory, ending in ``/``.
@@ -130,24 +126,23 @@ class DirectoryShardList(IterableSource):
         return f"DirectoryShardList({self.path!r}, mode={self.mode!r})"
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _Claimed(self, worker_draws("directory", context), gives_back=True)
+        stream = _Claimed(self, worker_draws("directory", context))
+        weakref.finalize(stream, _give_back, stream.claims)  # at the end of the process too
+        return stream
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The shards alone. After a ``break`` the last one stays claimed until the process ends."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return plain(_Claimed(self, worker_draws("directory", Context.current(epoch)), gives_back=False))
+        return plain(_Claimed(self, worker_draws("directory", Context.current(epoch))))
 
     def recycle(self, activename: str) -> None:
         """Removes or renames a claimed shard that has been read, as ``mode`` or ``fate`` says."""
-        match = _CLAIMED.fullmatch(activename)
-        name = match["name"] if match else activename
-        with _releasing(activename), contextlib.suppress(FileNotFoundError):  # the user took it away
-            if self.fate is not None:
-                self.fate(activename)
-            elif self.mode == "unlink":
-                os.unlink(activename)
-            else:
-                os.rename(activename, name if self.mode == "resample" else name + "._done_")
+        if self.fate is not None:
+            self.fate(activename)
+        elif self.mode == "unlink":
+            os.unlink(activename)
+        else:
+            os.rename(activename, _unclaimed(activename) + ("._done_" if self.mode == "keep" else ""))
 
     def cleanup_files_without_processes(self) -> None:
         """Gives shards whose reader has died their names back."""
@@ -155,7 +150,7 @@ class DirectoryShardList(IterableSource):
             match = _CLAIMED.fullmatch(path)
             if match is None:
                 continue
-            with contextlib.suppress(FileNotFoundError), _locked(path) as lock:
+            with contextlib.suppress(FileNotFoundError), contextlib.closing(_Lock(path)) as lock:
                 if lock.tells_of(match["domain"]):
                     is_abandoned = lock.is_held
                 else:
@@ -166,40 +161,35 @@ class DirectoryShardList(IterableSource):
 
     def candidates(self) -> list[str]:
         """The shards that nobody has claimed, sorted by name."""
-        start = glob.escape(self.path)
-        names = {name for pattern in expand_braces(self.pattern) for name in glob.glob(start + pattern)}
-        return sorted(name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name))
+        names = _files(self.path, self.pattern)
+        return [name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name)]
 
 
 class _Claimed:
-    def __init__(self, shards: DirectoryShardList, draws: Draws, gives_back: bool) -> None:
+    def __init__(self, shards: DirectoryShardList, draws: Draws) -> None:
         self._shards = shards
         self._draws = draws
         self._drawn = 0
-        self._claim = _Claim()
-        if gives_back:
-            weakref.finalize(self, self._claim.give_back)  # at the end of the process too
+        self.claims: list[_Claim] = []  # of the shard that is being read
 
     def __iter__(self) -> _Claimed:
         return self
 
     def __next__(self) -> tuple[Address, dict[str, Any]]:
         shards = self._shards
-        done = self._claim.drop()
-        if done is not None:
-            shards.recycle(done)
-        shards.cleanup_files_without_processes()
-        last = time.monotonic()
+        while self.claims:
+            self.claims.pop().end(shards.recycle)
+        deadline = time.monotonic() + shards.timeout
         while True:
+            shards.cleanup_files_without_processes()
             for candidate in self._in_order(shards.candidates()):
-                claimed = _claim(candidate)
-                if claimed is not None:
-                    self._claim.take(claimed)
-                    return claimed, {"url": claimed}
-            if shards.poll is None or time.monotonic() - last >= shards.timeout:
+                claim = _claim(candidate)
+                if claim is not None:
+                    self.claims.append(claim)
+                    return claim.path, {"url": claim.path}
+            if shards.poll is None or time.monotonic() >= deadline:
                 raise StopIteration
             time.sleep(shards.poll or _WITHOUT_POLL_S)
-            shards.cleanup_files_without_processes()
 
     def _in_order(self, candidates: list[str]) -> list[str]:
         """The candidates, with the one to take first in front."""
@@ -216,122 +206,94 @@ class _Claimed:
         return Description(f"shard {address}", address)
 
     def state_dict(self) -> NoReturn:
-        raise self._no_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        raise self._no_state()
-
-    def _no_state(self) -> LookupError:
-        return LookupError(
+        raise LookupError(
             f"{self._shards} has no state: the shards it gave are gone, so the epoch cannot be resumed"
         )
 
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
+        self.state_dict()
+
 
 class _Claim:
-    """The shard that a stream has claimed and not read to its end. Outlives the stream.
+    """A shard that this process has claimed, under its new path."""
 
-    A finalizer may call ``give_back`` in any thread: it only renames and closes a file.
-    """
+    def __init__(self, path: str, lock: _Lock) -> None:
+        self.path = path
+        self._lock = lock
+        self._pid = os.getpid()
 
-    def __init__(self) -> None:
-        self._path: str | None = None
-        self._pid = 0
-
-    def take(self, path: str) -> None:
-        self._path, self._pid = path, os.getpid()
-
-    def drop(self) -> str | None:
-        """Hands the claimed shard over to the caller; ``None`` in a fork of the process that claimed it."""
-        path, self._path = self._path, None
-        return path if self._pid == os.getpid() else None
-
-    def give_back(self) -> None:
-        path = self.drop()
-        match = _CLAIMED.fullmatch(path or "")
-        if path is not None and match is not None:
-            with _releasing(path), contextlib.suppress(FileNotFoundError):  # the user took it away
-                os.rename(path, match["name"])
+    def end(self, recycle: Callable[[str], Any]) -> None:
+        """Renames or removes the shard by ``recycle(path)``, then unlocks it; does nothing in a fork."""
+        if self._pid == os.getpid():
+            with contextlib.closing(self._lock), contextlib.suppress(FileNotFoundError):  # the user took it
+                recycle(self.path)
 
 
-_locks: dict[str, int] = {}  # descriptors that hold the locks of the shards claimed here, by claimed path
-
-
-def _claim(path: str) -> str | None:
-    """Claims a shard; returns its new path, or ``None`` if another reader has claimed it."""
-    with contextlib.suppress(FileNotFoundError), _locked(path) as lock:
+def _claim(path: str) -> _Claim | None:
+    """Claims a shard; ``None`` if another reader has claimed it."""
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+        lock = stack.enter_context(contextlib.closing(_Lock(path)))
         if lock.is_held or lock.domain == _NO_LOCKS:
             claimed = f"{path}._{os.getpid()}-{lock.domain}-{time.time_ns()}_"
             os.rename(path, claimed)
-            if lock.descriptor is not None:
-                _locks[claimed] = lock.descriptor
-            return claimed
+            stack.pop_all()
+            return _Claim(claimed, lock)
     return None
 
 
-@contextlib.contextmanager
-def _releasing(path: str) -> Iterator[None]:
-    """Releases the lock of a claimed shard afterwards."""
-    try:
-        yield
-    finally:
-        descriptor = _locks.pop(path, None)
-        if descriptor is not None:
-            os.close(descriptor)
+def _give_back(claims: list[_Claim]) -> None:
+    """Gives shards that are not read to their end their names back. Any thread may call this."""
+    while claims:
+        claims.pop().end(lambda path: os.rename(path, _unclaimed(path)))
 
 
-class _Lock(NamedTuple):
-    """The result of an attempt to lock a file.
+def _unclaimed(path: str) -> str:
+    match = _CLAIMED.fullmatch(path)
+    return match["name"] if match else path
+
+
+class _Lock:
+    """An attempt to lock a file, which ``close`` unlocks again.
 
     Attributes:
         is_held: The lock was free, and the file still has its name.
         domain: Identifies the kernel and the mounted file system; ``_NO_LOCKS`` if it has no locks.
-        descriptor: Holds the lock until it is closed.
     """
 
-    is_held: bool
-    domain: str
-    descriptor: int | None = None
+    def __init__(self, path: str) -> None:
+        self.is_held = False
+        self.domain = _NO_LOCKS
+        self._descriptor: int | None = None
+        for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
+            try:
+                descriptor = os.open(path, flags | os.O_CLOEXEC)
+            except PermissionError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.is_held = os.path.samestat(os.stat(path), os.fstat(descriptor))
+            except (BlockingIOError, FileNotFoundError):  # another reader has locked it, or renamed it
+                pass
+            except OSError:  # the file system has no locks, or not for this descriptor
+                os.close(descriptor)
+                continue
+            self._descriptor = descriptor
+            self.domain = _domain(os.fstat(descriptor).st_dev)
+            return
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def tells_of(self, claim: str | None) -> bool:
         """Whether the reader that made a claim of that domain would hold this lock if it still ran."""
-        if self.descriptor is None or claim is None or _NO_LOCKS in (claim, self.domain):
+        if self._descriptor is None or claim is None or claim == _NO_LOCKS:
             return False
         if claim == self.domain:
             return True
         is_of_another_kernel = claim[:8] != self.domain[:8]
-        return is_of_another_kernel and _is_local_disk(os.fstat(self.descriptor).st_dev)
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[_Lock]:
-    """Tries to lock a file. The end of the block unlocks it, unless ``_locks`` has taken the descriptor."""
-    lock = _try_lock(path)
-    try:
-        yield lock
-    finally:
-        if lock.descriptor is not None and lock.descriptor not in _locks.values():
-            os.close(lock.descriptor)
-
-
-def _try_lock(path: str) -> _Lock:
-    for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
-        try:
-            descriptor = os.open(path, flags | os.O_CLOEXEC)
-        except PermissionError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = os.path.samestat(os.stat(path), os.fstat(descriptor))
-        except BlockingIOError:
-            is_held = False
-        except FileNotFoundError:
-            os.close(descriptor)
-            raise
-        except OSError:  # the file system has no locks, or not for this descriptor
-            os.close(descriptor)
-            continue
-        return _Lock(is_held, _domain(os.fstat(descriptor).st_dev), descriptor)
-    return _Lock(False, _NO_LOCKS)
+        return is_of_another_kernel and _is_local_disk(os.fstat(self._descriptor).st_dev)
 
 
 @lru_cache
@@ -354,14 +316,7 @@ def _is_local_disk(device: int) -> bool:
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:
-    """The tar archives in a directory, compressed or not, sorted by name.
-
-    Args:
-        path: The directory; a path or a ``file:`` URL.
-
-    Raises:
-        ValueError: It is not a directory on this machine, or it has no shards.
-    """
+    """The tar archives in a directory (a path or a ``file:`` URL), compressed or not, sorted by name."""
     path = os.fspath(path)
     directory = local_path(path) if is_local(path) else ""
     if not os.path.isdir(directory):
@@ -369,10 +324,8 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
             f"{without_credentials(path)!r} is not a directory on this machine: a URL that ends in a slash "
             "means the shards in a local directory; name shards elsewhere one by one, or with braces"
         )
-    start = os.path.join(glob.escape(directory), "")
-    found = {name for pattern in expand_braces(SHARDS) for name in glob.glob(start + pattern)}
-    shards = sorted(filter(os.path.isfile, found))
-    claimed = sorted(filter(_CLAIMED.fullmatch, glob.glob(start + "*._*_")))
+    shards = list(filter(os.path.isfile, _files(directory, SHARDS)))
+    claimed = list(filter(_CLAIMED.fullmatch, _files(directory, "*._*_")))
     if claimed:
         warn(
             f"{len(claimed)} shards in {directory} are claimed by a DirectoryShardList and not read here "
@@ -382,6 +335,11 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
     if not shards:
         raise ValueError(f"no shards in {directory}: no file there has a name like {SHARDS}")
     return shards
+
+
+def _files(directory: str, pattern: str) -> list[str]:
+    start = os.path.join(glob.escape(directory), "")
+    return sorted({name for each in expand_braces(pattern) for name in glob.glob(start + each)})
 
 
 def _modified(path: str) -> float:

@@ -21,10 +21,6 @@ class Indexed:
     The indices are divided among the ranks, and a rank's among its workers, so that each element is read
     exactly once. An element's address is its index. Random numbers that a map-style dataset draws for an
     element are the same each time it is read in this epoch.
-
-    Example:
-        >>> [element for _, element in Indexed("abcde").stream(Context(worker=1, workers=2))]
-        ['b', 'd']
     """
 
     elements: Any
@@ -43,7 +39,6 @@ class Indexed:
         return indices[context.rank :: context.world_size][context.worker :: context.workers]
 
     def count_in(self, context: Context) -> int:
-        """How many elements a worker gets."""
         return len(self.indices(context))
 
 
@@ -90,13 +85,6 @@ class Iterated:
     Each worker reads all of it, so the iterable has to divide itself among workers, as a
     ``torch.utils.data.IterableDataset`` does with ``get_worker_info()``. Its elements have no address.
     Random numbers it draws are the same in each run of an epoch by the same worker.
-
-    Raises:
-        TypeError: It is neither, or an iterator, which could be read only once.
-
-    Example:
-        >>> [element for _, element in Iterated(lambda: iter("abc")).stream()]
-        ['a', 'b', 'c']
     """
 
     elements: Iterable[Any] | Callable[[], Iterator[Any]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.sources.shard_stream import Read, Reading, ShardStream, url_of
+from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.sources.shard_stream import Read, ShardStream, url_of
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
@@ -54,21 +54,7 @@ def msgpacks_to_samples(
 ) -> RecordSamples:
     """Stage that yields the messages of the MessagePack files that its source names, unchanged.
 
-    Args:
-        handler: What to do about a file that cannot be read. To continue skips the rest of the file.
-        max_record_bytes: Size above which a message counts as damage.
-
-    Raises:
-        ShardError: While iterating, a file is damaged or ends inside a message.
-
-    Example:
-        >>> import msgpack, tempfile
-        >>> with tempfile.NamedTemporaryFile(suffix=".msgpacks") as file:
-        ...     for key in "ab":
-        ...         msgpack.pack({"__key__": key, "cls": 7}, file)
-        ...     file.flush()
-        ...     list(msgpacks_to_samples()([{"url": file.name}]))
-        [{'__key__': 'a', 'cls': 7}, {'__key__': 'b', 'cls': 7}]
+    The arguments and errors are those of ``cbors_to_samples``.
     """
     return RecordSamples("msgpack", handler, max_record_bytes)
 
@@ -88,11 +74,7 @@ class RecordSamples(Filter):
         check_handler(f"{self.format}s_to_samples", self.handler)
 
     def __str__(self) -> str:
-        given = options(
-            handler=(self.handler, reraise_exception),
-            max_record_bytes=(self.max_record_bytes, RECORD_LIMIT_BYTES),
-        )
-        return f"{self.format}s_to_samples({arguments(**given)})"
+        return f"{self.format}s_to_samples({arguments(**changed(self, 'handler', 'max_record_bytes'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _RecordStream(self, source, context)
@@ -101,30 +83,17 @@ class RecordSamples(Filter):
 class _RecordStream(ShardStream):
     def __init__(self, stage: RecordSamples, source: Stream[Any], context: Context) -> None:
         super().__init__(stage, source, context, stage.handler)
-        self._read_records = read_cbor_records if stage.format == "cbor" else read_msgpack_records
+        self._reader = read_cbor_records if stage.format == "cbor" else read_msgpack_records
         self._max_record_bytes = stage.max_record_bytes
 
-    def _read(
-        self,
-        shard: Any,
-        offset: int,
-        open: Callable[[str, int], BinaryIO] | None,
-        on_error: Callable[[Exception], None],
-    ) -> Reading:
-        opened = open or open_at
-        return Reading(_records(self._read_records, opened, url_of(shard), offset, self._max_record_bytes))
+    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        return _records(self._reader, url_of(shard), offset, self._max_record_bytes)
 
     def _place(self, url: str, offset: int) -> Description:
         return Description(f"the record at offset {offset} of {url}", url, offset=offset)
 
 
 # Not a method: a stream that is dropped closes its file, so the generator must not refer to the stream.
-def _records(
-    read: Callable[..., Iterator[Read]],
-    open: Callable[[str, int], BinaryIO],
-    url: str,
-    offset: int,
-    limit: int,
-) -> Iterator[Read]:
-    with open(url, offset) as stream:
+def _records(read: Callable[..., Iterator[Read]], url: str, offset: int, limit: int) -> Iterator[Read]:
+    with open_at(url, offset) as stream:
         yield from read(stream, url, offset, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
-from mpwds.pipeline.sources.shards import Urls, listed
+from mpwds.pipeline.sources.shards import Shards, Urls, listed
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
 from mpwds.storage.streams.patterns import expand_urls
 
@@ -27,17 +27,14 @@ class ResampledShards(IterableSource):
     shard is drawn.
 
     Args:
-        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.patterns.expand_urls``.
+        urls: Shards, as for ``mpwds.ShardList``.
         nshards: Number of draws in an epoch, for each worker; without end by default.
         seed: Determines the draws, together with the pipeline's seed.
         worker_seed: Returns a number for this worker, which replaces rank and worker in the draws.
         deterministic: If the object is iterated outside a pipeline: make the same draws each time. By
             default every ``iter()`` then draws anew.
         max_urls: Limit on the shards taken from an iterable.
-        empty_check: Raise at once if there are no shards; otherwise, when a shard is drawn.
-
-    Raises:
-        ValueError: There are no shards.
+        empty_check: Raise ``ValueError`` at once if there are no shards; otherwise, when a shard is drawn.
 
     Source:
         ``webdataset.shardlists.ResampledShards``, which draws anew in a pipeline too unless
@@ -78,17 +75,16 @@ class ResampledShards(IterableSource):
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
         entropy = () if self.deterministic else (os.urandom(8),)
-        context = Context.current(self.epoch)
-        return plain(_Drawn(self, context, self._draws(context, *entropy)))
+        return plain(self._drawn(Context.current(self.epoch), *entropy))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``."""
         self.epoch = epoch - 1
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _Drawn(self, context, self._draws(context))
+        return self._drawn(context)
 
-    def _draws(self, context: Context, *entropy: object) -> Draws:
+    def _drawn(self, context: Context, *entropy: object) -> Shards:
         if self.worker_seed is None:
             draws = worker_draws("resampled shards", context, self.seed, *entropy)
         else:
@@ -96,56 +92,35 @@ class ResampledShards(IterableSource):
             draws = Draws("resampled shards", *facts)
         if os.environ.get("WDS_SHOW_SEED", "0") == "1":
             print(f"# ResampledShards: seed {self.seed}, {context}")
-        return draws
+        return Shards(self.urls, _Order(self, draws, context), listed(self._given))
 
 
 ResampledShardList = ResampledShards
 
 
-class _Drawn:
-    def __init__(self, shards: ResampledShards, context: Context, draws: Draws) -> None:
-        self._urls = shards.urls
-        self._listed = listed(shards._given)
+class _Order(Sequence[Address]):
+    """The addresses of the shards drawn."""
+
+    def __init__(self, shards: ResampledShards, draws: Draws, context: Context) -> None:
         self._nshards = shards.nshards
-        self._place = context.rank, context.worker
+        self._shards = len(shards.urls)
         self._draws = draws
-        self._drawn = 0
+        self._place = context.rank, context.worker
 
-    def __iter__(self) -> _Drawn:
-        return self
+    def __len__(self) -> int:
+        return self._nshards
 
-    def __next__(self) -> tuple[Address, dict[str, Any]]:
-        if self._drawn >= self._nshards:
-            raise StopIteration
-        if not self._urls:
+    def __getitem__(self, number: Any) -> Any:
+        if not self._shards:
             raise ValueError("ResampledShards: there are no shards to draw from")
-        drawn = self._drawn
-        self._drawn = drawn + 1
-        number = self._draws.index(drawn, len(self._urls))
-        return (number, *self._place, drawn), {"url": self._urls[number]}
-
-    def fetch(self, address: Any) -> dict[str, Any]:
-        return {"url": self._urls[address[0]]}
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        url = self._urls[address[0]]
-        return Description(f"shard {url}", url, listed=(self._listed, self._urls))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._drawn = state["drawn"]
+        return (self._draws.index(number, self._shards), *self._place, number)
 
 
 def resampled(n: int = sys.maxsize) -> Resampled:
-    """Stage that draws elements of its source at random with replacement.
+    """Stage that draws ``n`` elements of its source at random with replacement, or without end.
 
     It first reads the source to the end and holds it: it is meant for lists of shards. Every epoch and every
     worker draws its own. An empty source gives nothing.
-
-    Args:
-        n: Number of draws; without end by default.
 
     Example:
         >>> len(list(resampled(5)(["a.tar", "b.tar"])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.errors import ShardError
@@ -12,8 +12,8 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import add_note, arguments, options
-from mpwds.pipeline.sources.shard_stream import Reading, ShardStream, file_of, url_of
+from mpwds.pipeline.notes import add_note, arguments, changed
+from mpwds.pipeline.sources.shard_stream import Read, ShardStream, file_of, options_of, url_of
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
@@ -65,7 +65,7 @@ def tarfile_to_samples(
 
 @dataclass(frozen=True)
 class TarSamples(Filter):
-    """The stage that ``tarfile_to_samples`` makes, with the options that only ``WebDataset`` sets.
+    """The stage that ``tarfile_to_samples`` makes, with the options that only datasets set.
 
     Args:
         empty_check: Whether it is an error if an epoch has no sample.
@@ -73,7 +73,6 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
         open_at: Without a cache, opens a shard's URL at a byte.
-        max_decompressed_bytes: Limit on the size of a member of a compressed shard.
     """
 
     handler: Handler = reraise_exception
@@ -95,31 +94,15 @@ class TarSamples(Filter):
                 raise TypeError(f"tarfile_to_samples: {name} must be a function of a name, got {function!r}")
 
     def __str__(self) -> str:
-        given = options(
-            handler=(self.handler, reraise_exception),
-            select_files=(self.select_files, None),
-            rename_files=(self.rename_files, None),
-        )
+        given = changed(self, "handler", "select_files", "rename_files")
         return f"tarfile_to_samples({arguments(**given)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
         return _TarStream(self, source, context)
 
-    def without_empty_check(self) -> TarSamples:
-        """The same stage, for a part of a dataset."""
-        return replace(self, empty_check=False)
-
 
 class TarfileSamples(TarSamples):
-    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call.
-
-    Example:
-        >>> from mpwds.pipeline.dataset import DataPipeline
-        >>> from mpwds.pipeline.sources.shards import SimpleShardList
-        >>> DataPipeline(SimpleShardList("x.tar"), tarfile_samples)
-        DataPipeline(SimpleShardList('x.tar'))
-            .tarfile_samples
-    """
+    """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call."""
 
     def __str__(self) -> str:
         return "tarfile_samples"
@@ -136,11 +119,7 @@ class TarfileSamples(TarSamples):
         select_files: Callable[[str], Any] | None = None,
         rename_files: Callable[[str], str] | None = None,
     ) -> Iterator[Sample]:
-        """Yields the samples of the shards in ``src``; the other arguments are ``tarfile_to_samples``'s.
-
-        Source:
-            ``webdataset.tariterators.tarfile_samples``.
-        """
+        """``tarfile_to_samples(handler, select_files, rename_files)(src)``, as webdataset writes it."""
         return TarSamples(handler, select_files, rename_files)(src)
 
 
@@ -152,31 +131,27 @@ class _TarStream(ShardStream):
         super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
         self._tar = stage
 
-    def _read(
-        self,
-        shard: Any,
-        offset: int,
-        open: Callable[[str, int], BinaryIO] | None,
-        on_error: Callable[[Exception], None],
-    ) -> Reading:
-        tar, url = self._tar, url_of(shard)
+    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        tar, url, options = self._tar, url_of(shard), options_of(shard)
         select, rename = tar.select_files, tar.rename_files
-        # What a dataset specification says of this shard: see SpecSource.options.
-        options = (shard.get("options") if isinstance(shard, dict) else None) or {}
         if "extensions" in options:
-            select, rename = bool, _Only(options["extensions"], select, rename)
-        handler = options.get("handler")
+            select, rename = bool, _only(options["extensions"], select, rename)
+        open: OpenAt = tar.open_at or open_at
+        local_path = file_of(url) if tar.local_paths else None
+        if tar.cache is not None:
+            open, local_path = tar.cache.open, tar.cache.path(url)
+        raises = tar.handler is reraise_exception and "handler" not in options
         samples = read_samples(
             url,
             offset,
-            open=open or tar.open_at or open_at,
+            open=open,
             select=select,
             rename=rename,
-            on_error=on_error if handler is not None or tar.handler is not reraise_exception else None,
-            local_path=file_of(url) if tar.local_paths and tar.cache is None else None,
+            on_error=None if raises else on_error,
+            local_path=local_path,
             max_decompressed_bytes=tar.max_decompressed_bytes,
         )
-        return Reading(samples, dict(options.get("meta", {})), handler)
+        return _with_fields(samples, options["meta"]) if "meta" in options else samples
 
     def _place(self, url: str, offset: int) -> Description:
         try:
@@ -189,27 +164,30 @@ class _TarStream(ShardStream):
         return Description(f"the sample at offset {offset} of {url}", url, offset=offset)
 
 
-class _Only:
+def _with_fields(samples: Iterator[Read], fields: Mapping[str, Any]) -> Iterator[Read]:
+    for offset, following, sample in samples:
+        sample.update(fields)
+        yield offset, following, sample
+
+
+def _only(
+    extensions: Mapping[str, str],
+    select: Callable[[str], Any] | None,
+    rename: Callable[[str], str] | None,
+) -> Callable[[str], str]:
     """Renames members by their extensions. Members with other extensions get an empty name."""
+    new_names = {old: new for new, old in extensions.items()}
 
-    def __init__(
-        self,
-        extensions: Mapping[str, str],
-        select: Callable[[str], Any] | None,
-        rename: Callable[[str], str] | None,
-    ) -> None:
-        self._new_names = {old: new for new, old in extensions.items()}
-        self._select = select
-        self._rename = rename
-
-    def __call__(self, name: str) -> str:
-        if self._rename is not None:
-            name = self._rename(name)
-        if self._select is not None and not self._select(name):
+    def renamed(name: str) -> str:
+        if rename is not None:
+            name = rename(name)
+        if select is not None and not select(name):
             return ""
         key, extension = split_name(name)
-        new = self._new_names.get(extension) if key else None
+        new = new_names.get(extension) if key else None
         return f"{key}.{new}" if new is not None else ""
+
+    return renamed
 
 
 def read_samples(
@@ -223,17 +201,16 @@ def read_samples(
     local_path: str | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[tuple[int, int | None, Sample]]:
-    """Reads a shard's samples one after the other.
+    """Reads a shard's samples, from the one whose first header is at ``offset`` on.
 
     If the shard is damaged inside a sample, the sample is not yielded: it may lack members.
 
     Args:
         url: The shard, as ``open`` understands it.
-        offset: Byte offset of a sample's first header, at which to start.
+        offset: Byte offset of a sample's first header.
         open: Opens ``url`` at a byte offset.
-        select: Takes a member's name, returns whether to read it. Other members are skipped unread.
-        rename: Takes a member's name, returns the one to give it, which ``select`` and grouping then see.
-            Members under names like ``__meta__`` are left out before.
+        select: As for ``tarfile_to_samples``.
+        rename: As for ``tarfile_to_samples``.
         on_error: Called with errors that concern one member alone: ``select`` or ``rename`` raised, or the
             sample has a member of that name. Their attribute ``member`` identifies it. If it returns, the
             member is left out; by default the errors are raised.
@@ -242,20 +219,6 @@ def read_samples(
 
     Yields:
         A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
-
-    Raises:
-        ShardError: The shard is damaged, or a sample has two members of the same name.
-
-    Example:
-        >>> import io, tarfile, tempfile
-        >>> with tempfile.NamedTemporaryFile(suffix=".tar") as shard:
-        ...     with tarfile.open(shard.name, "w") as archive:
-        ...         for name in "a/0.png", "a/0.cls", "a/1.png":
-        ...             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-        ...     for sample in read_samples(shard.name, select=lambda name: name.endswith(".png")):
-        ...         print(sample[:2], sample[2]["__key__"], list(sample[2])[2:])
-        (0, 1024) a/0 ['png']
-        (1024, None) a/1 ['png']
     """
     choose, split = None, split_name
     if select is not None or rename is not None:
@@ -302,12 +265,7 @@ def read_samples(
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample.
-
-    Example:
-        >>> split_name("train/a.b/0017.seg.PNG"), split_name("README"), split_name("__meta__/x.png")
-        (('train/a.b/0017', 'seg.png'), ('', ''), ('', ''))
-    """
+    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample."""
     return ("", "") if _is_meta(name) else _split(name)
 
 

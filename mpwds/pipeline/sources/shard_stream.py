@@ -6,9 +6,8 @@ import os
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
@@ -26,32 +25,10 @@ Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
 
 
-_MOST_FILES = 100_000
-"""Limit on the files of a folder that the error about a missing shard looks at."""
-
-
-class Reading(NamedTuple):
-    """A shard that is being read.
-
-    Attributes:
-        elements: Its elements from some offset on.
-        extra: Fields that each element gets; elements must be dicts then.
-        handler: Called with exceptions in this shard; ``None`` for the stage's handler.
-    """
-
-    elements: Iterator[Read]
-    extra: dict[str, Any] = {}  # noqa: RUF012  # a default of a named tuple, and never changed
-    handler: Handler | None = None
-
-
 class ShardStream(Handled):
     """Base of the streams that read shards. An element's address is (the shard's address, byte offset).
 
-    A subclass reads one shard.
-
     Args:
-        stage: The stage; ``str(stage)`` names it in errors.
-        source: Stream of shards, ``{"url": ...}``.
         context: Its ``on_shard`` is called when a shard is begun.
         handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
         empty_check: Whether it is an error if all shards are empty.
@@ -77,22 +54,14 @@ class ShardStream(Handled):
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
-        self._extra: dict[str, Any] = {}
         self._shard_handler: Handler | None = None
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
 
     @abstractmethod
-    def _read(
-        self,
-        shard: Any,
-        offset: int,
-        open: Callable[[str, int], BinaryIO] | None,
-        on_error: Callable[[Exception], None],
-    ) -> Reading:
-        """Reads a shard from an offset on: 0, or an offset that was yielded.
+    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        """The elements of a shard from an offset on: 0, or an offset that was yielded.
 
-        ``open`` opens a URL at a byte, if not as usual. ``on_error`` is called with an error that concerns
-        one element. If it returns, the element is skipped.
+        ``on_error`` is called with an error that concerns one element. If it returns, the element is skipped.
         """
 
     @abstractmethod
@@ -108,13 +77,13 @@ class ShardStream(Handled):
                 self._stop()
                 raise StopIteration from None
             except Exception as error:
-                self._end_shard_at(error)
+                place = self._shard, self._offset
+                self._shard, self._offset, self._elements = None, None, iter(())
+                self._handle(error, place, None)
                 continue
             if item is not None:
                 offset, self._offset, element = item
                 self._missing = False
-                if self._extra:
-                    element.update(self._extra)
                 return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
             self._shard = None
             try:
@@ -126,9 +95,6 @@ class ShardStream(Handled):
 
     def _take(self) -> tuple[Address, Any]:
         """The next shard. With a cache, the shards after it are taken ahead."""
-        if self._cache is None:
-            item: tuple[Address, Any] = self._next()
-            return item
         if self._ahead:
             item = self._ahead.popleft()
         elif self._source_failed is not None:
@@ -136,7 +102,8 @@ class ShardStream(Handled):
             raise error
         else:
             item = self._next()
-        while len(self._ahead) < self._cache.prefetch_shards and self._source_failed is None:
+        ahead = 0 if self._cache is None else self._cache.prefetch_shards
+        while len(self._ahead) < ahead and self._source_failed is None:
             try:
                 before = self._source.state_dict()
             except LookupError:  # a source without a state
@@ -160,16 +127,11 @@ class ShardStream(Handled):
             if stream is not None:
                 stream._at_element(error)
 
-        self._elements, self._extra, self._shard_handler = self._reading(shard, offset, on_error)
+        self._elements = self._read(shard, offset, on_error)
+        self._shard_handler = options_of(shard).get("handler")
         for _, following in self._ahead:
             if self._cache is not None:
                 self._cache.prefetch(url_of(following))
-
-    def _reading(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Reading:
-        if self._cache is None:
-            return self._read(shard, offset, None, on_error)
-        reading = self._read(shard, offset, self._cache.open, on_error)
-        return reading._replace(extra={**reading.extra, "__local_path__": self._cache.path(url_of(shard))})
 
     def _at_element(self, error: Exception) -> None:
         """Handles an error in one element; called while its shard is read."""
@@ -177,11 +139,6 @@ class ShardStream(Handled):
             self._handle(error, (self._shard, self._offset), None)
         except StopIteration:
             raise _Stopped from None
-
-    def _end_shard_at(self, error: Exception) -> None:
-        shard, offset = self._shard, self._offset
-        self._shard, self._offset, self._elements = None, None, iter(())
-        self._handle(error, (shard, offset), None)
 
     def _decide(self, error: Exception) -> None:
         if self._shard_handler is None:
@@ -212,8 +169,7 @@ class ShardStream(Handled):
         if self._fetching is not None and self._fetching[:2] == (shard, offset):
             elements = self._fetching[2]
         else:
-            reading = self._reading(self._source.fetch(shard), offset, _pass_over)
-            elements = _with_fields(*reading[:2]) if reading.extra else reading.elements
+            elements = self._read(self._source.fetch(shard), offset, _pass_over)
         self._fetching = None
         found, following, element = next(elements, (None, None, None))
         if found != offset:
@@ -231,25 +187,19 @@ class ShardStream(Handled):
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
         if isinstance(error, (FileNotFoundError, IsADirectoryError)) and self._handler is reraise_exception:
-            self._explain_absence(error, address[0])
+            self._explain_absence(error, self._source.describe(as_address(address[0])))
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
             kept = self._cache.path(place.url)
             if file_of(place.url) is None and os.path.exists(kept):
                 add_note(error, f"it was read from the cache; to fetch it again, remove {kept}")
 
-    def _explain_absence(self, error: Exception, shard: Any) -> None:
-        place = self._source.describe(as_address(shard))
-        path = None if place.url is None else file_of(place.url)
-        if path is None:
-            return
-        if os.path.isdir(path):
-            add_note(
-                error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}"
-            )
-        elif place.listed is not None and not os.path.exists(path):
-            listed, urls = place.listed
-            shards = "the only shard" if len(urls) == 1 else f"one of the {len(urls)} shards"
-            add_note(error, f"it is {shards} of {listed}; {_present(path, urls)}")
+    def _explain_absence(self, error: Exception, shard: Description) -> None:
+        from mpwds.pipeline.sources.absence import explain_absence
+
+        path = None if shard.url is None else file_of(shard.url)
+        if path is not None:
+            listed, urls = shard.listed or ("", ())
+            explain_absence(error, path, listed, list(map(file_of, urls)))
 
     def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
@@ -284,31 +234,6 @@ class ShardStream(Handled):
             self._begin(shard, self._source.fetch(shard), state["offset"])
 
 
-def _present(missing: str, urls: Sequence[str]) -> str:
-    """Which of ``urls`` are in the folder of the missing file, or which archives are."""
-    folder = os.path.dirname(missing)
-    try:
-        with os.scandir(folder or ".") as entries:
-            present = {entry.name for entry in islice(entries, _MOST_FILES)}
-    except OSError:
-        return f"there is no folder {folder}"
-    paths = (file_of(url) for url in urls)
-    names = [os.path.basename(path) for path in paths if path and os.path.dirname(path) == folder]
-    there = [name for name in names if name in present]
-    if there:
-        return f"{folder or 'this folder'} holds {_few(there)} of them"
-    archives = sorted(name for name in present if name.endswith(".tar"))
-    others = f"no such file, but {_few(archives)}" if archives else "no .tar file"
-    return f"{folder or 'this folder'} holds {others}"
-
-
-def _few(names: Sequence[str]) -> str:
-    """Names; if there are more than four, only the first and the last."""
-    if len(names) < 5:
-        return ", ".join(names)
-    return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} files)"
-
-
 class _Stopped(Exception):
     """The handler of an error inside a shard ends the stream."""
 
@@ -317,22 +242,17 @@ def _pass_over(error: Exception) -> None:
     """Skips an element, as the first reading of the shard did."""
 
 
-def _with_fields(elements: Iterator[Read], fields: dict[str, Any]) -> Iterator[Read]:
-    for offset, following, element in elements:
-        element.update(fields)
-        yield offset, following, element
-
-
 def url_of(shard: Any) -> str:
-    """The URL of a shard: ``{"url": ...}``, or the URL itself.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
         raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shard!r}')
     return url
+
+
+def options_of(shard: Any) -> dict[str, Any]:
+    """What a dataset specification says of a shard: see ``SpecSource.options``."""
+    return (shard.get("options") if isinstance(shard, dict) else None) or {}
 
 
 def file_of(url: str) -> str | None:

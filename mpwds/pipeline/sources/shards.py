@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias
 
-from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.splitting import Splitter, split_by_node, split_by_worker
+from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, Description, Stage, Stream
+from mpwds.pipeline.stream import Address, Derived, Description, Stage, Stream
 from mpwds.storage.streams.patterns import expand_urls
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -22,7 +25,169 @@ Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 _SHARDS_SHOWN = 3
 
 
-class ShardList(IterableSource):
+class _Split(Filter):
+    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
+
+    Called with an iterable, it yields this process's share. ``group`` is the ``torch.distributed`` process
+    group whose ranks count; see ``pytorch_worker_info``.
+    """
+
+    name: str
+    divides_among: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> str:
+        return self.name  # there is one of each
+
+    @abstractmethod
+    def _share(self, context: Context) -> tuple[int, int]:
+        """Which share this process takes, and how many shares there are."""
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Share(source, *self._share(context))
+
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        rank, world_size, worker, workers = pytorch_worker_info(group)
+        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+        first, step = self._share(context)
+        return islice(source, first, None, step)
+
+
+class SplitByNode(_Split):
+    """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
+
+    A node here is a process that trains (a rank). All nodes must see the same elements in the same order.
+
+    Example:
+        >>> from mpwds.pipeline.stream import Source
+        >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
+        [1, 4]
+    """
+
+    name = "split_by_node"
+    divides_among = ("ranks",)
+
+    def _share(self, context: Context) -> tuple[int, int]:
+        return context.rank, context.world_size
+
+
+class SplitByWorker(_Split):
+    """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
+
+    name = "split_by_worker"
+    divides_among = ("workers",)
+
+    def _share(self, context: Context) -> tuple[int, int]:
+        return context.worker, context.workers
+
+
+class SingleNodeOnly(_Split):
+    """Stage that passes everything on; raises ``ValueError`` on several nodes: ``single_node_only``."""
+
+    name = "single_node_only"
+
+    def _share(self, context: Context) -> tuple[int, int]:
+        if context.world_size > 1:
+            raise ValueError(
+                f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
+                "nodesplitter=mpwds.split_by_node"
+            )
+        return 0, 1
+
+
+class NonEmpty(Filter):
+    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``."""
+
+    def __str__(self) -> str:
+        return "non_empty"
+
+    __repr__ = __reduce__ = __str__
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _NonEmpty(source, context)
+
+
+class _Share(Derived[Any]):
+    def __init__(self, source: Stream[Any], first: int, step: int) -> None:
+        super().__init__(source)
+        self._step = step
+        self._skip = first
+
+    def __next__(self) -> tuple[Address, Any]:
+        while self._skip:
+            self._next()
+            self._skip -= 1
+        item = self._next()
+        self._skip = self._step - 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "skip": self._skip}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._skip = state["skip"]
+
+
+class _NonEmpty(Derived[Any]):
+    def __init__(self, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._context = context
+        self._found = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        item = next(self._source, None)
+        if item is None:
+            if self._found:
+                raise StopIteration
+            place = f"worker {self._context.worker} of rank {self._context.rank}"
+            self._found = True  # the error comes once
+            raise ValueError(f"non_empty: the stages before it gave no elements in {place}")
+        self._found = True
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "found": self._found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._found = state["found"]
+
+
+split_by_node: Final = SplitByNode()
+split_by_worker: Final = SplitByWorker()
+single_node_only: Final = SingleNodeOnly()
+non_empty: Final = NonEmpty()
+
+
+class _GivenShards(IterableSource):
+    """Base of the sources that are given the names of all shards."""
+
+    def __init__(self, urls: Urls) -> None:
+        self._given = given_urls(urls)
+
+    @property
+    def urls(self) -> list[str]:
+        """The names of all shards, in the order given."""
+        return expand_urls(self._given)
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def _ordered(self, rng: random.Random | None) -> Shards:
+        """All shards, in random order if ``rng`` is given."""
+        urls = self.urls
+        order = list(range(len(urls)))
+        if rng is not None:
+            rng.shuffle(order)
+        return Shards(urls, order, listed(self._given))
+
+
+class ShardList(_GivenShards):
     """Source of a pipeline: shards as ``{"url": ...}``, divided among nodes and workers.
 
     All nodes and workers use the same order, from seed and epoch. Then the shards are divided among the
@@ -56,17 +221,11 @@ class ShardList(IterableSource):
         nodesplitter: Split | Literal[True] | None = split_by_node,
         splitter: Split | Literal[True] | None = split_by_worker,
     ) -> None:
-        self._given = given_urls(urls)
+        super().__init__(urls)
         self.shuffle = shuffle
         self.nodesplitter = split_by_node if nodesplitter is True else nodesplitter
         self.splitter = split_by_worker if splitter is True else splitter
-        self._nodesplitter = None if self.nodesplitter is None else _as_splitter(self.nodesplitter)
-        self._splitter = None if self.splitter is None else _as_splitter(self.splitter)
-
-    @property
-    def urls(self) -> list[str]:
-        """The names of all shards, in the order given."""
-        return expand_urls(self._given)
+        self._stages = _as_stage(self.nodesplitter), _as_stage(self.splitter)
 
     def __str__(self) -> str:
         given = options(
@@ -76,48 +235,34 @@ class ShardList(IterableSource):
         )
         return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
 
-    def __len__(self) -> int:
-        return len(self.urls)
-
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        urls = self.urls
-        order = list(range(len(urls)))
-        everywhere = context.alike_on_ranks()
-        if self.shuffle:
-            random.Random(f"shards/{context.seed or 0}/{everywhere.moment}").shuffle(order)
+        moment = context.alike_on_ranks().moment
+        shards = self._ordered(_rng(context, moment) if self.shuffle else None)
         readers = context.world_size * context.workers
         split = self.nodesplitter is split_by_node and self.splitter is split_by_worker
-        if split and readers > len(order) and context.rank == context.worker == 0:
+        if split and readers > len(shards) and context.rank == context.worker == 0:
             warnings.warn(
-                f"{len(order)} shards for {readers} workers (of all ranks): one worker reads a shard, so "
+                f"{len(shards)} shards for {readers} workers (of all ranks): one worker reads a shard, so "
                 "some workers have nothing to do",
                 stacklevel=2,
             )
-        stream: Stream[Any] = Shards(urls, order, listed(self._given))
-        if self._nodesplitter is not None:
-            stream = self._nodesplitter.stream(stream, context)
-        if self.shuffle and context.moment != everywhere.moment:
-            stream = self._reordered(stream, context)
-        return stream if self._splitter is None else self._splitter.stream(stream, context)
-
-    def _reordered(self, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """The node's shards in an order that is this run's own: other nodes do not know it."""
-        seed = random.Random(f"shards/{context.seed or 0}/{context.moment}").getrandbits(32)
-        return Shuffle(len(self), len(self), seed).stream(stream, context)
+        among_nodes, among_workers = self._stages
+        stream: Stream[Any] = shards if among_nodes is None else among_nodes.stream(shards, context)
+        if self.shuffle and context.moment != moment:  # this run's own order, which other nodes do not know
+            seed = _rng(context, context.moment).getrandbits(32)
+            stream = Shuffle(len(shards), len(shards), seed).stream(stream, context)
+        return stream if among_workers is None else among_workers.stream(stream, context)
 
 
-class SimpleShardList(IterableSource):
+class SimpleShardList(_GivenShards):
     """Source of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
 
     To divide them, put ``split_by_node`` and ``split_by_worker`` behind it. ``ShardList`` does so itself.
 
     Args:
-        urls: Shards: a pattern or an iterable of names; see ``mpwds.storage.streams.patterns.expand_urls``.
+        urls: Shards, as for :class:`ShardList`.
         seed: Determines the order, which is the same in every epoch; ``None`` keeps the order given. With
             ``True`` each epoch has another order, the same in all workers, from the pipeline's seed.
-
-    Raises:
-        ValueError: There are no shards.
 
     Source:
         ``webdataset.shardlists.SimpleShardList``, where ``True`` gives each process an order of its own.
@@ -128,45 +273,43 @@ class SimpleShardList(IterableSource):
     """
 
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
-        self._given = given_urls(urls)
+        super().__init__(urls)
         self.seed = seed
-
-    @property
-    def urls(self) -> list[str]:
-        """The names of all shards, in the order given."""
-        return expand_urls(self._given)
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"SimpleShardList({listed(self._given)}{seed})"
 
-    def __len__(self) -> int:
-        return len(self.urls)
-
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        urls = self.urls
-        order = list(range(len(urls)))
         if self.seed is True:
-            random.Random(f"shards/{context.seed or 0}/{context.alike_on_ranks().moment}").shuffle(order)
-        elif self.seed is not None:
-            random.Random(self.seed).shuffle(order)
-        return Shards(urls, order, listed(self._given))
+            return self._ordered(_rng(context, context.alike_on_ranks().moment))
+        return self._ordered(None if self.seed is None else random.Random(self.seed))
 
 
 class Shards:
     """A stream of shards in a given order.
 
     Args:
-        urls: All shards; an address is a shard's number among them.
-        order: The addresses to yield.
+        order: The addresses to yield: numbers of shards, or tuples that begin with one.
         listed: How the user gave the shards, for error messages.
+        options: What a specification says of each shard (``SpecSource.options``).
     """
 
-    def __init__(self, urls: Sequence[str], order: Sequence[int], listed: str = "") -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        order: Sequence[Address],
+        listed: str = "",
+        options: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
         self._urls = urls
-        self._listed = listed
         self._order = order
+        self._listed = listed
+        self._options = options
         self._cursor = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
 
     def __iter__(self) -> Shards:
         return self
@@ -174,15 +317,19 @@ class Shards:
     def __next__(self) -> tuple[Address, dict[str, Any]]:
         if self._cursor >= len(self._order):
             raise StopIteration
-        number = self._order[self._cursor]
+        address = self._order[self._cursor]
         self._cursor += 1
-        return number, {"url": self._urls[number]}
+        return address, self.fetch(address)
 
     def fetch(self, address: Any) -> dict[str, Any]:
-        return {"url": self._urls[address]}
+        number = _number(address)
+        shard: dict[str, Any] = {"url": self._urls[number]}
+        if self._options is not None and self._options[number]:
+            shard["options"] = self._options[number]
+        return shard
 
     def describe(self, address: Any, element: object = None) -> Description:
-        url = self._urls[address]
+        url = self._urls[_number(address)]
         return Description(f"shard {url}", url, listed=(self._listed, self._urls) if self._listed else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,12 +340,7 @@ class Shards:
 
 
 def given_urls(urls: Urls) -> str | list[str]:
-    """Shards as a dataset keeps them: a pattern, which is short to send, or all names.
-
-    Raises:
-        ValueError: There are no shards.
-        TypeError: They are not strings, paths or an iterable of these.
-    """
+    """Shards as a dataset keeps them: a pattern, which is short to send, or all names."""
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
     return pattern if pattern and "${" not in pattern else names
@@ -212,8 +354,17 @@ def listed(urls: str | Sequence[str]) -> str:
     return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"
 
 
-def _as_splitter(splitter: Any) -> Stage:
-    if hasattr(splitter, "stream"):
-        stage: Stage = splitter
+def _number(address: Any) -> int:
+    number: int = address if isinstance(address, int) else address[0]
+    return number
+
+
+def _rng(context: Context, moment: object) -> random.Random:
+    return random.Random(f"shards/{context.seed or 0}/{moment}")
+
+
+def _as_stage(splitter: Any) -> Stage | None:
+    if splitter is None or hasattr(splitter, "stream"):
+        stage: Stage | None = splitter
         return stage
     return Splitter(splitter, as_list=True)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import re
-import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
-from mpwds.errors import SecurityError, SpecError
+from mpwds.errors import SecurityError
 from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.shards import SimpleShardList, Urls
-from mpwds.pipeline.stream import Address, Description, Stream
-from mpwds.storage.streams.gopen import open_at
+from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
+from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
+from mpwds.pipeline.stream import Address, Stream
 from mpwds.storage.streams.patterns import MAX_NAMES, expand_braces
 from mpwds.storage.streams.rewriting import check_url
-from mpwds.storage.streams.urls import is_local, without_credentials
-
-Path = tuple["str | int", ...]
-
-_REPR = reprlib.Repr()  # aliases can make a value too large to show
-_REPR.maxstring = _REPR.maxother = 200
-_shown = _REPR.repr
+from mpwds.storage.streams.urls import is_local
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"
 
-_TOP = ("prefix", "buckets", "datasets", "dataset", "epoch", "stop")
 _SOURCE = (
     *("name", "shards", "buckets"),
     *("choose", "perepoch", "resample", "probability", "weight"),
@@ -40,7 +31,6 @@ _SOURCE = (
 )
 _IN_BRACES = re.compile(r"\$\{(\w+)\}")
 _STOP_RULES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
-_PASSED_ON = ("scale", "scaleprob")
 _HANDLERS = (
     *("reraise_exception", "ignore_and_continue", "warn_and_continue"),
     *("ignore_and_stop", "warn_and_stop"),
@@ -49,21 +39,7 @@ _HANDLERS = (
 
 @dataclass(frozen=True)
 class SpecSource:
-    """One collection of shards of a specification.
-
-    Attributes:
-        name: Its name.
-        urls: Its shards.
-        choose: Shards drawn without replacement for each epoch; all where ``None``.
-        resample: Shards drawn with replacement for each epoch.
-        weight: Share of its samples in a mix of samples; ``None`` where shards are mixed.
-        extensions: New names of the members to read, by their extensions; all members where empty.
-        meta: Fields that each of its samples gets.
-        handler: What to do about a shard that cannot be read; the dataset's handler where ``None``.
-        subsample: Share of its samples that is kept.
-        shuffle: Samples in its shuffle buffer; 0 for none.
-        epoch: Its samples in an epoch, in each worker; all where ``None``.
-    """
+    """One collection of shards of a specification; docs/specifications.md describes its options."""
 
     name: str
     urls: tuple[str, ...]
@@ -80,8 +56,7 @@ class SpecSource:
     @property
     def mixes_samples(self) -> bool:
         """Whether it has an option that only a mix of samples can honour."""
-        asks = self.subsample < 1 or self.shuffle > 0
-        return asks or self.weight is not None or self.epoch is not None
+        return self != self.of_shards()
 
     def of_shards(self) -> SpecSource:
         """The same shards, without the options that need a mix of samples."""
@@ -99,7 +74,6 @@ class DatasetSpec:
     """A checked dataset specification.
 
     Attributes:
-        sources: The collections of shards.
         epoch: Samples in an epoch, in each worker; all where ``None``.
         stop: When a mix of samples without ``epoch`` ends: see ``mpwds.RandomMix``.
         file: The file it was read from; ``None`` for a dict.
@@ -131,19 +105,8 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
           - name: books
             shards: [books-{000..999}.tar]
             choose: 50                        # 50 of them, others in every epoch
-          - name: rendered
-            buckets: synthetic/
-            shards: rendered-{0..9}.tar
-            resample: 20                      # 20 draws with replacement
-            extensions: {jpg: nrm.jpg, txt: gt.txt}
-            scale: [0.5, 2.0]
 
-    docs/specifications.md lists all keys. If no source has ``weight``, ``subsample``, ``shuffle`` or
-    ``epoch``, *shards* are mixed: the shards of all sources are shuffled together and divided among nodes and
-    workers, one is open at a time, and the proportions are those of the shards. Otherwise *samples* are
-    mixed: each source is a dataset of its own, divided among the workers on its own, and
-    :class:`mpwds.RandomMix` draws from them by weight (1 by default), until all are exhausted or ``stop``
-    says otherwise. With ``epoch`` at the top they repeat.
+    docs/specifications.md lists all keys, and tells when shards are mixed and when samples are.
 
     Args:
         spec: Path or URL of a YAML file, or a dict of the same form.
@@ -153,8 +116,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
 
     Raises:
         SpecError: The specification is invalid; the message gives file, line and key.
-        SecurityError: A URL runs a command or, in a file from another machine, contains a variable of the
-            environment, and the specification is not trusted.
+        SecurityError: An untrusted specification does one of these.
         OSError: The file cannot be read.
         ImportError: PyYAML is missing: the extra ``mpwds[yaml]`` brings it.
 
@@ -171,7 +133,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
         return spec
     top = read_spec(spec)
     trusted = top.file is None if trusted is None else trusted
-    top.mapping(*_TOP)
+    top.mapping("prefix", "buckets", "datasets", "dataset", "epoch", "stop")
     if ("datasets" in top) == ("dataset" in top):
         top.fail("must have one key `datasets`, the list of sources")
     prefix = _expand(top.get("prefix", ""), trusted)
@@ -193,7 +155,12 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
     if "shards" not in source:
         source.fail("has no key `shards`")
     buckets = source["buckets"] if "buckets" in source else top.get("buckets", "")
-    bucket = "" if buckets.value in ("", []) else _expand(_only(buckets), trusted)
+    bucket = ""
+    if buckets.value not in ("", []):
+        given, *others = buckets.strings()
+        if others:
+            others[0].fail("is a second bucket; a source has one: write a source for each")
+        bucket = _expand(given, trusted)
     urls: list[str] = []
     for pattern in source["shards"].strings():
         urls += _urls(pattern, prefix, bucket, trusted)
@@ -209,7 +176,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         source[counts[0]].fail(
             f"is {choose}, but there are only {len(urls)} shards; `resample` draws with replacement"
         )
-    meta = dict(source["meta"].mapping().value) if "meta" in source else {}
+    fields = {f"__{key}__": source[key].value for key in ("scale", "scaleprob") if key in source}
     return SpecSource(
         name=source.get("name", f"@{bucket}").text(),
         urls=tuple(urls),
@@ -217,10 +184,10 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         resample=_optional(source, "resample"),
         weight=source[weights[0]].number() if weights else None,
         extensions=_extensions(source["extensions"]) if "extensions" in source else {},
-        meta={**{f"__{key}__": source[key].value for key in _PASSED_ON if key in source}, **meta},
+        meta={**fields, **source.get("meta", {}).mapping().value},
         handler=_handler(source["handler"]) if "handler" in source else None,
-        subsample=source["subsample"].number(0.0, 1.0) if "subsample" in source else 1.0,
-        shuffle=source["shuffle"].integer(0) if "shuffle" in source else 0,
+        subsample=source.get("subsample", 1.0).number(most=1.0),
+        shuffle=source.get("shuffle", 0).integer(0),
         epoch=_optional(source, "epoch"),
     )
 
@@ -244,13 +211,6 @@ def _check_count(shards: int, at: SpecValue) -> None:
         at.fail(f"brings the shards to {shards}; {MAX_NAMES} are allowed")
 
 
-def _only(buckets: SpecValue) -> SpecValue:
-    strings = buckets.strings()
-    if len(strings) > 1:
-        strings[1].fail("is a second bucket; a source has one: write a source for each")
-    return strings[0]
-
-
 def _optional(value: SpecValue, key: str) -> int | None:
     return value[key].integer(1) if key in value else None
 
@@ -271,9 +231,8 @@ def _handler(value: SpecValue) -> Handler:
 
 def _expand(value: SpecValue, trusted: bool) -> str:
     text = value.text()
-    expanded = os.path.expanduser(
-        os.path.expandvars(_IN_BRACES.sub(lambda name: _variable(value, name), text))
-    )
+    substituted = _IN_BRACES.sub(lambda name: _variable(value, name), text)
+    expanded = os.path.expanduser(os.path.expandvars(substituted))
     if expanded != text and not trusted and value.file is not None and not is_local(value.file):
         raise SecurityError(
             f"{value.where}: {text!r} has a variable of your environment (or ~), which a file from "
@@ -283,12 +242,12 @@ def _expand(value: SpecValue, trusted: bool) -> str:
 
 
 def _variable(value: SpecValue, name: re.Match[str]) -> str:
-    set_here = [variable for variable in (f"WDS_{name[1]}", name[1]) if variable in os.environ]
-    if not set_here:
+    found = os.environ.get(f"WDS_{name[1]}", os.environ.get(name[1]))
+    if found is None:
         value.fail(
             f"needs the environment variable {name[1]} or WDS_{name[1]}; neither is set: {value.value!r}"
         )
-    return os.environ[set_here[0]]
+    return found
 
 
 def _vouching(value: SpecValue) -> str:
@@ -309,8 +268,6 @@ class MultiShardSample(IterableSource):
         fname: A YAML file, a dict of the same form, or a result of ``mpwds.load_spec``.
 
     Raises:
-        SpecError: The specification is invalid.
-        SecurityError: A URL in the file runs a command.
         ValueError: The specification mixes samples rather than shards: only ``WebDataset(spec)`` does that.
 
     Source:
@@ -340,9 +297,6 @@ class MultiShardSample(IterableSource):
         """Selects other draws, the same in all processes that set the same number.
 
         There is no need to call it in a pipeline, which counts epochs itself.
-
-        Args:
-            epoch: Any whole number.
         """
         self._series = epoch
         super().set_epoch(0)
@@ -350,10 +304,12 @@ class MultiShardSample(IterableSource):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         rng = random.Random(f"sources/{context.seed or 0}/{context.epoch}/{self._series}")
         order: list[int] = []
-        first = 0
+        urls: list[str] = []
+        shard_options: list[dict[str, Any]] = []
         for source in self.spec.sources:
-            numbers = range(first, first + len(source.urls))
-            first += len(source.urls)
+            numbers = range(len(urls), len(urls) + len(source.urls))
+            urls += source.urls
+            shard_options += [source.options] * len(source.urls)
             if source.resample is not None:
                 order += rng.choices(numbers, k=source.resample)
             elif source.choose is not None:
@@ -361,17 +317,16 @@ class MultiShardSample(IterableSource):
             else:
                 order += numbers
         rng.shuffle(order)
-        return _Sampled(self.spec, order)
+        times: Counter[int] = Counter()
+        addresses: list[Address] = []
+        for number in order:
+            addresses.append((number, times[number]))
+            times[number] += 1
+        return Shards(urls, addresses, options=shard_options)
 
 
 def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:
-    """The list of shards for a pattern or a YAML file.
-
-    Args:
-        spec: A pattern, an iterable of names, or the path of a specification (``.yaml``, ``.yml``).
-
-    Raises:
-        ValueError: There are no shards, or the specification is invalid.
+    """The list of shards for a pattern, an iterable of names, or the path of a YAML specification.
 
     Example:
         >>> len(shardspec("x-{0..9}.tar"))
@@ -380,198 +335,3 @@ def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:
     if isinstance(spec, (str, os.PathLike)) and os.fspath(spec).endswith((".yaml", ".yml")):
         return MultiShardSample(spec)
     return SimpleShardList(spec)
-
-
-class _Sampled:
-    def __init__(self, spec: DatasetSpec, order: list[int]) -> None:
-        self._shards = [
-            {"url": url, **({"options": source.options} if source.options else {})}
-            for source in spec.sources
-            for url in source.urls
-        ]
-        self._order = order
-        self._cursor = 0
-        self._times: Counter[int] = Counter()
-
-    def __iter__(self) -> _Sampled:
-        return self
-
-    def __next__(self) -> tuple[Address, dict[str, Any]]:
-        if self._cursor >= len(self._order):
-            raise StopIteration
-        number = self._order[self._cursor]
-        self._cursor += 1
-        address = number, self._times[number]
-        self._times[number] += 1
-        return address, dict(self._shards[number])
-
-    def fetch(self, address: Any) -> dict[str, Any]:
-        return dict(self._shards[address[0]])
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        url = self._shards[address[0]]["url"]
-        return Description(f"shard {url}", url)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
-        self._times = Counter(self._order[: self._cursor])
-
-
-class SpecValue:
-    """A value of a specification that knows its file, line and key.
-
-    Args:
-        value: The value that YAML gave.
-        file: The file that it is in.
-        lines: Line of each value in the file, by path.
-        path: Keys and indices that lead to it.
-
-    Example:
-        >>> spec = SpecValue({"datasets": [{"choose": "many"}]})
-        >>> spec["datasets"].items()[0]["choose"].where
-        'datasets[0].choose of the specification'
-    """
-
-    def __init__(
-        self, value: Any, file: str | None = None, lines: Mapping[Path, int] | None = None, path: Path = ()
-    ) -> None:
-        self.value = value
-        self.file = file
-        self._lines = lines or {}
-        self._path = path
-
-    @property
-    def key(self) -> str:
-        """The keys that lead here: ``datasets[1].choose``."""
-        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self._path)
-        return steps.removeprefix(".")
-
-    @property
-    def where(self) -> str:
-        """The place, for messages: ``words.yaml, line 7, datasets[1].choose``."""
-        if self.file is None:
-            return f"{self.key} of the specification" if self._path else "the specification"
-        line = self._lines.get(self._path)
-        return ", ".join(filter(None, [self.file, f"line {line}" if line else "", self.key]))
-
-    def fail(self, problem: str) -> NoReturn:
-        """Raises :class:`SpecError` about this value: ``words.yaml, line 7, datasets[1].choose: ...``."""
-        raise SpecError(f"{self.where} {problem}", self.file, self._lines.get(self._path), self.key)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.value
-
-    def __getitem__(self, key: str | int) -> SpecValue:
-        return SpecValue(self.value[key], self.file, self._lines, (*self._path, key))
-
-    def get(self, key: str, default: Any = None) -> SpecValue:
-        """The value under ``key``, or ``default`` at its place."""
-        return SpecValue(self.value.get(key, default), self.file, self._lines, (*self._path, key))
-
-    def mapping(self, *allowed: str) -> SpecValue:
-        """This value, which must be a mapping; with ``allowed``, one without other keys."""
-        if not isinstance(self.value, dict):
-            self.fail(f"must be a mapping, got {_shown(self.value)}")
-        for key in self.value:
-            if not isinstance(key, str):
-                self.fail(f"has the key {key!r}, which is not a string")
-            if allowed and key not in allowed:
-                self[key].fail(f"is unknown: allowed here are {', '.join(allowed)}")
-        return self
-
-    def items(self) -> list[SpecValue]:
-        """The items of this value, which must be a non-empty list."""
-        if not isinstance(self.value, list) or not self.value:
-            self.fail(f"must be a list of at least one item, got {_shown(self.value)}")
-        return [self[index] for index in range(len(self.value))]
-
-    def strings(self) -> list[SpecValue]:
-        """The strings of this value, a string or a list of strings."""
-        values = [self] if isinstance(self.value, str) else self.items()
-        for value in values:
-            if not isinstance(value.value, str) or not value.value:
-                value.fail(f"must be a string, got {_shown(value.value)}")
-        return values
-
-    def text(self) -> str:
-        """This value, which must be a string."""
-        if not isinstance(self.value, str):
-            self.fail(f"must be a string, got {_shown(self.value)}")
-        text: str = self.value
-        return text
-
-    def integer(self, least: int) -> int:
-        """This value, which must be a whole number and at least ``least``."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            self.fail(f"must be a whole number, {least} or more, got {_shown(self.value)}")
-        integer: int = self.value
-        return integer
-
-    def number(self, least: float = 0.0, most: float = math.inf) -> float:
-        """This value, which must be a number from ``least`` to ``most``."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            bounds = f"{least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
-            self.fail(f"must be a number, {bounds}, got {_shown(value)}")
-        if math.isinf(value):
-            self.fail("must be finite")
-        return float(value)
-
-
-def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
-    """Parses a specification: a YAML file by path or URL, or a dict.
-
-    Raises:
-        SpecError: The file is not YAML, or has a key twice.
-        OSError: It cannot be read.
-        ImportError: PyYAML is missing.
-    """
-    if isinstance(spec, Mapping):
-        return SpecValue(dict(spec))
-    file = os.fspath(spec)
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(
-            f"reading the dataset specification {file} needs PyYAML: pip install 'mpwds[yaml]'"
-        ) from error
-    with open_at(file) as stream:
-        content = stream.read()
-    file = without_credentials(file)
-    try:
-        text = content.decode()
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        value = yaml.safe_load(text)
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{file} is not YAML: it is not UTF-8 text ({error})", file) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = None if mark is None else mark.line + 1
-        at = file if line is None else f"{file}, line {line}"
-        raise SpecError(f"{at} is not YAML: {getattr(error, 'problem', None) or error}", file, line) from None
-    lines: dict[Path, int] = {}
-    for path, line in _lines(node, (), set()):
-        if path in lines:
-            raise SpecError(
-                f"{file}, line {line}: the key {path[-1]!r} is already in line {lines[path]}", file, line
-            )
-        lines[path] = line
-    return SpecValue(value, file, lines)
-
-
-def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
-    """The line of each value below a YAML node; for a mapping's value, the line of its key.
-
-    A value that aliases repeat is visited once: it may contain itself, or be too large to visit each time.
-    """
-    if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
-        seen.add(id(node))
-        for number, item in enumerate(node.value):
-            key_node, value_node = item if isinstance(item, tuple) else (item, item)
-            step = key_node.value if isinstance(item, tuple) else number
-            if isinstance(step, (str, int)):
-                yield (*path, step), key_node.start_mark.line + 1
-                yield from _lines(value_node, (*path, step), seen)

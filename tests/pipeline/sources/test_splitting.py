@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.sources.splitting import (
-    Splitter,
+from mpwds.pipeline.sources.shards import (
+    SimpleShardList,
     non_empty,
     single_node_only,
     split_by_node,
     split_by_worker,
 )
+from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import Source
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]
