@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, check_raises
-from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
-from mpwds.pipeline.notes import arguments, explain
-from mpwds.pipeline.randomness import Call, States, put_aside, put_back, unseeded
+from mpwds.pipeline.notes import arguments, arguments_of, explain
+from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
 from mpwds.pipeline.stream import Address, Derived, Stream
 from mpwds.tracebacks import shorten
 
@@ -60,21 +60,53 @@ class Filter(ABC):
         """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
-        """How many elements the stage makes of ``incoming``.
-
-        Raises:
-            LengthUnknown: The stage cannot know, which is the default.
-        """
+        """See above; raises ``LengthUnknown`` by default."""
         raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         return plain(self.stream(IteratorStream(source), Context.current()))
 
 
-class OneOfEach(Filter):
-    """Base of stages that make one element of each, unless their error handler skips it."""
+class Configured(Filter):
+    """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
+
+    If a stage has a field ``handler``, it must be an error handler.
+    """
+
+    called: ClassVar[str]
+
+    def __init_subclass__(cls, called: str | None = None) -> None:
+        if called is not None:
+            cls.called = called
+
+    def __post_init__(self) -> None:
+        check_handler(self.called, getattr(self, "handler", reraise_exception))
+
+    def __str__(self) -> str:
+        return f"{self.called}({arguments_of(self)})"
+
+
+class Applying(Configured):
+    """Base of stages that apply a function to each element: ``apply``, or what ``prepared`` returns."""
 
     handler: Handler
+    draws: ClassVar[bool] = True
+    """Whether the function may draw random numbers, as a user's may."""
+
+    def apply(self, element: Any) -> Any:
+        """What the stage makes of an element; ``None`` drops it."""
+        raise NotImplementedError
+
+    def prepared(self) -> Callable[[Any], Any]:
+        """The function to apply in one epoch."""
+        return self.apply
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self.prepared(), seeded(context) if self.draws else unseeded)
+
+
+class OneOfEach(Applying):
+    """Base of those that make one element of each, unless their error handler skips it."""
 
     def count_of(self, incoming: Count) -> Count:
         check_raises(self, self.handler)
@@ -114,12 +146,10 @@ class Handled(Derived[Any]):
 
     A handler with a method ``watch(stage, next)`` can count elements. It gets the stage's name and the
     function that returns the next element, and returns a function to call instead.
-
-    Attributes:
-        on_skipped: Called with the exception of each element that a handler skips.
     """
 
     on_skipped: Callable[[Exception], object] | None = None
+    """Called with the exception of each element that a handler skips."""
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source)
@@ -182,21 +212,12 @@ class Handled(Derived[Any]):
 
 
 class Applied(Handled):
-    """The stream of ``function(element)``, at the same addresses. ``None`` drops the element.
-
-    Args:
-        call: How to call the function: ``seeded(context)`` if it is a user's, which may draw random numbers.
-    """
+    """The stream of ``function(element)``, called by ``call``, at the same addresses. ``None`` drops it."""
 
     def __init__(
-        self,
-        source: Stream[Any],
-        stage: object,
-        function: Callable[[Any], Any],
-        call: Call = unseeded,
-        handler: Handler = reraise_exception,
+        self, source: Stream[Any], stage: Applying, function: Callable[[Any], Any], call: Call
     ) -> None:
-        super().__init__(source, stage, handler)
+        super().__init__(source, stage, stage.handler)
         self._function = function
         self._call = call
 
@@ -249,7 +270,7 @@ class Generator(Filter):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(
-                f"a stage is an object with a method stream(source, context) or a function of an iterator, "
+                "a stage is an object with a method stream(source, context) or a function of an iterator, "
                 f"got {self.function!r}"
             )
 

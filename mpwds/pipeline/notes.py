@@ -1,9 +1,10 @@
-"""What errors say: the stage, the element, and how a call prints."""
+"""What errors say: about an element, about the arguments of a stage, and how a call prints."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from mpwds.pipeline.stream import Description, Stream
@@ -105,6 +106,40 @@ def changed(stage: Any, *names: str) -> dict[str, object]:
     """The fields of a dataclass, among ``names``, that differ from their defaults, for :func:`arguments`."""
     defaults = {field.name: field.default for field in dataclasses.fields(stage)}
     return options(**{name: (getattr(stage, name), defaults[name]) for name in names})
+
+
+def arguments_of(stage: Any) -> str:
+    """The arguments of a stage that is a dataclass: fields without a default, then the changed others.
+
+    A tuple without a default counts as several arguments, a dict as keyword arguments.
+    """
+    values: list[object] = []
+    named: dict[str, object] = {}
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        if field.default is not dataclasses.MISSING:
+            named.update(options(**{field.name: (value, field.default)}))
+        elif isinstance(value, dict):
+            named.update(value)
+        elif isinstance(value, tuple):
+            values.extend(value)
+        else:
+            values.append(value)
+    return arguments(*values, **named)
+
+
+def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> None:
+    """Raises ``TypeError`` if an argument is not an integer, ``ValueError`` if it is below ``least``."""
+    if not isinstance(value, Integral):
+        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{stage}: {name} must be at least {least}, got {value}")
+
+
+def check_function(stage: str, function: object, expected: str = "a function") -> None:
+    """Raises ``TypeError`` if ``function`` is not callable."""
+    if not callable(function):
+        raise TypeError(f"{stage}: expected {expected}, got {function!r}")
 
 
 def _argument(value: object) -> str:

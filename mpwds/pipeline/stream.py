@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
 
@@ -122,8 +122,11 @@ class PipelineSource(Protocol):
 class Derived(ABC, Generic[T]):
     """Base of streams that read another stream and keep its addresses.
 
-    ``_source`` is the other stream, ``_next`` its ``__next__``.
+    ``_source`` is the other stream, ``_next`` its ``__next__``. The state includes the attributes named by
+    ``_counters``.
     """
+
+    _counters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, source: Stream[Any]) -> None:
         self._source = source
@@ -143,10 +146,12 @@ class Derived(ABC, Generic[T]):
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"source": self._source.state_dict()}
+        return {"source": self._source.state_dict(), **{name: getattr(self, name) for name in self._counters}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state["source"])
+        for name in self._counters:
+            setattr(self, name, state[name])
 
 
 class Source(Generic[T]):
@@ -202,7 +207,7 @@ def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> 
     """The plain elements that ``stage`` makes of those of ``iterable``.
 
     Example:
-        >>> from mpwds.pipeline.stages.batched import Batched
+        >>> from mpwds.pipeline.stages.batches import Batched
         >>> collect(Batched(2, collation_fn=None), "abc")
         [['a', 'b'], ['c']]
     """

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.collation.padded import Padded
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep, check_raises, rows_in
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.stages.batches import Batches, CollationFunction, check_collation_fn
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.stages.batches import Batched, CollationFunction
 from mpwds.pipeline.stages.bucketed import BatchedBySize, size_in_bytes
-from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
 @explained
@@ -52,8 +44,8 @@ def batched(
             exception. To continue skips all elements of the batch, or that element.
 
     Raises:
-        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` was passed without ``max_total`` or
-            together with ``max_bytes``; or, while iterating, ``by`` returns something other than a size.
+        ValueError: ``batchsize`` or a limit is not above 0, or the limits do not go together; or, while
+            iterating, ``by`` returns something other than a size.
         TypeError: An argument is not a number, or a function is not callable.
 
     Source:
@@ -98,72 +90,3 @@ def listed(batchsize: int = 20, partial: bool = True) -> Batched:
 
 
 batch = batched  # in webdataset 0.1's documentation
-
-
-@dataclass(frozen=True)
-class Batched(Filter):
-    """The stage that ``batched(batchsize)`` makes."""
-
-    batchsize: int = 20
-    collation_fn: CollationFunction | None = default_collation_fn
-    partial: bool = True
-    handler: Handler = reraise_exception
-
-    samples_in = staticmethod(rows_in)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.batchsize, Integral):
-            raise TypeError(f"batched: batchsize must be a whole number, got {self.batchsize!r}")
-        if self.batchsize < 1:
-            raise ValueError(f"batched: batchsize must be at least 1, got {self.batchsize}")
-        check_collation_fn("batched", self.collation_fn)
-        check_handler("batched", self.handler)
-
-    def __str__(self) -> str:
-        more = changed(self, "collation_fn", "partial", "handler")
-        return f"batched({arguments(self.batchsize, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        check_raises(self, self.handler)
-        count = incoming.batched(self.batchsize, self.partial)
-        keeps_rows = self.collation_fn is default_collation_fn or isinstance(self.collation_fn, Padded)
-        return count if keeps_rows else Count(count.elements)
-
-    @property
-    def row_step(self) -> RowStep | None:
-        if self.collation_fn is not default_collation_fn or self.handler is not reraise_exception:
-            return None
-        return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Counted(self, source, context)
-
-
-class _Counted(Batches):
-    def __init__(self, stage: Batched, source: Stream[Any], context: Context) -> None:
-        super().__init__(source, stage, stage.collation_fn, stage.handler, context)
-        self._size = stage.batchsize
-        self._partial = stage.partial
-        self._held: list[tuple[Address, Any]] = []
-
-    def __next__(self) -> tuple[Address, Any]:
-        while True:
-            held = self._held  # filled one by one: elements taken before an error are kept
-            try:
-                for _ in range(self._size - len(held)):
-                    held.append(self._next())
-            except StopIteration:
-                if not held or not self._partial:
-                    self._held = []
-                    raise
-            self._held = []
-            batch = self._batch(held)
-            if batch is not None:
-                return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held": [address for address, _ in self._held]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._held = fetch_held(self._source, state["held"])

@@ -8,19 +8,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import rows_in
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import arguments, changed, check_whole
 from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stages.batches import Batches, CollationFunction, check_collation_fn
+from mpwds.pipeline.stages.batches import Batches, Batching, CollationFunction
 from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
@@ -82,7 +81,7 @@ def bucketed(
 
 
 @dataclass(frozen=True)
-class Bucketed(Filter):
+class Bucketed(Batching, called="bucketed"):
     """The stage that ``bucketed`` makes."""
 
     by: Callable[[Any], float]
@@ -94,10 +93,8 @@ class Bucketed(Filter):
     include_padding: bool = False
     handler: Handler = reraise_exception
 
-    name: ClassVar[str] = "bucketed"
-    samples_in = staticmethod(rows_in)
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not all(low < high for low, high in pairwise(self.edges)):
             raise ValueError(f"bucketed: edges must ascend, got {list(self.edges)}")
         sizes = self.batchsizes()
@@ -110,9 +107,15 @@ class Bucketed(Filter):
             raise ValueError("bucketed: pass batchsize or max_total, which say when a batch is complete")
         if self.include_padding and self.max_total is None:
             raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
-        _check_limits(self.name, self.by, self.max_total, sizes)
-        check_collation_fn(self.name, self.collation_fn)
-        check_handler(self.name, self.handler)
+        if not callable(self.by):
+            raise TypeError(f"{self.called}: by must be a function that measures an element, got {self.by!r}")
+        if self.max_total is not None and not isinstance(self.max_total, Real):
+            raise TypeError(f"{self.called}: a limit must be a number, got {self.max_total!r}")
+        if self.max_total is not None and not self.max_total > 0:
+            raise ValueError(f"{self.called}: a limit must be above 0, got {self.max_total}")
+        for batchsize in sizes:
+            if batchsize is not None:
+                check_whole(self.called, "batchsize", batchsize, least=1)
 
     def __str__(self) -> str:
         names = ("batchsize", "collation_fn", "partial", "max_total", "include_padding", "handler")
@@ -128,12 +131,10 @@ class Bucketed(Filter):
 
 
 @dataclass(frozen=True)
-class BatchedBySize(Bucketed):
+class BatchedBySize(Bucketed, called="batched"):
     """The stage that ``batched(max_bytes=...)`` and ``batched(by=..., max_total=...)`` make: one bucket."""
 
     collation_fn: CollationFunction | None = default_collation_fn
-
-    name: ClassVar[str] = "batched"
 
     def __str__(self) -> str:
         count = [] if self.batchsize is None else [self.batchsize]
@@ -174,8 +175,8 @@ def size_in_bytes(element: Any) -> int:
 class _Bucket:
     """The elements of one batch that is being filled, up to ``most`` elements and ``max_total``."""
 
-    most: int | None
-    max_total: float | None
+    most: float
+    max_total: float
     include_padding: bool
     held: list[tuple[Address, Any]] = field(default_factory=list)
     total: float = 0
@@ -194,58 +195,50 @@ class _Bucket:
     def has_room_for(self, size: float) -> bool:
         """Whether the limits allow one more element of this size."""
         count = len(self.held) + 1
-        if self.most is not None and count > self.most:
-            return False
         total = max(self.largest, size) * count if self.include_padding else self.total + size
-        return self.max_total is None or total <= self.max_total
+        return count <= self.most and total <= self.max_total
 
     @property
     def is_full(self) -> bool:
-        """Whether the limits allow no further element of any size."""
-        if self.most is not None and len(self.held) >= self.most:
-            return True
-        if self.max_total is None:
-            return False
-        if self.include_padding:
-            return self.largest * (len(self.held) + 1) > self.max_total
-        return self.total >= self.max_total
+        """Whether the limits allow no further element with a size above 0."""
+        return not self.has_room_for(0) or (not self.include_padding and self.total >= self.max_total)
 
 
 class _Binned(Batches):
     """The stream of batches that fill up side by side.
 
-    A bucket is yielded when it is full or the next element does not fit. At the end the stream yields the
-    rest of the buckets, in their order.
+    A bucket is yielded when it is full or the next element does not fit; the others at the end, in order.
     """
 
     def __init__(self, stage: Bucketed, source: Stream[Any], context: Context) -> None:
-        super().__init__(source, stage, stage.collation_fn, stage.handler, context)
+        super().__init__(source, stage, context)
         self._by = stage.by
         self._call_by = unseeded if stage.by is size_in_bytes else seeded(context)
         self._edges = stage.edges
         self._max_total = stage.max_total
         self._partial = stage.partial
-        self._buckets = [_Bucket(most, stage.max_total, stage.include_padding) for most in stage.batchsizes()]
+        most_total = inf if stage.max_total is None else stage.max_total
+        self._buckets = [
+            _Bucket(inf if most is None else most, most_total, stage.include_padding)
+            for most in stage.batchsizes()
+        ]
         self._warned = False
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
+            held: list[tuple[Address, Any]] = []
             try:
                 address, element = self._next()
-                size = self._measured(address, element)
+                try:
+                    size = self._size(address, element)
+                except Exception as error:
+                    self._handle(error, address, element)
+                else:
+                    held = self._put((address, element), size)
             except StopIteration:
                 held = self._left_over()
-            else:
-                held = [] if size is None else self._put((address, element), size)
             if held and (batch := self._batch(held)) is not None:
                 return batch
-
-    def _measured(self, address: Address, element: Any) -> float | None:
-        try:
-            return self._size(address, element)
-        except Exception as error:
-            self._handle(error, address, element)
-            return None
 
     def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
         bucket = self._buckets[bisect_right(self._edges, size)]
@@ -280,11 +273,10 @@ class _Binned(Batches):
     def _warn_of(self, item: tuple[Address, Any], size: float) -> None:
         if not self._warned:
             self._warned = True
-            place = self._source.describe(*item)
             warnings.warn(
-                f"{place} has a size of {size}, above the limit of {self._max_total} for a batch in "
-                f"{self._stage}: it becomes a batch of its own, as do other elements above the limit; "
-                "select() can drop them",
+                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._max_total} "
+                f"for a batch in {self._stage}: it becomes a batch of its own, as do other elements above "
+                "the limit; select() can drop them",
                 stacklevel=2,
             )
 
@@ -300,17 +292,3 @@ class _Binned(Batches):
             for _ in held:
                 item = next(items)
                 bucket.add(item, self._size(*item))
-
-
-def _check_limits(stage: str, by: object, max_total: float | None, batchsizes: tuple[Any, ...]) -> None:
-    if not callable(by):
-        raise TypeError(f"{stage}: by must be a function that measures an element, got {by!r}")
-    if max_total is not None and not isinstance(max_total, Real):
-        raise TypeError(f"{stage}: a limit must be a number, got {max_total!r}")
-    if max_total is not None and not max_total > 0:
-        raise ValueError(f"{stage}: a limit must be above 0, got {max_total}")
-    for batchsize in batchsizes:
-        if batchsize is not None and not isinstance(batchsize, Integral):
-            raise TypeError(f"{stage}: batchsize must be a whole number, got {batchsize!r}")
-        if batchsize is not None and batchsize < 1:
-            raise ValueError(f"{stage}: batchsize must be at least 1, got {batchsize}")

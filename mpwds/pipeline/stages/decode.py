@@ -11,8 +11,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES
 from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stream import Stream
 
@@ -61,7 +60,7 @@ def decode(
 
 
 @dataclass(frozen=True)
-class Decode(OneOfEach):
+class Decode(OneOfEach, called="decode"):
     """The stage that ``decode`` makes."""
 
     handlers: tuple[HandlerSpec, ...]
@@ -74,18 +73,13 @@ class Decode(OneOfEach):
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
     def __post_init__(self) -> None:
-        self._decoder()
-        check_handler("decode", self.handler)
-
-    def __str__(self) -> str:
-        names = ("pre", "post", "only", "partial", "handler", "allow_pickle", "max_decompressed_bytes")
-        return f"decode({arguments(*self.handlers, **changed(self, *names))})"
+        super().__post_init__()
+        self._decoder()  # checks the handlers
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         decoder = self._decoder()
         # The built-in handlers draw no random numbers.
-        call = unseeded if decoder.takes_views else seeded(context)
-        return Applied(source, self, decoder, call, self.handler)
+        return Applied(source, self, decoder, unseeded if decoder.takes_views else seeded(context))
 
     def _decoder(self) -> Decoder:
         return Decoder(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.handlers import Handler, reraise_exception
 
 
 @explained
@@ -72,16 +69,10 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
 def getfirst(
     a: Mapping[str, Any], keys: str | Iterable[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """The value of the first of several fields that a sample has.
+    """The value of the first of the fields ``keys``, a list or ``"png;jpg"``, that the sample ``a`` has.
 
-    Args:
-        a: The sample.
-        keys: Field names, as a list or as ``"png;jpg"``.
-        default: Returned if the sample has none of the fields and ``missing_is_error`` is false.
-        missing_is_error: Whether it is an error if the sample has none of the fields.
-
-    Raises:
-        ValueError: The sample has none of the fields, or a name in ``keys`` contains a space.
+    If it has none of them, that is a ``ValueError``, or ``default`` is returned if ``missing_is_error`` is
+    false.
 
     Example:
         >>> getfirst({"__key__": "a", "jpg": b".."}, "png;jpg")
@@ -100,10 +91,7 @@ def getfirst(
 
 
 def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
-    """The alternative names for each field of a specification.
-
-    Args:
-        fields: ``"png;jpg cls"``, or a list with a specification such as ``"png;jpg"`` for each field.
+    """The alternative names for each field of a specification, ``"png;jpg cls"`` or ``["png;jpg", "cls"]``.
 
     Example:
         >>> parse_field_spec("png;jpg cls")
@@ -114,12 +102,7 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
-    """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``.
-
-    Raises:
-        TypeError: ``spec`` is neither a string nor a list of strings.
-        ValueError: There are no names, or one contains a space.
-    """
+    """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``."""
     if isinstance(spec, str):
         names = tuple([name for name in spec.split(";") if name])
     elif isinstance(spec, Iterable):
@@ -148,7 +131,7 @@ def check_sample(stage: str, sample: Any) -> None:
 
 
 @dataclass(frozen=True)
-class ToTuple(OneOfEach):
+class ToTuple(OneOfEach, called="to_tuple"):
     """The stage that ``to_tuple`` makes."""
 
     specs: tuple[str | Iterable[str], ...]
@@ -156,17 +139,12 @@ class ToTuple(OneOfEach):
     none_is_error: bool | None = None
     handler: Handler = reraise_exception
 
+    draws: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self._fields():
             raise ValueError("to_tuple: no fields given; write to_tuple('png', 'cls'), for example")
-        check_handler("to_tuple", self.handler)
-
-    def __str__(self) -> str:
-        more = changed(self, "missing_is_error", "none_is_error", "handler")
-        return f"to_tuple({arguments(*self.specs, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._picker(), handler=self.handler)
 
     def _fields(self) -> list[tuple[str, ...]]:
         try:
@@ -175,7 +153,7 @@ class ToTuple(OneOfEach):
         except (TypeError, ValueError) as error:
             raise type(error)(f"to_tuple: {error}") from None
 
-    def _picker(self) -> Callable[[Any], tuple[Any, ...]]:
+    def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
         fields, missing_is_error = self._fields(), self.missing_is_error
         none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
 
@@ -201,24 +179,20 @@ class ToTuple(OneOfEach):
 
 
 @dataclass(frozen=True)
-class Rename(OneOfEach):
+class Rename(OneOfEach, called="rename"):
     """The stage that ``rename`` makes."""
 
     fields: dict[str, str | Iterable[str]]
     keep: bool = True
     handler: Handler = reraise_exception
 
+    draws: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        check_handler("rename", self.handler)
-        self._renaming()
+        super().__post_init__()
+        self.prepared()  # checks the names
 
-    def __str__(self) -> str:
-        return f"rename({arguments(**self.fields, **changed(self, 'keep', 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._renaming(), handler=self.handler)
-
-    def _renaming(self) -> Callable[[Any], dict[str, Any]]:
+    def prepared(self) -> Callable[[Any], dict[str, Any]]:
         fields, keep = {new: alternatives(old) for new, old in self.fields.items()}, self.keep
         replaced = frozenset(old for names in fields.values() for old in names)
 

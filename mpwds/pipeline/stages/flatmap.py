@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import Configured
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import check_function
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.map import key_of, with_key
 from mpwds.pipeline.stages.unbatched import Parts, Take
@@ -21,15 +21,14 @@ from mpwds.pipeline.stream import Address, Stream, reached_end
 def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception) -> Flatmap:
     """Stage that yields each element of ``f(element)``, for each element.
 
-    A generator function could do the same as a stage of its own (``compose``). But elements from ``flatmap``
-    have addresses, so a loader can resume without running the epoch again. To fetch an element again, the
-    stage calls the function again and skips the elements before it. A generator runs only as far as elements
-    are requested, so its elements are never in memory together.
+    Unlike those of a generator function that is a stage itself (``compose``), the elements have addresses,
+    so a loader can resume without running the epoch again. To fetch an element again, the stage calls ``f``
+    again and skips the elements before it. If ``f`` is a generator function, its elements are never in
+    memory together.
 
     Args:
-        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. If it
-            makes a dict without ``__key__`` from a dict sample, the dict gets the sample's ``__key__``. In
-            one epoch, ``f`` draws the same random numbers each time it gets the same element.
+        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. Keys
+            and random numbers are as for :func:`~mpwds.pipeline.stages.map.map`.
         handler: Called when ``f`` raises an exception; the default raises it. The elements that ``f`` made
             before have been yielded by then.
 
@@ -48,19 +47,15 @@ def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise
 
 
 @dataclass(frozen=True)
-class Flatmap(Filter):
+class Flatmap(Configured, called="flatmap"):
     """The stage that ``flatmap`` makes."""
 
     function: Callable[[Any], Iterable[Any] | None]
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"flatmap: expected a function, got {self.function!r}")
-        check_handler("flatmap", self.handler)
-
-    def __str__(self) -> str:
-        return f"flatmap({arguments(self.function, **changed(self, 'handler'))})"
+        super().__post_init__()
+        check_function("flatmap", self.function)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Made(self, source, context)

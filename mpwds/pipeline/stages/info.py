@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Configured
 from mpwds.pipeline.notes import arguments, changed, explain
 from mpwds.pipeline.stages.map import key_of
 from mpwds.pipeline.stream import Address, Derived, Stream
@@ -81,7 +81,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
 
 @dataclass(frozen=True)
-class Info(Filter):
+class Info(Configured, called="info"):
     """The stage that ``info`` makes."""
 
     fmt: str | None = None
@@ -103,21 +103,21 @@ class Info(Filter):
 
     def lines(self, element: Any) -> list[str]:
         """The lines to print for an element."""
+        if self.fmt is not None and isinstance(element, dict):
+            return [self.fmt.format(**element)]
+        several = isinstance(element, (tuple, list))
         if self.fmt is not None:
-            fields = element if isinstance(element, (tuple, list)) else (element,)
-            return [self.fmt.format(**element) if isinstance(element, dict) else self.fmt.format(*fields)]
+            return [self.fmt.format(*element) if several else self.fmt.format(element)]
         first = f"--- {self.name}".rstrip()
-        if isinstance(element, dict):
-            return [first, *(f"{key} {self._cut(value)}" for key, value in element.items())]
-        if isinstance(element, (tuple, list)):
-            return [first, *(f"{index} {self._cut(value)}" for index, value in enumerate(element))]
-        return [first, self._cut(element)]
-
-    def _cut(self, value: Any) -> str:
-        return repr(value)[: self.width]
+        if not several and not isinstance(element, dict):
+            return [first, repr(element)[: self.width]]
+        fields = enumerate(element) if several else element.items()
+        return [first, *(f"{name} {repr(value)[: self.width]}" for name, value in fields)]
 
 
 class _Shown(Derived[Any]):
+    _counters = ("_count",)
+
     def __init__(self, stage: Info, source: Stream[Any]) -> None:
         super().__init__(source)
         self._stage = stage
@@ -134,25 +134,15 @@ class _Shown(Derived[Any]):
             except Exception as error:
                 explain(error, stage, self._source, address, element)
                 raise
-            print(*lines, sep="\n", file=stage.output if stage.output is not None else sys.stderr)
+            print(*lines, sep="\n", file=stage.output or sys.stderr)
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._count = state["count"]
 
 
 @dataclass(frozen=True)
-class LogKeys(Filter):
+class LogKeys(Configured, called="log_keys"):
     """The stage that ``log_keys`` makes."""
 
     logfile: str | None = None
-
-    def __str__(self) -> str:
-        return f"log_keys({arguments(*([self.logfile] if self.logfile else []))})"
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
@@ -162,6 +152,8 @@ class LogKeys(Filter):
 
 
 class _Logged(Derived[Any]):
+    _counters = ("_count",)
+
     def __init__(self, logfile: str, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         self._logfile = logfile
@@ -172,17 +164,8 @@ class _Logged(Derived[Any]):
     def __next__(self) -> tuple[Address, Any]:
         item: tuple[Address, Any] = self._next()
         if self._descriptor is None:
-            self._descriptor = os.open(
-                self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            self._descriptor = os.open(self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
         os.write(self._descriptor, f"{self._count}\t{self._reader}\t{key_of(item[1])}\n".encode())
         self._count += 1
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._count = state["count"]

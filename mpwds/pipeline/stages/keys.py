@@ -6,15 +6,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stages.fields import alternatives, check_sample
-from mpwds.pipeline.stream import Stream
 
 _CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
@@ -33,8 +30,7 @@ def extract_keys(
 
     Args:
         patterns: One for each field of the tuple; ``"*.png;*.jpg"``, or a list, matches either.
-        duplicate_is_error: Whether it is an error if several fields match a pattern; otherwise the stage
-            takes the first.
+        duplicate_is_error: Whether it is an error if several fields match; otherwise the first is taken.
         ignore_missing: Whether to omit a field from the tuple if nothing matches; otherwise that is an error.
         handler: Called when a sample causes an error; the default raises it.
 
@@ -85,12 +81,12 @@ def rename_keys(
         >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.PNG": b"..", "cls": 7}]))
         [{'image': b'..', 'cls': 7}]
     """
-    pairs = (*map(_pair, renamings), *more.items())
+    pairs = tuple(map(_pair, (*renamings, *more.items())))
     return RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, handler)
 
 
 @dataclass(frozen=True)
-class ExtractKeys(OneOfEach):
+class ExtractKeys(OneOfEach, called="extract_keys"):
     """The stage that ``extract_keys`` makes."""
 
     patterns: tuple[str | Iterable[str], ...]
@@ -98,18 +94,13 @@ class ExtractKeys(OneOfEach):
     ignore_missing: bool = False
     handler: Handler = reraise_exception
 
+    draws: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        check_handler("extract_keys", self.handler)
-        self._extraction()
+        super().__post_init__()
+        self.prepared()  # checks the patterns
 
-    def __str__(self) -> str:
-        more = changed(self, "duplicate_is_error", "ignore_missing", "handler")
-        return f"extract_keys({arguments(*self.patterns, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._extraction(), handler=self.handler)
-
-    def _extraction(self) -> Callable[[Any], tuple[Any, ...]]:
+    def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
         alternative_patterns = [alternatives(pattern) for pattern in self.patterns]
         matches = functools.lru_cache(_CACHED_NAMES)(_matches)
 
@@ -123,10 +114,7 @@ class ExtractKeys(OneOfEach):
                 if found:
                     extracted.append(sample[found[0]])
                 elif not self.ignore_missing:
-                    raise ValueError(
-                        f"extract_keys: no field matches {_either(patterns)}; "
-                        f"the sample has {', '.join(sample)}"
-                    )
+                    raise ValueError(f"extract_keys: {_no_match(patterns, sample)}")
             return tuple(extracted)
 
         return extract
@@ -140,8 +128,12 @@ def _either(patterns: Iterable[str]) -> str:
     return " or ".join(map(repr, patterns))
 
 
+def _no_match(patterns: Iterable[str], sample: dict[str, Any]) -> str:
+    return f"no field matches {_either(patterns)}; the sample has {', '.join(sample)}"
+
+
 @dataclass(frozen=True)
-class RenameKeys(OneOfEach):
+class RenameKeys(OneOfEach, called="rename_keys"):
     """The stage that ``rename_keys`` makes."""
 
     renamings: tuple[tuple[str, str], ...]
@@ -150,19 +142,9 @@ class RenameKeys(OneOfEach):
     duplicate_is_error: bool = True
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        for renaming in self.renamings:
-            _pair(renaming)
-        check_handler("rename_keys", self.handler)
+    draws: ClassVar[bool] = False
 
-    def __str__(self) -> str:
-        more = changed(self, "keep_unselected", "must_match", "duplicate_is_error", "handler")
-        return f"rename_keys({arguments(*self.renamings, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, handler=self.handler)
-
-    def _apply(self, sample: Any) -> dict[str, Any]:
+    def apply(self, sample: Any) -> dict[str, Any]:
         check_sample("rename_keys", sample)
         unmatched = dict.fromkeys(pattern for _, pattern in self.renamings)
         renamed: dict[str, Any] = {}
@@ -181,9 +163,7 @@ class RenameKeys(OneOfEach):
                     f"rename_keys: two fields get the name {name!r}; the sample has {', '.join(sample)}"
                 )
         if unmatched and self.must_match:
-            raise ValueError(
-                f"rename_keys: no field matches {_either(unmatched)}; the sample has {', '.join(sample)}"
-            )
+            raise ValueError(f"rename_keys: {_no_match(unmatched, sample)}")
         return renamed
 
     def _match(self, field: str) -> tuple[str, str] | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, RowStep
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import Configured
+from mpwds.pipeline.notes import check_whole
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
 
@@ -25,17 +24,15 @@ def shuffle(
 ) -> Shuffle:
     """Stage that yields the elements in random order, through a buffer.
 
-    For each element it takes in, the stage yields a random one of those it holds. So an element is displaced
-    by about ``bufsize`` places. For more than local disorder, shuffle shards as well
-    (``shardshuffle=True``). Put the stage before ``decode``, so that the buffer holds compressed bytes. Each
-    epoch and each worker has its own order.
+    For each element it takes in, the stage yields a random one of those it holds, so an element is displaced
+    by about ``bufsize`` places. For more than local disorder, shuffle shards as well (``shardshuffle=True``).
+    Put the stage before ``decode``, so that the buffer holds compressed bytes.
 
     Args:
         bufsize: Elements held; below 2, the order stays unchanged. A whole number, which may be a float such
             as ``1e4``.
         initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
-            takes in two for each that it yields, until the buffer is full. With fewer, the first element
-            comes sooner but the order is less random.
+            takes in two for each that it yields, until the buffer is full.
         rng: Random generator from which to draw the seed.
         seed: Determines the order, with the epoch, alike on all workers. By default the order depends on the
             dataset's seed, the epoch, the worker and the position in the pipeline.
@@ -64,9 +61,8 @@ def shuffle(
 def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
     """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
 
-    The order depends on ``seed + epoch`` alone, not on the dataset's seed, so all workers shuffle alike. Use
-    it in pipelines that must repeat webdataset's order. Otherwise use ``shuffle``, which is as reproducible
-    and gives each worker and each stage an order of its own.
+    The order depends on ``seed + epoch`` alone, so all workers shuffle alike. Where webdataset's order does
+    not matter use ``shuffle``, which is as reproducible.
 
     Args:
         bufsize: Elements held; below 2, the order stays unchanged.
@@ -88,7 +84,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 
 @dataclass(frozen=True)
-class Shuffle(Filter):
+class Shuffle(Configured, called="shuffle"):
     """The stage that ``shuffle`` makes."""
 
     size: int
@@ -97,16 +93,11 @@ class Shuffle(Filter):
     alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_whole("shuffle", "size", self.size)
+        check_whole("shuffle", "size", self.size, least=1)
         if self.initial is not None:
-            _check_whole("shuffle", "initial", self.initial)
-        if self.size < 1:
-            raise ValueError(f"shuffle: size must be at least 1, got {self.size}")
-        if self.initial is not None and not 1 <= self.initial <= self.size:
-            raise ValueError(f"shuffle: initial must be from 1 to size ({self.size}), got {self.initial}")
-
-    def __str__(self) -> str:
-        return f"shuffle({arguments(self.size, **changed(self, 'initial', 'seed'))})"
+            check_whole("shuffle", "initial", self.initial, least=1)
+            if self.initial > self.size:
+                raise ValueError(f"shuffle: initial ({self.initial}) is above size ({self.size})")
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
@@ -122,11 +113,9 @@ class Shuffle(Filter):
         return RowStep("shuffle", arguments) if self.size > 1 else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        place: tuple[object, ...]
+        place: list[object] = [self.seed, context.epoch, context.stage]
         if self.seed is None:
-            place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
-        else:
-            place = (self.seed, context.epoch, context.stage)
+            place = [context.seed or 0, context.moment, context.rank, context.worker, context.stage]
         return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
 
 
@@ -159,6 +148,8 @@ class _Buffered(Derived[Any]):
 
 
 class _Shuffled(_Buffered):
+    _counters = ("_started",)
+
     def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
         super().__init__(source, rng)
         self._size = stage.size
@@ -179,29 +170,19 @@ class _Shuffled(_Buffered):
             raise StopIteration
         return self._take(int(self._draw() * len(held)))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "started": self._started}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._started = state["started"]
-
 
 @dataclass(frozen=True)
-class Detshuffle(Filter):
+class Detshuffle(Configured, called="detshuffle"):
     """The stage that ``detshuffle`` makes."""
 
-    bufsize: int = 1000
+    bufsize: int
     initial: int = 100
     seed: int = 0
     epoch: int = -1
 
     def __post_init__(self) -> None:
         for name in ("bufsize", "initial", "seed", "epoch"):
-            _check_whole("detshuffle", name, getattr(self, name))
-
-    def __str__(self) -> str:
-        return f"detshuffle({arguments(self.bufsize, **changed(self, 'initial', 'seed', 'epoch'))})"
+            check_whole("detshuffle", name, getattr(self, name))
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
@@ -234,10 +215,5 @@ class _DetShuffled(_Buffered):
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    _check_whole("shuffle", name, value)
+    check_whole("shuffle", name, value)
     return int(value)
-
-
-def _check_whole(stage: str, name: str, value: Any) -> None:
-    if not isinstance(value, Integral):
-        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")

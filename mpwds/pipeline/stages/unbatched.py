@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, check_raises, one_sample
-from mpwds.pipeline.filter import Filter, Handled
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
 
 Take = Callable[[int], Any]
@@ -28,12 +27,11 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
     bare strings or with ``collation_fn=None``, use ``unlisted``.
 
     Args:
-        handler: Called when an element is not a batch, or its columns differ in length; the default raises
-            the exception.
+        handler: Called when an element cannot be split; the default raises the exception.
 
     Raises:
         ValueError: While iterating, the columns of a batch differ in length.
-        TypeError: ``handler`` is not callable; or, while iterating, an element is not a batch.
+        TypeError: While iterating, an element is not a batch.
 
     Source:
         ``webdataset.filters.unbatched``.
@@ -53,7 +51,7 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
         handler: Called when an element is not a list or tuple; the default raises the exception.
 
     Raises:
-        TypeError: ``handler`` is not callable; or, while iterating, an element is not a list or tuple.
+        TypeError: While iterating, an element is not a list or tuple.
 
     Source:
         ``webdataset.filters.unlisted``.
@@ -68,14 +66,8 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
 class Parts(Handled):
     """Base of streams that yield the parts of each element. A part's address is (element's address, index).
 
-    If an element cannot be taken apart, the handler gets the exception. If a later part cannot be made, the
-    parts before it have been yielded by then.
-
-    Args:
-        source: Stream that gives the elements.
-        stage: The stage; ``str(stage)`` names it in errors.
-        name: The word for a part in errors: ``row``.
-        handler: Called with exceptions.
+    If a part cannot be made, the parts before it have been yielded by then. ``name`` is the word for a part
+    in errors.
     """
 
     random_access: ClassVar[bool] = True
@@ -108,11 +100,11 @@ class Parts(Handled):
                 element = self._element
                 self._close()
                 self._handle(error, address, element)
-                continue
-            if part is not reached_end:
-                self._index = index + 1
-                return (address, index), part
-            self._close()
+            else:
+                if part is not reached_end:
+                    self._index = index + 1
+                    return (address, index), part
+                self._close()
 
     def fetch(self, address: Any) -> Any:
         whole, index = address
@@ -137,12 +129,8 @@ class Parts(Handled):
         return self._source.describe(whole, element).row_of(f"{self._name} {index}")
 
     def state_dict(self) -> dict[str, Any]:
-        under_way = self._take is not None
-        return {
-            **super().state_dict(),
-            "held": [self._address] if under_way else [],
-            "index": self._index if under_way else 0,
-        }
+        held = [] if self._take is None else [self._address]
+        return {**super().state_dict(), "held": held, "index": self._index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -165,18 +153,12 @@ class Parts(Handled):
 
 
 @dataclass(frozen=True)
-class Unbatched(Filter):
+class Unbatched(Configured, called="unbatched"):
     """The stage that ``unbatched`` makes."""
 
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
-
-    def __post_init__(self) -> None:
-        check_handler("unbatched", self.handler)
-
-    def __str__(self) -> str:
-        return f"unbatched({arguments(**changed(self, 'handler'))})"
 
     def count_of(self, incoming: Count) -> Count:
         check_raises(self, self.handler)
@@ -229,18 +211,12 @@ def _length(batch: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Unlisted(Filter):
+class Unlisted(Configured, called="unlisted"):
     """The stage that ``unlisted`` makes."""
 
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
-
-    def __post_init__(self) -> None:
-        check_handler("unlisted", self.handler)
-
-    def __str__(self) -> str:
-        return f"unlisted({arguments(**changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Items(source, self, "item", self.handler)

@@ -10,13 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from mpwds.errors import DecodeError
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stages.fields import check_sample
-from mpwds.pipeline.stream import Stream
 
 StreamDecoder = Callable[[Any], Any] | Literal[False]
 """Function of a file object that holds the field's bytes; ``False`` leaves the field as it is."""
@@ -46,7 +42,6 @@ default_decoders: list[tuple[str, StreamDecoder]] = [
     ("*.txt", decode_text),
     ("*.pyd", decode_pickle),
 ]
-"""The decoders that ``xdecode`` has by default."""
 
 
 def xdecode(
@@ -75,8 +70,7 @@ def xdecode(
 
     Raises:
         DecodeError: While iterating, a field cannot be decoded; its cause is the function's exception.
-        TypeError: An argument is not a pair, or a function is not callable; or, while iterating, a sample is
-            not a dict.
+        TypeError: An argument is not a pair with a function; or, while iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.xdecode``.
@@ -91,7 +85,7 @@ def xdecode(
 
 
 @dataclass(frozen=True)
-class XDecode(OneOfEach):
+class XDecode(OneOfEach, called="xdecode"):
     """The stage that ``xdecode`` makes."""
 
     decoders: tuple[tuple[str, StreamDecoder], ...]
@@ -101,53 +95,42 @@ class XDecode(OneOfEach):
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for pair in (*self.defaults, *self.decoders):
             _check(pair)
-        check_handler("xdecode", self.handler)
 
-    def __str__(self) -> str:
-        more = changed(self, "must_decode", "allow_pickle", "handler")
-        return f"xdecode({arguments(*self.decoders, **more)})"
+    def prepared(self) -> Callable[[Any], dict[str, Any]]:
+        decoder_of = functools.lru_cache(_CACHED_NAMES)(self._decoder_of)
 
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, _Decoding(self), seeded(context), self.handler)
+        def decoded(sample: Any) -> dict[str, Any]:
+            check_sample("xdecode", sample)
+            result = {}
+            for field, data in sample.items():
+                try:
+                    result[field] = self._decoded(decoder_of(field), data)
+                except ImportError:  # every sample would fail, so a handler must not skip it
+                    raise
+                except Exception as error:
+                    raise _decode_error(field, sample, error) from error
+            return result
 
-
-class _Decoding:
-    def __init__(self, stage: XDecode) -> None:
-        self._decoders = (*stage.defaults, *stage.decoders)[::-1]
-        self._must_decode = stage.must_decode
-        self._allow_pickle = stage.allow_pickle
-        self._decoder = functools.lru_cache(_CACHED_NAMES)(self._find_decoder)
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        check_sample("xdecode", sample)
-        decoded = {}
-        for field, data in sample.items():
-            try:
-                decoded[field] = self._decoded(field, data)
-            except ImportError:  # every sample would fail, so a handler must not skip it
-                raise
-            except Exception as error:
-                raise _decode_error(field, sample, error) from error
         return decoded
 
-    def _decoded(self, field: str, data: Any) -> Any:
-        decoder = self._decoder(field)
-        if decoder is None and self._must_decode:
+    def _decoded(self, decoder: StreamDecoder | None, data: Any) -> Any:
+        if decoder is None and self.must_decode:
             raise DecodeError("no pattern matches its name; must_decode=False leaves such fields unchanged")
         if decoder is None or decoder is False:
             return data
         return decoder(io.BytesIO(data) if isinstance(data, (bytes, memoryview)) else data)
 
-    def _find_decoder(self, field: str) -> StreamDecoder | None:
+    def _decoder_of(self, field: str) -> StreamDecoder | None:
         base = field.rpartition("/")[2].lower()
         if field.startswith("__") or base.startswith("__"):
             return False
-        for pattern, decoder in self._decoders:
+        for pattern, decoder in reversed((*self.defaults, *self.decoders)):
             if fnmatchcase(base, pattern) or fnmatchcase("." + base, pattern):
                 if decoder is decode_pickle:
-                    return functools.partial(decode_pickle, allow_pickle=self._allow_pickle)
+                    return functools.partial(decode_pickle, allow_pickle=self.allow_pickle)
                 return decoder
         return None
 
