@@ -116,14 +116,14 @@ from mpwds.pipeline.sources.splitting import split_by_node as split_by_node
 from mpwds.pipeline.sources.splitting import split_by_worker as split_by_worker
 from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
+from mpwds.pipeline.stages.batched import bucketed as bucketed
 from mpwds.pipeline.stages.batched import listed as listed
-from mpwds.pipeline.stages.bucketed import bucketed as bucketed
 from mpwds.pipeline.stages.decode import decode as decode
+from mpwds.pipeline.stages.decode import xdecode as xdecode
 from mpwds.pipeline.stages.fields import getfirst as getfirst
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.fields import rename as rename
 from mpwds.pipeline.stages.fields import to_tuple as to_tuple
-from mpwds.pipeline.stages.flatmap import flatmap as flatmap
 from mpwds.pipeline.stages.info import info as info
 from mpwds.pipeline.stages.info import log_keys as log_keys
 from mpwds.pipeline.stages.keys import extract_keys as extract_keys
@@ -140,9 +140,9 @@ from mpwds.pipeline.stages.select import select as select
 from mpwds.pipeline.stages.select import slice as slice
 from mpwds.pipeline.stages.shuffle import detshuffle as detshuffle
 from mpwds.pipeline.stages.shuffle import shuffle as shuffle
+from mpwds.pipeline.stages.unbatched import flatmap as flatmap
 from mpwds.pipeline.stages.unbatched import unbatched as unbatched
 from mpwds.pipeline.stages.unbatched import unlisted as unlisted
-from mpwds.pipeline.stages.xdecode import xdecode as xdecode
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList

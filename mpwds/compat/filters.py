@@ -10,6 +10,11 @@ from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import listed as listed
 from mpwds.pipeline.stages.decode import decode as decode
+from mpwds.pipeline.stages.decode import decode_bin as decode_bin
+from mpwds.pipeline.stages.decode import decode_pickle as decode_pickle
+from mpwds.pipeline.stages.decode import decode_text as decode_text
+from mpwds.pipeline.stages.decode import default_decoders as default_decoders
+from mpwds.pipeline.stages.decode import xdecode as xdecode
 from mpwds.pipeline.stages.fields import getfirst as getfirst
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.fields import rename as rename
@@ -31,11 +36,6 @@ from mpwds.pipeline.stages.shuffle import detshuffle as detshuffle
 from mpwds.pipeline.stages.shuffle import shuffle as shuffle
 from mpwds.pipeline.stages.unbatched import unbatched as unbatched
 from mpwds.pipeline.stages.unbatched import unlisted as unlisted
-from mpwds.pipeline.stages.xdecode import decode_bin as decode_bin
-from mpwds.pipeline.stages.xdecode import decode_pickle as decode_pickle
-from mpwds.pipeline.stages.xdecode import decode_text as decode_text
-from mpwds.pipeline.stages.xdecode import default_decoders as default_decoders
-from mpwds.pipeline.stages.xdecode import xdecode as xdecode
 
 
 def __getattr__(name: str) -> _Any:

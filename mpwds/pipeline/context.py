@@ -13,15 +13,10 @@ _PARTS = 1000  # the most parts of a pipeline within a pipeline
 
 @dataclass(frozen=True)
 class Context:
-    """The process and the epoch in which a stage runs.
+    """The process and the epoch in which a stage runs: worker ``worker`` of ``workers`` of trainer ``rank``.
 
     Args:
-        epoch: Number of the epoch, from 0.
         seed: The loader's seed; ``None`` means the dataset's seed.
-        rank: Index of this trainer among ``world_size``.
-        world_size: Trainers that share the dataset.
-        worker: Index of this worker among ``workers``.
-        workers: Workers that share this trainer's part of the dataset.
         owns_process: The process runs nothing but this pipeline, so stages may reseed the global random
             generators without restoring their state.
         deferred: The last stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
@@ -67,17 +62,13 @@ class Context:
 
     @staticmethod
     def current(epoch: int = 0) -> Context:
-        """The context of this process, from its environment or from torch.
+        """The context of this process.
 
         Reads ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` if they are set, as webdataset does;
         otherwise ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` if torch is imported
-        already. Never imports torch.
-
-        Raises:
-            ValueError: One of the variables is not an integer.
+        already.
         """
-        rank, world_size = _rank()
-        worker, workers = _worker()
+        rank, world_size, worker, workers = pytorch_worker_info()
         info = _torch_worker()
         return Context(
             epoch=epoch,
@@ -112,10 +103,7 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number that differs for all workers of all ranks, if a rank has at most 1000 workers.
-
-    Args:
-        group: As for :func:`pytorch_worker_info`.
+    """A number that differs for all workers of all ranks; ``group`` is as for :func:`pytorch_worker_info`.
 
     Source:
         ``webdataset.utils.pytorch_worker_seed``.

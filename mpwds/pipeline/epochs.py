@@ -21,19 +21,9 @@ _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epoc
 class Epochs:
     """How often a pipeline runs in one epoch, and after how many elements the epoch ends.
 
-    To the pipeline's stages each repetition is another epoch: it shuffles in another order and augments with
-    other random numbers. An element's address is (repetition, address in it). An empty repetition ends the
-    epoch. If the epoch then lacks elements up to ``limit``, that is a ``RuntimeWarning``. It is not an error,
-    because a worker may have no shards.
-
-    Args:
-        repetitions: How often to run the pipeline; ``None`` for no limit.
-        limit: Elements in an epoch; ``None`` for no limit.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> [element for _, element in Epochs(None, 5).stream(lambda context: Source("abc"), Context())]
-        ['a', 'b', 'c', 'a', 'b']
+    ``None`` means no limit. To the stages each repetition is another epoch. An element's address is
+    (repetition, address in it). An empty repetition ends the epoch; if ``limit`` is not reached, that is a
+    ``RuntimeWarning`` and not an error, because a worker may have no shards.
     """
 
     repetitions: int | None = 1
@@ -94,7 +84,7 @@ class _Repeated:
     def _warn_of_shortage(self, missing: int) -> None:
         context = self._context
         given = (self._epochs.limit or 0) - missing
-        run = "" if self._runs.number == 0 else f" in repetition {self._runs.number}"
+        run = f" in repetition {self._runs.number}" if self._runs.number else ""
         warnings.warn(
             f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in worker "
             f"{context.worker} of {context.workers}, on node {context.rank} of {context.world_size}. Check "
@@ -120,13 +110,9 @@ class _Repeated:
 
 
 class Repetitions:
-    """The runs of a source within one epoch.
+    """The runs of a source within one epoch: the current one, ``number`` from 0, has the stream ``stream``.
 
-    The first run has the epoch's context; each of the others has an epoch number of its own.
-
-    Attributes:
-        number: Number of the current run, from 0.
-        stream: Its stream.
+    Each run after the first has another epoch number than all epochs.
     """
 
     def __init__(self, start: Start, context: Context) -> None:
@@ -136,7 +122,6 @@ class Repetitions:
         self._other: tuple[int, Stream[Any]] = 0, self.stream  # the run that fetch used last
 
     def begin(self, number: int) -> None:
-        """Starts run ``number``."""
         self.number = number
         self.stream = self._run(number)
 

@@ -29,13 +29,6 @@ def adds(function: Callable[[], Callable[P, object]]) -> Callable[Concatenate[Se
     """A method that adds a stage, with the signature and documentation of the function that makes the stage.
 
     ``function`` returns that function; it is called when the method is first used.
-
-    Example:
-        >>> import inspect
-        >>> inspect.signature(Fluent.rsample)
-        <Signature (self, p: 'float' = 0.5) -> 'Self'>
-        >>> Fluent.rsample.__doc__ == mpwds.rsample.__doc__
-        True
     """
     return cast(Callable[Concatenate[Self, P], Self], _Adds(function))
 
@@ -122,8 +115,7 @@ class Fluent(Composable):
 
         Args:
             f: A stage, a function that makes one, or a generator function of an iterator of elements.
-            args: Further arguments of ``f``.
-            keywords: Keyword arguments of ``f``.
+            args, keywords: Arguments of ``f``.
 
         Raises:
             TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Generator, plain
+from mpwds.pipeline.filter import Filter, plain
+from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
@@ -66,10 +68,7 @@ class IterableSource(TorchIterable, ABC):
         return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` run epoch ``epoch``.
-
-        Args:
-            epoch: Its number, from 0.
+        """Makes the next ``iter()`` run epoch ``epoch``, from 0.
 
         Example:
             >>> import mpwds
@@ -84,15 +83,7 @@ class IterableSource(TorchIterable, ABC):
 
 
 def as_source(source: Any) -> PipelineSource:
-    """Makes a source of a user's object.
-
-    Args:
-        source: An object with a method ``stream(context)``; a sequence or map-style dataset; another
-            iterable; or a function that returns an iterator.
-
-    Raises:
-        TypeError: ``source`` is of another kind, or an iterator, which can be read only once.
-    """
+    """Makes a source of a user's object, which is one of those that ``DataPipeline`` documents."""
     if hasattr(source, "stream") and not iterates_itself(source):
         with_stream: PipelineSource = source
         return with_stream
@@ -109,10 +100,7 @@ def as_source(source: Any) -> PipelineSource:
 
 
 def iterates_itself(dataset: Any) -> bool:
-    """Whether a dataset's class overrides ``__iter__`` but not ``stream``.
-
-    Such a dataset is iterated, so that its own ``__iter__`` takes effect.
-    """
+    """Whether a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
     for kind in type(dataset).__mro__:
         if "stream" in vars(kind):
             return False
@@ -122,11 +110,7 @@ def iterates_itself(dataset: Any) -> bool:
 
 
 def as_stage(stage: Any) -> Stage:
-    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function.
-
-    Raises:
-        TypeError: ``stage`` is neither, or can only be the source of a pipeline.
-    """
+    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function."""
     if isinstance(stage, TorchIterable):
         raise TypeError(f"{stage} is a source, so it can only be the first part of a pipeline")
     if hasattr(stage, "stream"):
@@ -144,6 +128,32 @@ def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
         if isinstance(stage, Generator):
             configured[number] = Splitter(stage.function)
     return tuple(configured)
+
+
+@dataclass(frozen=True)
+class Generator(Filter):
+    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
+
+    Its elements have no addresses, so a pipeline with such a stage resumes by running again from the start of
+    the epoch. ``function`` draws the same random numbers in each run of an epoch by the same worker.
+    """
+
+    function: Callable[[Iterator[Any]], Iterator[Any]]
+    name: str | None = None
+    addressable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(
+                "a stage is an object with a method stream(source, context) or a function of an iterator, "
+                f"got {self.function!r}"
+            )
+
+    def __str__(self) -> str:
+        return self.name or f"compose({arguments(self.function)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return UnseekableStream(lambda: self.function(plain(source)), self, context)
 
 
 def culprit(part: Any) -> str | None:

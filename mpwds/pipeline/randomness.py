@@ -29,10 +29,10 @@ def seeded(context: Context) -> Call:
     """Returns a function that calls functions, and seeds the global random generators before each call.
 
     The seed depends on the context's seed, epoch and stage and on the element's address. To seed all three
-    generators takes 6 us. Unless the process runs nothing but the pipeline (``context.owns_process``), the
-    generators' previous states are restored, so that iterating a dataset does not change the random numbers
-    of the program around it. That takes 60 us, once for each element that the pipeline yields (``plain`` in
-    ``mpwds.pipeline.filter``), or after each call if the stream is not read through ``plain``.
+    generators takes 6 us. Unless ``context.owns_process``, the previous states are restored, so that
+    iterating a dataset does not change the random numbers of the program around it. That takes 60 us, once
+    for each element that the pipeline yields through ``plain`` in ``mpwds.pipeline.filter``, else after each
+    call.
 
     Example:
         >>> call = seeded(Context(seed=1))
@@ -74,10 +74,7 @@ def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds ``random``, and ``numpy.random`` and torch's default generator if they are imported.
-
-    The seed may have any length. Python's generator uses all of it and draws the seeds of the others.
-    """
+    """Seeds ``random``, which draws the seeds of ``numpy.random`` and torch if they are imported."""
     random.seed(seed)
     _seed_others(random.getrandbits(64))
 
@@ -112,13 +109,10 @@ def put_back(states: States) -> None:
 
 
 class _PutAside(threading.local):
-    """The states of the program's generators when the current element was requested.
-
-    Attributes:
-        states: ``None`` outside a request; empty until a generator is first seeded for it.
-    """
+    """The states of the program's generators when the current element was requested."""
 
     states: States | None = None
+    """``None`` outside a request; empty until a generator is first seeded for it."""
 
 
 put_aside = _PutAside()
@@ -129,11 +123,9 @@ _latest_seed = 0
 def _seed_others(seed: int) -> None:
     global _latest_seed
     _latest_seed = seed
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
         _seed_numpy(numpy_random)
-    torch_random = sys.modules.get("torch.random")
-    if torch_random is not None:
+    if (torch_random := sys.modules.get("torch.random")) is not None:
         _seed_torch(torch_random)
 
 
@@ -147,13 +139,7 @@ def _seed_torch(torch_random: ModuleType) -> None:
 
 
 class Draws:
-    """Numbered random draws, which need no state: a function of purpose and facts.
-
-    Example:
-        >>> draws = Draws("shards", 7, "worker 0")
-        >>> draws.index(0, 10) == draws.index(0, 10)
-        True
-    """
+    """Numbered random draws, which need no state: a function of purpose and facts."""
 
     def __init__(self, purpose: str, *facts: object) -> None:
         self._hash = hashlib.blake2b(repr((purpose, *facts)).encode(), digest_size=8)

@@ -26,12 +26,8 @@ reached_end: Final = object()
 class Description(str):
     """The description of an element, ``sample "0017" of x-000003.tar``, with its parts as attributes.
 
-    Args:
-        text: The description.
-        url: The shard, if the element has one.
-        key: The sample's key, if it has one.
-        offset: Byte offset of the sample's first header in the shard, if known.
-        listed: If the element is a shard, how the list of shards was given, and the URLs in it.
+    ``offset`` is the byte offset of the sample's first header in the shard ``url``. If the element is a
+    shard, ``listed`` is how the list of shards was given, and the URLs in it.
     """
 
     __slots__ = ("key", "listed", "offset", "url")
@@ -86,10 +82,7 @@ class Stream(Protocol[T_co]):
         ...
 
     def describe(self, address: Any, element: object = None) -> Description:
-        """The description of an element: ``sample "0017" of x-000003.tar``.
-
-        ``element`` is the element at ``address``, or a later stage's result for it, if available.
-        """
+        """Describes an element; ``element`` is it, or what a later stage made of it, if available."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,10 +187,7 @@ def as_address(value: Any) -> Address:
 
 
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:
-    """The elements at ``addresses``, in that order, but fetched in ascending order of the addresses.
-
-    So a source reads forward, and a batch is made once for all of its rows.
-    """
+    """The elements at ``addresses``, fetched in ascending order, so that a source reads forward."""
     held = [as_address(address) for address in addresses]
     elements = {place: stream.fetch(held[place]) for place in sorted(range(len(held)), key=held.__getitem__)}
     return [(address, elements[place]) for place, address in enumerate(held)]

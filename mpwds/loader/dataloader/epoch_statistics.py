@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpwds.loader.stats.collector import Ledger, Since, WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Reading, StageReading
-from mpwds.pipeline.counts import attribute, rows_in
+from mpwds.pipeline.filter import attribute, rows_in
 
 if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats

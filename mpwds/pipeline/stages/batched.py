@@ -1,15 +1,26 @@
-"""Gather elements into batches: ``batched`` and ``listed``."""
+"""Gather elements into batches: ``batched``, ``listed``, and ``bucketed`` by size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
+from mpwds.pipeline.collation.padded import PADDED
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.stages.batches import Batched, CollationFunction
-from mpwds.pipeline.stages.bucketed import BatchedBySize, size_in_bytes
+from mpwds.pipeline.notes import arguments, changed, check_whole
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stages.batches import Batched, Batches, Batching, CollationFunction
+from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
 @explained
@@ -89,4 +100,273 @@ def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     return Batched(batchsize, None, partial)
 
 
+@explained
+def bucketed(
+    by: Callable[[Any], float],
+    edges: Iterable[float],
+    batchsize: int | Iterable[int] | None = None,
+    collation_fn: CollationFunction | None = PADDED,
+    partial: bool = True,
+    *,
+    max_total: float | None = None,
+    include_padding: bool = False,
+    handler: Handler = reraise_exception,
+) -> Bucketed:
+    """Stage that gathers elements of similar size into batches, so that padding wastes little.
+
+    Elements of similar size collect in a bucket; a bucket whose batch is complete yields it. So elements
+    leave in another order than they came in, and the stage holds up to one batch for each bucket. Shuffle
+    before this stage: batches of all sizes then mix as the elements do. At the end the stage yields the
+    buckets' remaining elements, small sizes first.
+
+    Args:
+        by: Measures an element and returns a number of at least 0, such as its number of tokens.
+        edges: Sizes at which one bucket ends and the next begins, in ascending order. With ``[64, 256]`` the
+            buckets are below 64, from 64 to below 256, and from 256 on.
+        batchsize: Elements in a batch, or a number for each bucket (one more than there are edges). By
+            default 20, or with ``max_total`` as many as fit.
+        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. By default
+            ``mpwds.padded()``, which pads arrays of different shapes with 0, up to the largest of the batch.
+        partial: Whether the elements that remain at the end make smaller batches; otherwise they are dropped.
+        max_total: The largest sum of the measures of a batch's elements. An element above it becomes a batch
+            of its own; the first such element causes a warning.
+        include_padding: Whether each element counts as much as the largest one of its batch, because the
+            batch will be padded.
+        handler: Called when an element cannot be measured or a batch cannot be made; the default raises the
+            exception.
+
+    Raises:
+        ValueError: The edges do not ascend, a number is not above 0, or the number of batch sizes differs
+            from the number of buckets; or, while iterating, ``by`` returns something other than a size.
+        TypeError: An argument is not a number, or a function is not callable.
+
+    Source:
+        ``tf.data.Dataset.bucket_by_sequence_length``.
+
+    Example:
+        >>> import numpy as np
+        >>> list(bucketed(len, edges=[3], batchsize=2, collation_fn=None)(["a", "abcd", "b", "abc", "c"]))
+        [['a', 'b'], ['abcd', 'abc'], ['c']]
+        >>> list(bucketed(len, edges=[3], batchsize=2)([np.array([1, 2]), np.array([3])]))
+        [array([[1, 2],
+               [3, 0]])]
+    """
+    if batchsize is None and max_total is None:
+        batchsize = 20
+    sizes = batchsize if batchsize is None or isinstance(batchsize, int) else tuple(batchsize)
+    return Bucketed(by, tuple(edges), sizes, collation_fn, partial, max_total, include_padding, handler)
+
+
 batch = batched  # in webdataset 0.1's documentation
+
+
+@dataclass(frozen=True)
+class Bucketed(Batching, called="bucketed"):
+    by: Callable[[Any], float]
+    edges: tuple[float, ...]
+    batchsize: int | tuple[int, ...] | None = None
+    collation_fn: CollationFunction | None = PADDED
+    partial: bool = True
+    max_total: float | None = None
+    include_padding: bool = False
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(low < high for low, high in pairwise(self.edges)):
+            raise ValueError(f"bucketed: edges must ascend, got {list(self.edges)}")
+        sizes = self.batchsizes()
+        if len(sizes) != len(self.edges) + 1:
+            raise ValueError(
+                f"bucketed: {len(self.edges)} edges make {len(self.edges) + 1} buckets, "
+                f"got {len(sizes)} batch sizes"
+            )
+        if self.batchsize is None and self.max_total is None:
+            raise ValueError("bucketed: pass batchsize or max_total, which say when a batch is complete")
+        if self.include_padding and self.max_total is None:
+            raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
+        if not callable(self.by):
+            raise TypeError(f"{self.called}: by must be a function that measures an element, got {self.by!r}")
+        if self.max_total is not None and not isinstance(self.max_total, Real):
+            raise TypeError(f"{self.called}: a limit must be a number, got {self.max_total!r}")
+        if self.max_total is not None and not self.max_total > 0:
+            raise ValueError(f"{self.called}: a limit must be above 0, got {self.max_total}")
+        for batchsize in sizes:
+            if batchsize is not None:
+                check_whole(self.called, "batchsize", batchsize, least=1)
+
+    def __str__(self) -> str:
+        names = ("batchsize", "collation_fn", "partial", "max_total", "include_padding", "handler")
+        return f"bucketed({arguments(self.by, list(self.edges), **changed(self, *names))})"
+
+    def batchsizes(self) -> tuple[int | None, ...]:
+        if isinstance(self.batchsize, tuple):
+            return self.batchsize
+        return (self.batchsize,) * (len(self.edges) + 1)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Binned(self, source, context)
+
+
+@dataclass(frozen=True)
+class BatchedBySize(Bucketed, called="batched"):
+    """The stage that ``batched(max_bytes=...)`` and ``batched(by=..., max_total=...)`` make: one bucket."""
+
+    collation_fn: CollationFunction | None = default_collation_fn
+
+    def __str__(self) -> str:
+        count = [] if self.batchsize is None else [self.batchsize]
+        limit: dict[str, object] = {"by": self.by, "max_total": self.max_total}
+        if self.by is size_in_bytes:
+            limit = {"max_bytes": self.max_total}
+        more = changed(self, "collation_fn", "partial", "include_padding", "handler")
+        return f"batched({arguments(*count, **limit, **more)})"
+
+    def batchsizes(self) -> tuple[Any, ...]:
+        return (self.batchsize,)
+
+
+def size_in_bytes(element: Any) -> int:
+    """Bytes of an element's data, which ``batched(max_bytes=...)`` limits.
+
+    Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
+    tuples; other objects count as ``sys.getsizeof`` says.
+
+    Example:
+        >>> import numpy as np
+        >>> size_in_bytes({"__key__": "a", "image": np.zeros((3, 4), np.float32)})
+        49
+    """
+    size = getattr(element, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(element, (bytes, bytearray, str)):
+        return len(element)
+    if isinstance(element, dict):
+        return sum(map(size_in_bytes, element.values()))
+    if isinstance(element, (list, tuple)):
+        return sum(map(size_in_bytes, element))
+    return sys.getsizeof(element)
+
+
+@dataclass
+class _Bucket:
+    """The elements of one batch that is being filled, up to ``most`` elements and ``max_total``."""
+
+    most: float
+    max_total: float
+    include_padding: bool
+    held: list[tuple[Address, Any]] = field(default_factory=list)
+    total: float = 0
+    largest: float = 0
+
+    def add(self, item: tuple[Address, Any], size: float) -> None:
+        self.held.append(item)
+        self.total += size
+        self.largest = max(self.largest, size)
+
+    def empty(self) -> list[tuple[Address, Any]]:
+        """Takes out all elements."""
+        held, self.held, self.total, self.largest = self.held, [], 0, 0
+        return held
+
+    def has_room_for(self, size: float) -> bool:
+        """Whether the limits allow one more element of this size."""
+        count = len(self.held) + 1
+        total = max(self.largest, size) * count if self.include_padding else self.total + size
+        return count <= self.most and total <= self.max_total
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limits allow no further element with a size above 0."""
+        return not self.has_room_for(0) or (not self.include_padding and self.total >= self.max_total)
+
+
+class _Binned(Batches):
+    """The stream of batches that fill up side by side.
+
+    A bucket is yielded when it is full or the next element does not fit; the others at the end, in order.
+    """
+
+    def __init__(self, stage: Bucketed, source: Stream[Any], context: Context) -> None:
+        super().__init__(source, stage, context)
+        self._by = stage.by
+        self._call_by = unseeded if stage.by is size_in_bytes else seeded(context)
+        self._edges = stage.edges
+        self._max_total = stage.max_total
+        self._partial = stage.partial
+        most_total = inf if stage.max_total is None else stage.max_total
+        self._buckets = [
+            _Bucket(inf if most is None else most, most_total, stage.include_padding)
+            for most in stage.batchsizes()
+        ]
+        self._warned = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        while True:
+            held: list[tuple[Address, Any]] = []
+            try:
+                address, element = self._next()
+                try:
+                    size = self._size(address, element)
+                except Exception as error:
+                    self._handle(error, address, element)
+                else:
+                    held = self._put((address, element), size)
+            except StopIteration:
+                held = self._left_over()
+            if held and (batch := self._batch(held)) is not None:
+                return batch
+
+    def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
+        bucket = self._buckets[bisect_right(self._edges, size)]
+        complete = [] if bucket.has_room_for(size) else bucket.empty()
+        if not bucket.has_room_for(size):
+            self._warn_of(item, size)
+        bucket.add(item, size)
+        return bucket.empty() if not complete and bucket.is_full else complete
+
+    def _left_over(self) -> list[tuple[Address, Any]]:
+        for bucket in self._buckets:
+            complete = bucket.is_full
+            held = bucket.empty()
+            if held and (self._partial or complete):
+                return held
+        raise StopIteration
+
+    def _batch(self, held: Any) -> tuple[Address, Any] | None:
+        try:
+            return super()._batch(held)
+        except StopIteration:  # the handler ends the stream here
+            for bucket in self._buckets:
+                bucket.empty()
+            raise
+
+    def _size(self, address: Address, element: Any) -> float:
+        size = self._call_by(self._by, address, element)
+        if not isinstance(size, Real) or not float(size) >= 0:
+            raise ValueError(f"an element's size must be a number of at least 0, got {size!r}")
+        return int(size) if isinstance(size, Integral) else float(size)
+
+    def _warn_of(self, item: tuple[Address, Any], size: float) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._max_total} "
+                f"for a batch in {self._stage}: it becomes a batch of its own, as do other elements above "
+                "the limit; select() can drop them",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        held = [[address for address, _ in bucket.held] for bucket in self._buckets]
+        return {**super().state_dict(), "held": held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        items = iter(fetch_held(self._source, [address for held in state["held"] for address in held]))
+        for bucket, held in zip(self._buckets, state["held"], strict=True):
+            bucket.empty()
+            for _ in held:
+                item = next(items)
+                bucket.add(item, self._size(*item))

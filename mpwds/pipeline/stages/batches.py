@@ -9,8 +9,8 @@ from typing import Any
 from mpwds.pipeline.collation.collate import default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep, check_raises, rows_in
-from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.counts import Count, RowStep
+from mpwds.pipeline.filter import Configured, Handled, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -37,8 +37,6 @@ class Batching(Configured):
 
 @dataclass(frozen=True)
 class Batched(Batching, called="batched"):
-    """The stage that ``batched(batchsize)`` makes."""
-
     batchsize: int
     collation_fn: CollationFunction | None = default_collation_fn
     partial: bool = True
@@ -49,7 +47,8 @@ class Batched(Batching, called="batched"):
         check_whole("batched", "batchsize", self.batchsize, least=1)
 
     def count_of(self, incoming: Count) -> Count:
-        check_raises(self, self.handler)
+        if self.handler is not reraise_exception:
+            return super().count_of(incoming)
         count = incoming.batched(self.batchsize, self.partial)
         keeps_rows = self.collation_fn is default_collation_fn or isinstance(self.collation_fn, Padded)
         return count if keeps_rows else Count(count.elements)

@@ -132,8 +132,6 @@ def check_sample(stage: str, sample: Any) -> None:
 
 @dataclass(frozen=True)
 class ToTuple(OneOfEach, called="to_tuple"):
-    """The stage that ``to_tuple`` makes."""
-
     specs: tuple[str | Iterable[str], ...]
     missing_is_error: bool = True
     none_is_error: bool | None = None
@@ -180,8 +178,6 @@ class ToTuple(OneOfEach, called="to_tuple"):
 
 @dataclass(frozen=True)
 class Rename(OneOfEach, called="rename"):
-    """The stage that ``rename`` makes."""
-
     fields: dict[str, str | Iterable[str]]
     keep: bool = True
     handler: Handler = reraise_exception

@@ -82,8 +82,6 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
 @dataclass(frozen=True)
 class Info(Configured, called="info"):
-    """The stage that ``info`` makes."""
-
     fmt: str | None = None
     n: int = 3
     every: int = -1
@@ -140,8 +138,6 @@ class _Shown(Derived[Any]):
 
 @dataclass(frozen=True)
 class LogKeys(Configured, called="log_keys"):
-    """The stage that ``log_keys`` makes."""
-
     logfile: str | None = None
 
     def count_of(self, incoming: Count) -> Count:

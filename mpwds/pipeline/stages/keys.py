@@ -87,8 +87,6 @@ def rename_keys(
 
 @dataclass(frozen=True)
 class ExtractKeys(OneOfEach, called="extract_keys"):
-    """The stage that ``extract_keys`` makes."""
-
     patterns: tuple[str | Iterable[str], ...]
     duplicate_is_error: bool = True
     ignore_missing: bool = False
@@ -134,8 +132,6 @@ def _no_match(patterns: Iterable[str], sample: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RenameKeys(OneOfEach, called="rename_keys"):
-    """The stage that ``rename_keys`` makes."""
-
     renamings: tuple[tuple[str, str], ...]
     keep_unselected: bool = False
     must_match: bool = True

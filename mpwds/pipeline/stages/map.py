@@ -143,8 +143,6 @@ def transform_with(
 
 @dataclass(frozen=True)
 class Map(Applying, called="map"):
-    """The stage that ``map`` makes."""
-
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
@@ -159,8 +157,6 @@ class Map(Applying, called="map"):
 
 @dataclass(frozen=True)
 class MapDict(OneOfEach, called="map_dict"):
-    """The stage that ``map_dict`` makes."""
-
     functions: dict[str, Callable[[Any], Any]]
     handler: Handler = reraise_exception
 
@@ -183,8 +179,6 @@ class MapDict(OneOfEach, called="map_dict"):
 
 @dataclass(frozen=True)
 class MapTuple(OneOfEach, called="map_tuple"):
-    """The stage that ``map_tuple`` makes."""
-
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception
 
@@ -204,8 +198,6 @@ class MapTuple(OneOfEach, called="map_tuple"):
 
 @dataclass(frozen=True)
 class Associate(OneOfEach, called="associate"):
-    """The stage that ``associate`` makes."""
-
     associator: Associator
     handler: Handler = reraise_exception
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from mpwds.pipeline.filter import Filter, Generator
-from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.parts import as_stage
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.notes import arguments, check_function
+from mpwds.pipeline.parts import Generator, as_stage
 from mpwds.pipeline.stream import Stage
 
 
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
     """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
-    The stage's elements have no addresses: see ``mpwds.pipeline.filter.Generator``. If ``f`` makes several
+    The stage's elements have no addresses: see ``mpwds.pipeline.parts.Generator``. If ``f`` makes several
     elements of each, ``flatmap`` is better, because its elements have addresses.
 
     Args:
@@ -48,8 +49,7 @@ class PipelineFilter:
     """The function that ``pipelinefilter`` makes; it makes a stage."""
 
     def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
-        if not callable(function):
-            raise TypeError(f"pipelinefilter: expected a function of a source, got {function!r}")
+        check_function("pipelinefilter", function, "a function of a source")
         self.function = function
         functools.update_wrapper(self, function)
 
@@ -63,9 +63,11 @@ class PipelineFilter:
     def __reduce__(self) -> Any:
         # Pickled by name, as functions are, if that name finds this object and not the decorated function.
         name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
-        if module != "__main__" and _found(module, name) is self:
-            return name
-        return PipelineFilter, (self.function,)
+        try:
+            by_name = module != "__main__" and attrgetter(name)(sys.modules[module]) is self
+        except (KeyError, AttributeError):
+            by_name = False
+        return name if by_name else (PipelineFilter, (self.function,))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Curried:
 class PipelineStage:
     """Base of your own stage classes with a method ``run(source)``, as in webdataset.
 
-    The elements have no addresses: see ``mpwds.pipeline.filter.Generator``.
+    The elements have no addresses: see ``mpwds.pipeline.parts.Generator``.
 
     Source:
         ``webdataset.utils.PipelineStage``.
@@ -110,9 +112,6 @@ def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
     """The stage that ``.pipe(f, *args, **keywords)`` adds.
 
     ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
-
-    Raises:
-        TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.
     """
     if hasattr(f, "stream") and not isinstance(f, type):
         if args or keywords:
@@ -120,8 +119,7 @@ def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
         return as_stage(f)
     if _makes_a_stage(f):
         return as_stage(f(*args, **keywords))
-    if not callable(f):
-        raise TypeError(f"pipe: expected a stage or a generator function of an iterator, got {f!r}")
+    check_function("pipe", f, "a stage or a generator function of an iterator")
     return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
 
 
@@ -137,13 +135,3 @@ def _makes_a_stage(f: Any) -> bool:
         return False
     kinds = typing.get_args(result) or (result,)
     return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in kinds)
-
-
-def _found(module: str, name: str) -> Any:
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):  # ValueError: the module has no name
-        return None
-    return found

@@ -93,8 +93,6 @@ def slice(*args: int | None) -> Slice:
 
 @dataclass(frozen=True)
 class Select(Configured, called="select"):
-    """The stage that ``select`` makes."""
-
     predicate: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
@@ -127,8 +125,6 @@ class _Selected(Handled):
 
 @dataclass(frozen=True)
 class RSample(Configured, called="rsample"):
-    """The stage that ``rsample`` makes."""
-
     p: float
 
     def __post_init__(self) -> None:
@@ -157,8 +153,6 @@ class _Sampled(Derived[Any]):
 
 @dataclass(frozen=True)
 class Slice(Configured, called="slice"):
-    """The stage that ``slice`` makes."""
-
     start: int = 0
     stop: int | None = None
     step: int = 1

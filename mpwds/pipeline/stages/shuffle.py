@@ -85,8 +85,6 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 @dataclass(frozen=True)
 class Shuffle(Configured, called="shuffle"):
-    """The stage that ``shuffle`` makes."""
-
     size: int
     initial: int | None = None
     seed: int | None = None
@@ -173,8 +171,6 @@ class _Shuffled(_Buffered):
 
 @dataclass(frozen=True)
 class Detshuffle(Configured, called="detshuffle"):
-    """The stage that ``detshuffle`` makes."""
-
     bufsize: int
     initial: int = 100
     seed: int = 0
