@@ -115,7 +115,7 @@ class Fluent(Composable):
 
         Args:
             f: A stage, a function that makes one, or a generator function of an iterator of elements.
-            args, keywords: Arguments of ``f``.
+            args: Further arguments of ``f``, like ``keywords``.
 
         Raises:
             TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.

@@ -51,8 +51,8 @@ def batched(
         max_total: The largest sum of the measures of a batch's elements.
         include_padding: Whether each element counts as much as the largest one of its batch, because the
             batch will be padded.
-        handler: Called when a batch cannot be made or an element cannot be measured; the default raises the
-            exception. To continue skips all elements of the batch, or that element.
+        handler: Called when a batch cannot be made, or an element cannot be measured; the default raises the
+            exception. To continue skips the batch, or the element.
 
     Raises:
         ValueError: ``batchsize`` or a limit is not above 0, or the limits do not go together; or, while
@@ -68,30 +68,18 @@ def batched(
         >>> list(batched(by=len, max_total=4, collation_fn=None)(["ab", "cd", "efg", "h"]))
         [['ab', 'cd'], ['efg', 'h']]
     """
-    if max_bytes is None and by is None and max_total is None:
-        if include_padding:
-            raise ValueError("batched: include_padding changes how by= counts, so pass by and max_total too")
+    if max_bytes is None and by is None and max_total is None and not include_padding:
         return Batched(20 if batchsize is None else batchsize, collation_fn, partial, handler)
-    if max_bytes is not None:
-        if by is not None or max_total is not None:
-            raise ValueError("batched: pass max_bytes, or by and max_total")
+    if max_bytes is not None and by is None and max_total is None:
         by, max_total = size_in_bytes, max_bytes
-    if by is None or max_total is None:
-        raise ValueError("batched: by measures an element and max_total limits the sum: pass both")
-    return BatchedBySize(by, (), batchsize, collation_fn, partial, max_total, include_padding, handler)
+    elif max_bytes is not None or by is None or max_total is None:
+        raise ValueError("batched: to limit the size of a batch, pass either max_bytes, or by and max_total")
+    return BatchedBySize(by, [], batchsize, collation_fn, partial, max_total, include_padding, handler)
 
 
 @explained
 def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     """Stage that gathers elements into lists: ``batched`` without collation.
-
-    Args:
-        batchsize: Elements in a list.
-        partial: Whether the elements that remain at the end make a shorter list; otherwise they are dropped.
-
-    Raises:
-        ValueError: ``batchsize`` is below 1.
-        TypeError: ``batchsize`` is not an integer.
 
     Example:
         >>> list(listed(2)("abc"))
@@ -114,26 +102,20 @@ def bucketed(
 ) -> Bucketed:
     """Stage that gathers elements of similar size into batches, so that padding wastes little.
 
-    Elements of similar size collect in a bucket; a bucket whose batch is complete yields it. So elements
+    Elements of similar size collect in a bucket, which is yielded when its batch is complete. So elements
     leave in another order than they came in, and the stage holds up to one batch for each bucket. Shuffle
     before this stage: batches of all sizes then mix as the elements do. At the end the stage yields the
     buckets' remaining elements, small sizes first.
 
     Args:
-        by: Measures an element and returns a number of at least 0, such as its number of tokens.
+        by: Measures an element, as for ``batched``.
         edges: Sizes at which one bucket ends and the next begins, in ascending order. With ``[64, 256]`` the
             buckets are below 64, from 64 to below 256, and from 256 on.
         batchsize: Elements in a batch, or a number for each bucket (one more than there are edges). By
             default 20, or with ``max_total`` as many as fit.
-        collation_fn: Makes the batch from the list of elements; ``None`` leaves it a list. By default
-            ``mpwds.padded()``, which pads arrays of different shapes with 0, up to the largest of the batch.
-        partial: Whether the elements that remain at the end make smaller batches; otherwise they are dropped.
-        max_total: The largest sum of the measures of a batch's elements. An element above it becomes a batch
-            of its own; the first such element causes a warning.
-        include_padding: Whether each element counts as much as the largest one of its batch, because the
-            batch will be padded.
-        handler: Called when an element cannot be measured or a batch cannot be made; the default raises the
-            exception.
+        collation_fn: As for ``batched``. ``mpwds.padded()``, the default, pads arrays with 0 up to the
+            largest shape of the batch.
+        partial: As for ``batched``, like ``max_total``, ``include_padding`` and ``handler``.
 
     Raises:
         ValueError: The edges do not ascend, a number is not above 0, or the number of batch sizes differs
@@ -154,7 +136,7 @@ def bucketed(
     if batchsize is None and max_total is None:
         batchsize = 20
     sizes = batchsize if batchsize is None or isinstance(batchsize, int) else tuple(batchsize)
-    return Bucketed(by, tuple(edges), sizes, collation_fn, partial, max_total, include_padding, handler)
+    return Bucketed(by, list(edges), sizes, collation_fn, partial, max_total, include_padding, handler)
 
 
 batch = batched  # in webdataset 0.1's documentation
@@ -163,7 +145,7 @@ batch = batched  # in webdataset 0.1's documentation
 @dataclass(frozen=True)
 class Bucketed(Batching, called="bucketed"):
     by: Callable[[Any], float]
-    edges: tuple[float, ...]
+    edges: list[float]
     batchsize: int | tuple[int, ...] | None = None
     collation_fn: CollationFunction | None = PADDED
     partial: bool = True
@@ -174,15 +156,13 @@ class Bucketed(Batching, called="bucketed"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(low < high for low, high in pairwise(self.edges)):
-            raise ValueError(f"bucketed: edges must ascend, got {list(self.edges)}")
+            raise ValueError(f"bucketed: edges must ascend, got {self.edges}")
         sizes = self.batchsizes()
         if len(sizes) != len(self.edges) + 1:
             raise ValueError(
                 f"bucketed: {len(self.edges)} edges make {len(self.edges) + 1} buckets, "
                 f"got {len(sizes)} batch sizes"
             )
-        if self.batchsize is None and self.max_total is None:
-            raise ValueError("bucketed: pass batchsize or max_total, which say when a batch is complete")
         if self.include_padding and self.max_total is None:
             raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
         if not callable(self.by):
@@ -194,10 +174,6 @@ class Bucketed(Batching, called="bucketed"):
         for batchsize in sizes:
             if batchsize is not None:
                 check_whole(self.called, "batchsize", batchsize, least=1)
-
-    def __str__(self) -> str:
-        names = ("batchsize", "collation_fn", "partial", "max_total", "include_padding", "handler")
-        return f"bucketed({arguments(self.by, list(self.edges), **changed(self, *names))})"
 
     def batchsizes(self) -> tuple[int | None, ...]:
         if isinstance(self.batchsize, tuple):
@@ -231,21 +207,14 @@ def size_in_bytes(element: Any) -> int:
 
     Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
     tuples; other objects count as ``sys.getsizeof`` says.
-
-    Example:
-        >>> import numpy as np
-        >>> size_in_bytes({"__key__": "a", "image": np.zeros((3, 4), np.float32)})
-        49
     """
     size = getattr(element, "nbytes", None)
     if isinstance(size, int):
         return size
     if isinstance(element, (bytes, bytearray, str)):
         return len(element)
-    if isinstance(element, dict):
-        return sum(map(size_in_bytes, element.values()))
-    if isinstance(element, (list, tuple)):
-        return sum(map(size_in_bytes, element))
+    if isinstance(element, (dict, list, tuple)):
+        return sum(map(size_in_bytes, element.values() if isinstance(element, dict) else element))
     return sys.getsizeof(element)
 
 

@@ -110,17 +110,14 @@ _CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
 
 def decode_bin(stream: Any) -> Any:
-    """All bytes of a file object."""
     return stream.read()
 
 
 def decode_text(stream: Any) -> str:
-    """The text in UTF-8 that a file object holds."""
     return str(stream.read(), "utf-8")
 
 
 def decode_pickle(stream: Any, allow_pickle: bool = False) -> Any:
-    """The object whose pickle a file object holds; ``DecodeError`` unless ``allow_pickle``."""
     return unpickle_loads(stream.read(), allow_pickle)
 
 

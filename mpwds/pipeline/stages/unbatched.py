@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
@@ -13,12 +13,11 @@ from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, one_sample
 from mpwds.pipeline.filter import Configured, Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import check_function
-from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.randomness import Call, seeded
 from mpwds.pipeline.stages.map import key_of, with_key
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
 
-Take = Callable[[int], Any]
-"""Returns a part by its index; ``reached_end`` after the last."""
+Take = Callable[[int], Any]  # a part by its index; ``reached_end`` after the last
 
 
 @explained
@@ -48,10 +47,7 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
 
 @explained
 def unlisted(handler: Handler = reraise_exception) -> Unlisted:
-    """Stage that yields the items of lists, such as ``listed`` makes.
-
-    Args:
-        handler: Called when an element is not a list or tuple; the default raises the exception.
+    """Stage that yields the items of lists, such as ``listed`` makes; ``handler`` as for ``unbatched``.
 
     Raises:
         TypeError: While iterating, an element is not a list or tuple.
@@ -71,19 +67,18 @@ def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise
     """Stage that yields each element of ``f(element)``, for each element.
 
     Unlike those of a generator function that is a stage itself (``compose``), the elements have addresses,
-    so a loader can resume without running the epoch again. To fetch an element again, the stage calls ``f``
-    again and skips the elements before it. If ``f`` is a generator function, its elements are never in
-    memory together.
+    so a loader can resume without running the epoch again: the stage calls ``f`` again and skips the elements
+    before the one it needs. Elements of a generator are never in memory together.
 
     Args:
         f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. Keys
             and random numbers are as for :func:`~mpwds.pipeline.stages.map.map`.
-        handler: Called when ``f`` raises an exception; the default raises it. The elements that ``f`` made
+        handler: Called when ``f`` raises an exception, which the default raises. The elements that ``f`` made
             before have been yielded by then.
 
     Raises:
-        TypeError: ``f`` or ``handler`` is not callable; or, while iterating, ``f`` returns something other
-            than an iterable of elements (a string or a dict is one element).
+        TypeError: ``f`` is not callable; or, while iterating, ``f`` returns something other than an iterable
+            of elements (a string or a dict is one element).
 
     Example:
         >>> def get_patches(sample):
@@ -95,28 +90,30 @@ def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise
     return Flatmap(f, handler)
 
 
-class Parts(Handled):
-    """Base of streams that yield the parts of each element. A part's address is (element's address, index).
+class _Parts(Handled):
+    """The stream of the parts of each element. A part's address is (element's address, index).
 
-    If a part cannot be made, the parts before it have been yielded by then. ``name`` is the word for a part
-    in errors.
+    ``open(address, element)`` returns the function that takes parts; if ``drawn``, it takes them in ascending
+    order only. ``name`` is the word for a part in errors.
     """
 
-    random_access: ClassVar[bool] = True
-    """Whether parts can be taken in any order; otherwise only in ascending order."""
-
-    def __init__(self, source: Stream[Any], stage: object, name: str, handler: Handler) -> None:
-        super().__init__(source, stage, handler)
+    def __init__(
+        self,
+        source: Stream[Any],
+        stage: Any,
+        name: str,
+        open: Callable[[Any, Any], Take],
+        drawn: bool = False,
+    ) -> None:
+        super().__init__(source, stage, stage.handler)
         self._name = name
+        self._open = open
+        self._drawn = drawn
         self._address: Address = ()
         self._element: Any = None
         self._take: Take | None = None
         self._index = 0
         self._fetched: tuple[Address, int, Take] | None = None
-
-    @abstractmethod
-    def _open(self, address: Address, element: Any) -> Take:
-        """Returns the function that takes parts of an element."""
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
@@ -142,7 +139,7 @@ class Parts(Handled):
         whole, index = address
         whole = as_address(whole)
         fetched, self._fetched = self._fetched, None
-        if fetched is not None and fetched[0] == whole and (self.random_access or fetched[1] < index):
+        if fetched is not None and fetched[0] == whole and (fetched[1] < index or not self._drawn):
             take = fetched[2]
         else:
             take = self._opened(whole, self._source.fetch(whole))
@@ -202,13 +199,12 @@ class Unbatched(Configured, called="unbatched"):
         return RowStep("unbatch") if self.handler is reraise_exception else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Rows(source, self, "row", self.handler)
+        return _Parts(source, self, "row", _rows)
 
 
-class _Rows(Parts):
-    def _open(self, address: Address, element: Any) -> Take:
-        rows = _length(element)
-        return lambda row: _row(element, row) if row < rows else reached_end
+def _rows(address: Address, element: Any) -> Take:
+    rows = _length(element)
+    return lambda row: _row(element, row) if row < rows else reached_end
 
 
 def _row(batch: Any, row: int) -> Any:
@@ -221,18 +217,17 @@ def _row(batch: Any, row: int) -> Any:
 
 def _length(batch: Any) -> int:
     if isinstance(batch, (tuple, list, dict)):
-        columns = list(batch.values()) if isinstance(batch, dict) else batch
+        columns = batch.values() if isinstance(batch, dict) else batch
         for column in columns:
             if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__getitem__"):
                 raise TypeError(
                     f"unbatched: a column must be a list or an array, got a {type(column).__name__}; "
                     "use unlisted() for lists of samples"
                 )
-        lengths = {len(column) for column in columns}
-        if len(lengths) > 1:
-            found = ", ".join(str(len(column)) for column in columns)
-            raise ValueError(f"unbatched: the columns differ in length: {found}")
-        return lengths.pop() if lengths else 0
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"unbatched: the columns differ in length: {', '.join(map(str, lengths))}")
+        return lengths[0] if lengths else 0
     if getattr(batch, "ndim", 0) > 0:
         return len(batch)
     raise TypeError(
@@ -248,14 +243,13 @@ class Unlisted(Configured, called="unlisted"):
     samples_in = staticmethod(one_sample)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Items(source, self, "item", self.handler)
+        return _Parts(source, self, "item", _items)
 
 
-class _Items(Parts):
-    def _open(self, address: Address, element: Any) -> Take:
-        if not isinstance(element, (list, tuple)):
-            raise TypeError(f"unlisted needs lists of samples, got a {type(element).__name__}")
-        return lambda index: element[index] if index < len(element) else reached_end
+def _items(address: Address, element: Any) -> Take:
+    if not isinstance(element, (list, tuple)):
+        raise TypeError(f"unlisted needs lists of samples, got a {type(element).__name__}")
+    return lambda index: element[index] if index < len(element) else reached_end
 
 
 @dataclass(frozen=True)
@@ -268,20 +262,11 @@ class Flatmap(Configured, called="flatmap"):
         check_function("flatmap", self.function)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Made(self, source, context)
+        return _Parts(source, self, "part", functools.partial(self._open, seeded(context)), True)
 
-
-class _Made(Parts):
-    random_access: ClassVar[bool] = False
-
-    def __init__(self, stage: Flatmap, source: Stream[Any], context: Context) -> None:
-        super().__init__(source, stage, "part", stage.handler)
-        self._function = stage.function
-        self._call = seeded(context)
-
-    def _open(self, address: Address, element: Any) -> Take:
+    def _open(self, call: Call, address: Address, element: Any) -> Take:
         key = key_of(element)  # looked up before the call, because the function may change the sample
-        made: Any = self._call(self._function, address, element)
+        made = call(self.function, address, element)
         if made is None:
             return lambda index: reached_end
         if isinstance(made, (str, bytes, dict)) or not isinstance(made, Iterable):
@@ -291,17 +276,14 @@ class _Made(Parts):
             )
         if isinstance(made, (list, tuple)):
             return lambda index: with_key(key, made[index]) if index < len(made) else reached_end
-        return self._drawn(address, key, iter(made))
-
-    def _drawn(self, address: Address, key: Any, made: Iterator[Any]) -> Take:
-        position = 0
+        iterator, position = iter(made), 0
 
         def take(index: int) -> Any:
             nonlocal position
             part = reached_end
             for number in range(position, index + 1):
                 # Seeded for each part, because other functions draw from the same generators in between.
-                part = self._call(lambda parts: next(parts, reached_end), (address, number), made)
+                part = call(lambda parts: next(parts, reached_end), (address, number), iterator)
             position = index + 1
             return part if part is reached_end else with_key(key, part)
 
