@@ -17,16 +17,14 @@ class Context:
 
     Args:
         seed: The loader's seed; ``None`` means the dataset's seed.
-        owns_process: The process runs nothing but this pipeline, so stages may reseed the global random
-            generators without restoring their state.
+        owns_process: The process runs nothing but this pipeline, so random generators need not be restored.
         deferred: The last stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
             writes their data straight into shared memory.
         on_shard: Called with a shard's URL when the worker begins to read it.
-        watch: Called as ``watch(part, stream, context)`` when the stream of a pipeline's part is made;
-            returns the stream to use instead.
+        watch: Called as ``watch(part, stream, context)`` for the stream of each part; returns one to use.
         stage: The stage's position in its pipeline; two stages draw different random numbers.
-        run: Distinguishes epochs of unknown number within this rank: torch's DataLoader starts new workers
-            for each epoch and passes them only its ``base_seed``. 0 if ``epoch`` suffices.
+        run: Distinguishes epochs of unknown number within this rank, if not 0: torch's DataLoader starts new
+            workers for each epoch and passes them only its ``base_seed``.
     """
 
     epoch: int = 0
@@ -88,9 +86,8 @@ ALONE: Final = Context()
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     """Rank, number of ranks, worker, number of workers, for your own splitters.
 
-    Args:
-        group: The ``torch.distributed`` process group that gives the rank; by default the environment
-            variables ``RANK`` and ``WORLD_SIZE``, or the default group.
+    The rank is that in ``group`` (of ``torch.distributed``); by default the environment variables ``RANK``
+    and ``WORLD_SIZE``, or the default group, give it.
 
     Source:
         ``webdataset.utils.pytorch_worker_info``.

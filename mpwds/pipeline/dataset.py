@@ -84,24 +84,12 @@ class DataPipeline(Fluent, IterableSource):
 
     @property
     def samples_in(self) -> Callable[[Any], int]:
-        """Counts the samples in an element, as the last part that has such a function does.
-
-        Example:
-            >>> DataPipeline([[1, 2], [3]]).samples_in([1, 2])
-            1
-            >>> DataPipeline([1, 2, 3]).batched(2, collation_fn=None).samples_in([1, 2])
-            2
-        """
+        """Counts the samples in an element, as the last part that has such a function does."""
         counters = (getattr(part, "samples_in", None) for part in reversed(self.parts))
         return next(filter(None, counters), rows_in)
 
     def stage(self, i: int) -> Any:
-        """Part ``i`` of the pipeline, as it was passed; the source is part 0.
-
-        Example:
-            >>> DataPipeline([1, 2]).stage(0)
-            [1, 2]
-        """
+        """Part ``i`` of the pipeline, as it was passed; the source is part 0."""
         return self.pipeline[i]
 
     def __repr__(self) -> str:
@@ -146,14 +134,10 @@ class DataPipeline(Fluent, IterableSource):
         If the source or a stage gives elements without addresses, the state is the number of elements
         delivered, and to load it runs the epoch again from its start.
 
-        Raises:
-            ValueError: The pipeline is empty.
-
         Example:
-            >>> first = DataPipeline(range(4)).stream()
+            >>> first, second = DataPipeline(range(4)).stream(), DataPipeline(range(4)).stream()
             >>> next(first), next(first)
             ((0, 0), (1, 1))
-            >>> second = DataPipeline(range(4)).stream()
             >>> second.load_state_dict(first.state_dict())
             >>> [element for _, element in second]
             [2, 3]
@@ -203,9 +187,9 @@ class DataPipeline(Fluent, IterableSource):
         """A copy with more stages.
 
         Args:
-            stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
-                of elements (their elements have no addresses: see ``mpwds.pipeline.parts.Generator``). Or a
-                stage class and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
+            stages: Stages as for the constructor (elements of generator functions have no addresses: see
+                ``mpwds.pipeline.parts.Generator``). Or a stage class and its arguments, as in webdataset
+                0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 
         Raises:
@@ -238,11 +222,7 @@ class DataPipeline(Fluent, IterableSource):
 
         Args:
             nsamples: Elements in an epoch; below 0, an epoch has no end.
-            nbatches: The same; the larger of the two counts.
-
-        Raises:
-            TypeError: An argument is not an integer.
-            ValueError: The larger one is 0.
+            nbatches: The same; the larger of the two counts, and must not be 0.
 
         Example:
             >>> list(DataPipeline("abc").with_epoch(5))
@@ -258,11 +238,7 @@ class DataPipeline(Fluent, IterableSource):
 
         Args:
             nepochs: Number of runs; below 1, an epoch has no end.
-            nbatches: The most elements at the pipeline's end; below 0, there is no limit.
-
-        Raises:
-            TypeError: An argument is not an integer.
-            ValueError: ``nbatches`` is 0.
+            nbatches: The most elements at the pipeline's end, at least 1; below 0, there is no limit.
 
         Example:
             >>> list(DataPipeline("ab").repeat(2))
@@ -278,12 +254,8 @@ class DataPipeline(Fluent, IterableSource):
         Changes this pipeline and returns it.
 
         Args:
-            n: The length.
+            n: The length, at least 0.
             silent: Whether to omit the warning about that.
-
-        Raises:
-            TypeError: ``n`` is not an integer.
-            ValueError: ``n`` is negative.
 
         Example:
             >>> len(DataPipeline("abc").with_length(1000, silent=True))
@@ -316,13 +288,12 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's
     elements, and resumes an epoch that ended early.
     """
-    last = len(stages)
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
     pinned = max(caches, default=0)
     for_ranks, for_workers = _last_dividers(stages)
 
     def of_part(position: int) -> Context:
-        part = replace(context.within(position), deferred=context.deferred and position == last)
+        part = replace(context.within(position), deferred=context.deferred and position == len(stages))
         if getattr(stages[position - 1] if position else None, "alike_before_split", False):
             if position < for_ranks:
                 part = part.alike_on_ranks()

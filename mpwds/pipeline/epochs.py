@@ -30,9 +30,8 @@ class Epochs:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("number of repetitions", self.repetitions), ("number of elements", self.limit)):
-            if value is not None and value < 1:
-                raise ValueError(f"an epoch's {name} must be at least 1, got {value}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"an epoch's number of elements must be at least 1, got {self.limit}")
 
     def __str__(self) -> str:
         if self.repetitions is None:

@@ -20,8 +20,7 @@ from mpwds.tracebacks import shorten
 class Filter(ABC):
     """Base of stages. Call a stage with an iterable to run it.
 
-    Any object with a method ``stream`` is a stage, whether or not it inherits from this class. Loaders look
-    for these optional members:
+    Any object with a method ``stream`` is a stage. Loaders look for these optional members:
 
     - ``__str__``: the stage's name in errors and statistics; by default the name of its class.
     - ``count_of(incoming)``: how many elements the stage makes of ``incoming``, as a
@@ -29,8 +28,7 @@ class Filter(ABC):
       unknown. ``len()`` of a loader and epochs of equal length on all ranks need it.
     - ``samples_in(element)``: the number of samples in an element that the stage yields, for statistics.
       Without it, elements hold as many samples as before the stage.
-    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address. Loaders then
-      resume an epoch by running it again from its start.
+    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address.
     - ``reads_shards``: ``True`` if the stage reads storage.
     - ``row_step``: a :class:`~mpwds.pipeline.counts.RowStep`, or ``None``. Loaders run three stages that
       unbatch, shuffle and batch as one, for whole batches at a time.
@@ -46,8 +44,6 @@ class Filter(ABC):
         ...         return Flatmap(lambda element: [element, element]).stream(source, context)
         ...     def count_of(self, incoming):
         ...         return Count(2 * incoming.elements)
-        ...     def samples_in(self, element):
-        ...         return 1
         >>> list(Twice()("ab"))
         ['a', 'a', 'b', 'b']
         >>> from mpwds import MultiLoader
@@ -90,15 +86,10 @@ class Applying(Configured):
     """Base of stages that apply a function to each element: ``apply``, or what ``prepared`` returns."""
 
     handler: Handler
-    draws: ClassVar[bool] = True
-    """Whether the function may draw random numbers, as a user's may."""
-
-    def apply(self, element: Any) -> Any:
-        """What the stage makes of an element; ``None`` drops it."""
-        raise NotImplementedError
+    draws: ClassVar[bool] = True  # whether the function may draw random numbers, as a user's may
+    apply: Callable[[Any], Any]
 
     def prepared(self) -> Callable[[Any], Any]:
-        """The function to apply in one epoch."""
         return self.apply
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
@@ -115,11 +106,7 @@ class OneOfEach(Applying):
 
 
 def plain(stream: Stream[Any]) -> Iterator[Any]:
-    """The elements of a stream without their addresses.
-
-    Restores the program's random generators before it yields an element: see ``seeded`` in
-    ``mpwds.pipeline.randomness``.
-    """
+    """The elements of a stream without addresses. Puts back random generators: see ``randomness.seeded``."""
     advance = stream.__next__
     mine: States = []
     while True:
@@ -145,12 +132,12 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
 class Handled(Derived[Any]):
     """Base of streams that ask an error handler about each element that causes an exception.
 
-    A handler with a method ``watch(stage, next)`` can count elements. It gets the stage's name and the
-    function that returns the next element, and returns a function to call instead.
+    A handler may count elements by a method ``watch(stage, next)``, which returns a function to call in place
+    of ``next``.
     """
 
-    on_skipped: Callable[[Exception], object] | None = None
-    """Called with the exception of each element that a handler skips."""
+    on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
+    _counters = ("_stopped",)
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source)
@@ -160,12 +147,7 @@ class Handled(Derived[Any]):
         self._next = self._watched()
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
-        """Returns if the stream continues with the next element.
-
-        Raises:
-            StopIteration: The handler ends the stream.
-            Exception: ``error`` with its notes, or the handler's exception.
-        """
+        """Returns if the stream continues; raises ``StopIteration`` to end it, or the exception."""
         try:
             self._explain(error, address, element)
             self._decide(error)
@@ -201,15 +183,11 @@ class Handled(Derived[Any]):
         watch = getattr(self._handler, "watch", None)
         return self._source.__next__ if watch is None else watch(str(self._stage), self._source.__next__)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "stopped": self._stopped}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if state["stopped"]:
+        self._next = self._watched()
+        if self._stopped:
             self._stop()
-        else:
-            self._stopped, self._next = False, self._watched()
 
 
 class Applied(Handled):
@@ -251,13 +229,6 @@ def rows_in(element: Any) -> int:
 
     A batch is an array, or a dict, tuple, list or dataclass of columns of equal length. Columns are arrays
     and lists, possibly nested. An element that holds a number or a string is a single sample.
-
-    Example:
-        >>> import numpy as np
-        >>> rows_in({"image": np.zeros((64, 3, 8, 8)), "label": list(range(64))})
-        64
-        >>> rows_in((np.zeros((3, 8, 8)), 7))
-        1
     """
     is_list = isinstance(element, list)
     rows = None

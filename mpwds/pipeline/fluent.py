@@ -18,8 +18,6 @@ Self = TypeVar("Self", bound="Composable")
 
 
 class Composable(Suggesting, ABC):
-    """Base of datasets that make copies of themselves with more stages."""
-
     @abstractmethod
     def compose(self: Self, *stages: Any) -> Self:
         """A copy with more stages."""
@@ -54,8 +52,6 @@ class _Adds(Generic[P]):
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(make).parameters.values()
-        if next(iter(parameters), first).kind is inspect.Parameter.POSITIONAL_ONLY:
-            first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         signature = inspect.Signature([first, *parameters], return_annotation="Self")
         method.__signature__ = signature  # type: ignore[attr-defined]  # inspect looks for it
         method.__doc__ = make.__doc__

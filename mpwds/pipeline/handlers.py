@@ -45,9 +45,7 @@ def ignore_and_continue(error: Exception) -> bool:
 
 
 def warn_and_continue(error: Exception) -> bool:
-    """Handler that warns, skips the element and continues.
-
-    The warning names stage, shard and key, so Python's warning filters show each bad sample once.
+    """Handler that warns, skips the element and continues. The warning names stage, shard and key.
 
     Example:
         >>> from mpwds import DataPipeline

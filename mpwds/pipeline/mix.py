@@ -33,8 +33,7 @@ class RandomMix(DataPipeline):
     - ``"first_exhausted"`` (the default): when a dataset has no element left for its next turn.
     - ``"all_exhausted_without_replacement"`` (``longest=True``): an exhausted dataset drops out, so each
       element is yielded once.
-    - ``"all_exhausted"``: an exhausted dataset starts again, as another epoch of it, until every dataset has
-      been exhausted once. The weights hold to the end, and small datasets repeat.
+    - ``"all_exhausted"``: an exhausted dataset starts another epoch, until each has been exhausted once.
     - ``"never"``: exhausted datasets start again, without end. For ``with_epoch(n)``.
     - a number: after this many elements in each worker. Datasets start again as needed.
 
@@ -45,8 +44,8 @@ class RandomMix(DataPipeline):
             of weight 0 gives nothing.
         longest: See above.
         stop: When to stop, as above.
-        exact: Whether elements come in the fixed order that is closest to the weights, instead of at random:
-            of the first n elements, a dataset of share p gives more than n*p - 1 and fewer than n*p + 1.
+        exact: Whether elements come in a fixed order instead of at random: of the first n elements, a dataset
+            of share p gives more than n*p - 1 and fewer than n*p + 1.
         seed: Determines the draws, with epoch, rank and worker; the pipeline's seed by default.
 
     Raises:
@@ -98,10 +97,6 @@ class RoundRobin(DataPipeline):
         datasets: Pipelines, or anything else that can be the source of a pipeline.
         longest: Whether exhausted datasets drop out and the others continue; otherwise the epoch ends when a
             dataset has no element left for its turn.
-
-    Raises:
-        ValueError: There are no datasets.
-        TypeError: One of ``datasets`` cannot be the source of a pipeline.
 
     Source:
         ``webdataset.RoundRobin``.
@@ -294,8 +289,8 @@ class _Exact(_Order):
     """An order in which the first n elements hold each source's share of n, to less than one element.
 
     An element may come as soon as its source's share reaches into it, and must have come once the share
-    covers it. Of the elements that may come, the one with the earliest deadline comes next. When a source
-    drops out, the order begins anew with the others.
+    covers it. Of those that may come, the one with the earliest deadline is next. When a source drops out,
+    the order begins anew with the others.
     """
 
     def __init__(self, weights: Any) -> None:

@@ -44,10 +44,8 @@ def explain(
 ) -> None:
     """Adds ``in map(crop), on sample "0017" of x-000003.tar`` to ``error``, and an :class:`Incident`.
 
-    ``source`` describes ``address``, with the help of ``element`` if it is given.
-
-    Raises:
-        RuntimeError: ``error`` is a ``StopIteration``, which would end the stream silently.
+    ``source`` describes ``address``. A ``StopIteration``, which would end the stream silently, becomes a
+    ``RuntimeError``.
     """
     place = source.describe(address, element)
     note = f"in {stage}, on {place}"
@@ -79,24 +77,13 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def arguments(*values: object, **named: object) -> str:
-    """Arguments as they are written in a call, functions by their names.
-
-    Example:
-        >>> arguments(len, None, "rgb8", partial=False)
-        "len, None, 'rgb8', partial=False"
-    """
-    return ", ".join(
-        [*map(_argument, values), *(f"{name}={_argument(value)}" for name, value in named.items())]
-    )
+    """Arguments as they are written in a call, functions by their names: ``len, 'rgb8', partial=False``."""
+    keywords = (f"{name}={_argument(value)}" for name, value in named.items())
+    return ", ".join([*map(_argument, values), *keywords])
 
 
 def options(**given: tuple[object, object]) -> dict[str, object]:
-    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`.
-
-    Example:
-        >>> options(size=(3, 3), seed=(7, None))
-        {'seed': 7}
-    """
+    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`."""
     return {
         name: value for name, (value, default) in given.items() if not (value is default or value == default)
     }

@@ -21,14 +21,8 @@ from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 class TorchIterable:
     """Base of datasets that torch's DataLoader treats as an ``IterableDataset``.
 
-    DataLoader distinguishes iterable from map-style datasets by ``isinstance``. Inheriting from torch's class
-    would import torch in every process that uses a dataset. But ``isinstance`` also looks at ``__class__``,
-    as mocks and proxies know. Once ``torch.utils.data`` is imported, ``__class__`` is a subclass of both.
-
-    Example:
-        >>> import torch.utils.data
-        >>> isinstance(TorchIterable(), torch.utils.data.IterableDataset)
-        True
+    Inheriting from torch's class would import torch in every process that uses a dataset. But DataLoader asks
+    ``isinstance``, which also looks at ``__class__``: once torch is imported, that is a subclass of both.
     """
 
     @property

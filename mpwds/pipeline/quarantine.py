@@ -18,8 +18,6 @@ from mpwds.pipeline.context import Context
 
 T = TypeVar("T")
 
-_FEW = 10  # bad samples that a fraction must allow before it is checked within an epoch
-
 
 def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
     """Error handler that records each bad sample in a file and skips it, up to a budget.
@@ -158,7 +156,7 @@ class Quarantine:
         elif budget is not None:
             seen = max(self._bad, *self._seen.values(), 0)
             allowed = budget * seen
-            if self._bad > max(1, allowed) and (at_end or allowed >= _FEW):
+            if self._bad > max(1, allowed) and (at_end or allowed >= 10):
                 raise QuarantineFull(
                     f"{self._bad} bad ones among {seen} samples are above the budget of {budget:.3g} of "
                     f"them: {self.path} lists them",

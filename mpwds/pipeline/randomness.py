@@ -69,7 +69,7 @@ def seeded(context: Context) -> Call:
 
 
 def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
-    """The same call without seeding, for functions of mpwds, which draw no random numbers."""
+    """The call without seeding, for functions that draw no random numbers."""
     return function(argument)
 
 
@@ -80,10 +80,7 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_late_imports() -> None:
-    """Makes NumPy's and torch's generators get the current seed when they are imported.
-
-    NumPy imports ``numpy.random`` at its first use, which may be inside the call that draws from it.
-    """
+    """Seeds NumPy's and torch's generators when they are imported, which a call that draws may do."""
     after_import("numpy.random", _seed_numpy)
     after_import("torch.random", _seed_torch)
 
@@ -95,8 +92,7 @@ def generator_states() -> States:
         import numpy.random
 
         states.append((numpy.random.set_state, numpy.random.get_state()))
-    torch_random = sys.modules.get("torch.random")
-    if torch_random is not None:
+    if (torch_random := sys.modules.get("torch.random")) is not None:
         generator = torch_random.default_generator
         states.append((generator.set_state, generator.get_state()))
     return states
@@ -145,11 +141,11 @@ class Draws:
         self._hash = hashlib.blake2b(repr((purpose, *facts)).encode(), digest_size=8)
 
     def index(self, number: int, count: int) -> int:
-        """Draw ``number``: a whole number from 0 to ``count`` - 1."""
+        """An integer from 0 to ``count`` - 1."""
         return self._bits(number) % count
 
     def fraction(self, number: int) -> float:
-        """Draw ``number``: a number from 0 to 1, 1 excluded."""
+        """A number from 0 to 1, 1 excluded."""
         return (self._bits(number) >> 11) / (1 << 53)
 
     def _bits(self, number: int) -> int:

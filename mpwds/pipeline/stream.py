@@ -9,11 +9,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 from mpwds.pipeline.context import ALONE, Context
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
-"""Where an element comes from: ints, strings and tuples of them.
-
-A tar sample's is ``(shard number, byte offset)``, a sequence element's its index, a batch's the tuple
-of its parts'. Addresses go through JSON and msgpack, which turn the tuples into lists: ``as_address``
-turns them back.
+"""Where an element comes from: a tar sample's is ``(shard number, byte offset)``, a sequence element's its
+index, a batch's the tuple of its parts'. JSON and msgpack make lists of tuples: ``as_address`` undoes it.
 """
 
 T = TypeVar("T")
@@ -69,8 +66,8 @@ class Description(str):
 class Stream(Protocol[T_co]):
     """An iterator of ``(address, element)`` that can fetch an element again and resume from a state.
 
-    After its end it keeps raising ``StopIteration``. After an exception that one element causes, ``next()``
-    continues with the element after it.
+    After its end it keeps raising ``StopIteration``; after any other exception ``next()`` continues with the
+    next element.
     """
 
     def __iter__(self) -> Stream[T_co]: ...
@@ -194,11 +191,5 @@ def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Addres
 
 
 def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> list[Any]:
-    """The plain elements that ``stage`` makes of those of ``iterable``.
-
-    Example:
-        >>> from mpwds.pipeline.stages.batches import Batched
-        >>> collect(Batched(2, collation_fn=None), "abc")
-        [['a', 'b'], ['c']]
-    """
+    """The plain elements that ``stage`` makes of those of ``iterable``."""
     return [element for _, element in stage.stream(Source(iterable), context)]

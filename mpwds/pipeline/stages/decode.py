@@ -138,14 +138,12 @@ def xdecode(
 ) -> XDecode:
     """Stage that decodes each field of a dict sample by the last pattern that matches its name.
 
-    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match the part of a field's name after its
-    last slash, in lower case, with or without a dot before it. Fields whose names begin with ``__`` stay
-    unchanged.
+    Shell patterns match the part of a field's name after its last slash, in lower case, with or without a dot
+    before it. Fields whose names begin with ``__`` stay unchanged.
 
     Args:
         decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False``
-            instead of the function leaves the field unchanged. If a field does not hold bytes, the function
-            gets the value itself.
+            leaves the field unchanged. Of a field without bytes, the function gets the value itself.
         must_decode: Whether a field that no pattern matches is an error; otherwise it stays unchanged.
         defaults: The pairs that come before them.
         allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.

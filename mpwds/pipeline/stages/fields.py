@@ -29,7 +29,7 @@ def to_tuple(
 
     Raises:
         ValueError: There are no fields; or, while iterating, a sample lacks one.
-        TypeError: A specification is not a string; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.to_tuple``.
@@ -42,9 +42,7 @@ def to_tuple(
 
 
 def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: str | Iterable[str]) -> Rename:
-    """Stage that renames fields of dict samples.
-
-    The renamed fields come last. A renamed field replaces a field that already has the new name.
+    """Stage that renames fields of dict samples. Renamed fields come last and replace others of that name.
 
     Args:
         handler: Called when a sample lacks a field; the default raises the exception.
@@ -53,8 +51,8 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
             sample has and drops the others.
 
     Raises:
-        ValueError: An old name is not a valid field name; or, while iterating, a sample lacks a field.
-        TypeError: An old name is not a string; or, while iterating, a sample is not a dict.
+        ValueError: While iterating, a sample lacks a field.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename``.
@@ -103,12 +101,9 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
     """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``."""
-    if isinstance(spec, str):
-        names = tuple([name for name in spec.split(";") if name])
-    elif isinstance(spec, Iterable):
-        names = tuple(spec)
-    else:
+    if not isinstance(spec, Iterable):
         raise TypeError(f"expected a field name such as 'png' or 'png;jpg', got {spec!r}")
+    names = tuple(filter(None, spec.split(";")) if isinstance(spec, str) else spec)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"expected field names, got {name!r}")
@@ -120,7 +115,7 @@ def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def missing(sample: Mapping[Any, Any], names: Sequence[str]) -> str:
-    """An error message: which fields a sample lacks, and which it has."""
+    """Which fields a sample lacks, and which it has."""
     return f"no field {' or '.join(map(repr, names))}; the sample has {', '.join(map(str, sample))}"
 
 

@@ -57,8 +57,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
     """Stage that appends a line to a file for each sample and passes the sample on.
 
     A line is ``position <tab> worker <tab> rank <tab> key``. Positions are counted from 0 in each worker and
-    epoch. The key of an element that has none is ``None``. Workers may share the file, because each line is
-    appended in a single write.
+    epoch. Workers may share the file, because each line is appended in a single write.
 
     Args:
         logfile: The file, created if missing; ``None`` and ``""`` write nothing.

@@ -23,10 +23,9 @@ def extract_keys(
     ignore_missing: bool = False,
     handler: Handler = reraise_exception,
 ) -> ExtractKeys:
-    """Stage that turns dict samples into tuples of the fields that match patterns.
+    """Stage that turns dict samples into tuples of the fields that match shell patterns.
 
-    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match a field's name with or without a dot
-    before it: ``"*.png"`` matches the fields ``png`` and ``left.png``.
+    They match a field's name with or without a dot before it: ``"*.png"`` matches ``png`` and ``left.png``.
 
     Args:
         patterns: One for each field of the tuple; ``"*.png;*.jpg"``, or a list, matches either.
@@ -36,7 +35,7 @@ def extract_keys(
 
     Raises:
         ValueError: While iterating, no field or several fields of a sample match a pattern.
-        TypeError: A pattern is not a string; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.extract_keys``.
@@ -56,23 +55,22 @@ def rename_keys(
     handler: Handler = reraise_exception,
     **more: str,
 ) -> RenameKeys:
-    """Stage that renames the fields of dict samples that match patterns.
+    """Stage that renames the fields of dict samples that match shell patterns.
 
-    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match the part of a field's name after its
-    last slash, in lower case. If several patterns match, the last one counts.
+    They match the part of a field's name after its last slash, in lower case. If several match, the last one
+    counts.
 
     Args:
         renamings: Pairs of a new name and a pattern: ``("image", "*.jpg")``.
         keep_unselected: Whether to keep fields that match no pattern, including ``__key__``.
         must_match: Whether it is an error if no field of a sample matches a pattern.
-        duplicate_is_error: Whether it is an error if two fields get the same name; otherwise the stage keeps
-            the first.
+        duplicate_is_error: Whether it is an error if two fields get one name; otherwise the first is kept.
         handler: Called when a sample causes an error; the default raises it.
         more: Pattern for each new name.
 
     Raises:
         ValueError: While iterating, no field of a sample matches a pattern, or two fields get the same name.
-        TypeError: A renaming is not a pair of strings; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename_keys``.
@@ -164,10 +162,7 @@ class RenameKeys(OneOfEach, called="rename_keys"):
 
     def _match(self, field: str) -> tuple[str, str] | None:
         base = field.rpartition("/")[2].lower()
-        for renaming in reversed(self.renamings):
-            if fnmatchcase(base, renaming[1]):
-                return renaming
-        return None
+        return next((pair for pair in reversed(self.renamings) if fnmatchcase(base, pair[1])), None)
 
 
 def _pair(renaming: Sequence[str]) -> tuple[str, str]:

@@ -28,9 +28,6 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
             the same random numbers each time it gets the same element.
         handler: Called when ``f`` raises an exception; the default raises it.
 
-    Raises:
-        TypeError: ``f`` or ``handler`` is not callable.
-
     Source:
         ``webdataset.filters.map``.
 
@@ -50,7 +47,7 @@ def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], 
 
     Raises:
         ValueError: There are no functions.
-        TypeError: A function is not callable; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
         KeyError: While iterating, a sample lacks the field.
 
     Source:
@@ -73,7 +70,7 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
         handler: Called when a function raises an exception; the default raises it.
 
     Raises:
-        TypeError: An argument is neither a function nor ``None``; or, while iterating, a sample is no tuple.
+        TypeError: While iterating, a sample is not a tuple.
         ValueError: While iterating, a tuple has fewer fields than there are functions.
 
     Source:
@@ -93,13 +90,12 @@ def associate(associator: Associator, handler: Handler = reraise_exception) -> A
     An added field replaces a field of the same name. The original dict stays unchanged.
 
     Args:
-        associator: A mapping from a key to the fields to add, or a function of the key that returns them. A
-            key that is not in the mapping adds nothing; neither does ``None``.
+        associator: A mapping from a key to the fields to add, or a function of the key that returns them or
+            ``None``. Unknown keys add nothing.
         handler: Called when the lookup raises an exception; the default raises it.
 
     Raises:
-        TypeError: ``associator`` is neither a mapping nor callable; or, while iterating, a sample is not a
-            dict.
+        TypeError: While iterating, a sample is not a dict.
         ValueError: While iterating, a sample has no ``__key__``.
 
     Source:
@@ -203,8 +199,8 @@ class Associate(OneOfEach, called="associate"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.associator) and not isinstance(self.associator, Mapping):
-            raise TypeError(f"associate: expected a dict or a function of the key, got {self.associator!r}")
+        if not isinstance(self.associator, Mapping):
+            check_function("associate", self.associator, "a dict or a function of the key")
 
     def __str__(self) -> str:
         associator = self.associator if callable(self.associator) else type(self.associator)

@@ -21,14 +21,8 @@ from mpwds.pipeline.stream import Stage
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
     """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
-    The stage's elements have no addresses: see ``mpwds.pipeline.parts.Generator``. If ``f`` makes several
-    elements of each, ``flatmap`` is better, because its elements have addresses.
-
-    Args:
-        f: Takes an iterator of elements and arguments, returns an iterator of elements.
-
-    Raises:
-        TypeError: ``f`` is not callable.
+    ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
+    ``mpwds.pipeline.parts.Generator``), unlike those of ``flatmap``.
 
     Source:
         ``webdataset.filters.pipelinefilter``.
@@ -101,7 +95,6 @@ class PipelineStage:
     """
 
     def run(self, source: Any) -> Any:
-        """The iterator of the elements that the stage makes."""
         raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
 
     def __call__(self, *source: Any) -> Any:

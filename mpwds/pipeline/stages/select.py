@@ -25,9 +25,6 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
         predicate: Takes an element and returns whether to keep it.
         handler: Called when ``predicate`` raises an exception; the default raises it.
 
-    Raises:
-        TypeError: ``predicate`` is not callable.
-
     Source:
         ``webdataset.filters.select``.
 
@@ -69,11 +66,10 @@ def slice(*args: int | None) -> Slice:
     element that it yields.
 
     Args:
-        args: ``stop``; or ``start, stop``; or ``start, stop, step``. ``None`` stands for the beginning, the
-            end and a step of 1.
+        args: ``stop``; or ``start, stop``; or ``start, stop, step``, where ``None`` stands for the default.
 
     Raises:
-        TypeError: There are no arguments or more than three, or one is not an integer.
+        TypeError: The arguments are not one to three integers.
         ValueError: An argument is negative, or ``step`` is 0.
 
     Source:

@@ -29,13 +29,12 @@ def shuffle(
     Put the stage before ``decode``, so that the buffer holds compressed bytes.
 
     Args:
-        bufsize: Elements held; below 2, the order stays unchanged. A whole number, which may be a float such
-            as ``1e4``.
+        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged.
         initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
             takes in two for each that it yields, until the buffer is full.
         rng: Random generator from which to draw the seed.
-        seed: Determines the order, with the epoch, alike on all workers. By default the order depends on the
-            dataset's seed, the epoch, the worker and the position in the pipeline.
+        seed: Determines the order, with the epoch, alike on all workers. The default is the dataset's seed,
+            with another order for each worker and stage.
         handler: Without effect.
 
     Raises:
@@ -53,8 +52,7 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
-    size, initial = max(_whole("size", bufsize), 1), _whole("initial", initial)
-    return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
+    return Shuffle(max(_whole("size", bufsize), 1), max(_whole("initial", initial), 1), seed)
 
 
 @explained
@@ -70,9 +68,6 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
         seed: Determines the order, with the epoch.
         epoch: Number of the epoch before the first.
 
-    Raises:
-        TypeError: An argument is not an integer.
-
     Source:
         ``webdataset.filters.detshuffle``.
 
@@ -86,16 +81,13 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 @dataclass(frozen=True)
 class Shuffle(Configured, called="shuffle"):
     size: int
-    initial: int | None = None
+    initial: int = 100
     seed: int | None = None
     alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_whole("shuffle", "size", self.size, least=1)
-        if self.initial is not None:
-            check_whole("shuffle", "initial", self.initial, least=1)
-            if self.initial > self.size:
-                raise ValueError(f"shuffle: initial ({self.initial}) is above size ({self.size})")
+        check_whole("shuffle", "initial", self.initial, least=1)
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
@@ -103,7 +95,7 @@ class Shuffle(Configured, called="shuffle"):
     @property
     def first_size(self) -> int:
         """Elements to take in before the first is yielded."""
-        return min(100, self.size) if self.initial is None else self.initial
+        return min(self.initial, self.size)
 
     @property
     def row_step(self) -> RowStep | None:

@@ -98,12 +98,7 @@ class _Parts(Handled):
     """
 
     def __init__(
-        self,
-        source: Stream[Any],
-        stage: Any,
-        name: str,
-        open: Callable[[Any, Any], Take],
-        drawn: bool = False,
+        self, source: Stream[Any], stage: Any, name: str, open: Callable[..., Take], drawn: bool = False
     ) -> None:
         super().__init__(source, stage, stage.handler)
         self._name = name
