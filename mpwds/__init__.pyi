@@ -95,6 +95,8 @@ from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
+from mpwds.pipeline.parts import PipelineStage as PipelineStage
+from mpwds.pipeline.parts import pipelinefilter as pipelinefilter
 from mpwds.pipeline.quarantine import quarantine as quarantine
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
 from mpwds.pipeline.sources.records import cbors2_to_samples as cbors2_to_samples
@@ -133,8 +135,6 @@ from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map import map_dict as map_dict
 from mpwds.pipeline.stages.map import map_tuple as map_tuple
 from mpwds.pipeline.stages.map import transform_with as transform_with
-from mpwds.pipeline.stages.pipelinefilter import PipelineStage as PipelineStage
-from mpwds.pipeline.stages.pipelinefilter import pipelinefilter as pipelinefilter
 from mpwds.pipeline.stages.select import rsample as rsample
 from mpwds.pipeline.stages.select import select as select
 from mpwds.pipeline.stages.select import slice as slice

@@ -7,6 +7,7 @@ from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.mcached import Cached as Cached
 from mpwds.pipeline.collation.collate import default_collation_fn as default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
+from mpwds.pipeline.parts import pipelinefilter as pipelinefilter
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import listed as listed
 from mpwds.pipeline.stages.decode import decode as decode
@@ -28,7 +29,6 @@ from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map import map_dict as map_dict
 from mpwds.pipeline.stages.map import map_tuple as map_tuple
 from mpwds.pipeline.stages.map import transform_with as transform_with
-from mpwds.pipeline.stages.pipelinefilter import pipelinefilter as pipelinefilter
 from mpwds.pipeline.stages.select import rsample as rsample
 from mpwds.pipeline.stages.select import select as select
 from mpwds.pipeline.stages.select import slice as slice

@@ -11,7 +11,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.notes import arguments_of, explain
+from mpwds.pipeline.notes import arguments_of, check_function, explain
 from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
 from mpwds.pipeline.stream import Address, Derived, Stream
 from mpwds.tracebacks import shorten
@@ -66,7 +66,7 @@ class Filter(ABC):
 class Configured(Filter):
     """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
 
-    If a stage has a field ``handler``, it must be an error handler.
+    Fields ``handler`` and ``function``, if there are such, must be callable.
     """
 
     called: ClassVar[str]
@@ -77,9 +77,17 @@ class Configured(Filter):
 
     def __post_init__(self) -> None:
         check_handler(self.called, getattr(self, "handler", reraise_exception))
+        check_function(self.called, getattr(self, "function", callable))
 
     def __str__(self) -> str:
         return f"{self.called}({arguments_of(self)})"
+
+
+class SameElements(Configured):
+    """Base of stages that yield exactly the elements that they take in, in any order."""
+
+    def count_of(self, incoming: Count) -> Count:
+        return incoming
 
 
 class Applying(Configured):

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
 from mpwds.mistakes import Suggesting, explained
-from mpwds.pipeline.stages.pipelinefilter import stage_of
+from mpwds.pipeline.parts import stage_of
 
 P = ParamSpec("P")
 Self = TypeVar("Self", bound="Composable")

@@ -143,7 +143,7 @@ def xdecode(
 
     Args:
         decoders: Pairs of a pattern and a function of a file object: ``("*.json", json.load)``. ``False``
-            leaves the field unchanged. Of a field without bytes, the function gets the value itself.
+            leaves the field unchanged. The function gets a value that is not bytes as it is.
         must_decode: Whether a field that no pattern matches is an error; otherwise it stays unchanged.
         defaults: The pairs that come before them.
         allow_pickle: Whether the default for ``*.pyd`` may unpickle, which may run any code.

@@ -125,29 +125,32 @@ def check_sample(stage: str, sample: Any) -> None:
         raise TypeError(f"{stage} needs dict samples, got a {type(sample).__name__}")
 
 
-@dataclass(frozen=True)
-class ToTuple(OneOfEach, called="to_tuple"):
-    specs: tuple[str | Iterable[str], ...]
-    missing_is_error: bool = True
-    none_is_error: bool | None = None
-    handler: Handler = reraise_exception
+class OfFields(OneOfEach):
+    """Base of stages that pick or rename fields."""
 
     draws: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self._fields():
-            raise ValueError("to_tuple: no fields given; write to_tuple('png', 'cls'), for example")
-
-    def _fields(self) -> list[tuple[str, ...]]:
         try:
-            fields = [spec.split() if isinstance(spec, str) else [spec] for spec in self.specs]
-            return [alternatives(field) for spec in fields for field in spec]
+            self.prepared()
         except (TypeError, ValueError) as error:
-            raise type(error)(f"to_tuple: {error}") from None
+            raise type(error)(f"{self.called}: {error}") from None
+
+
+@dataclass(frozen=True)
+class ToTuple(OfFields, called="to_tuple"):
+    specs: tuple[str | Iterable[str], ...]
+    missing_is_error: bool = True
+    none_is_error: bool | None = None
+    handler: Handler = reraise_exception
 
     def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
-        fields, missing_is_error = self._fields(), self.missing_is_error
+        specs = [spec.split() if isinstance(spec, str) else [spec] for spec in self.specs]
+        fields = [alternatives(field) for spec in specs for field in spec]
+        if not fields:
+            raise ValueError("no fields given; write to_tuple('png', 'cls'), for example")
+        missing_is_error = self.missing_is_error
         none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
 
         def pick(sample: Any) -> tuple[Any, ...]:
@@ -172,16 +175,10 @@ class ToTuple(OneOfEach, called="to_tuple"):
 
 
 @dataclass(frozen=True)
-class Rename(OneOfEach, called="rename"):
+class Rename(OfFields, called="rename"):
     fields: dict[str, str | Iterable[str]]
     keep: bool = True
     handler: Handler = reraise_exception
-
-    draws: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.prepared()  # checks the names
 
     def prepared(self) -> Callable[[Any], dict[str, Any]]:
         fields, keep = {new: alternatives(old) for new, old in self.fields.items()}, self.keep

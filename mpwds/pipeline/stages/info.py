@@ -10,8 +10,7 @@ from typing import Any, TextIO
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Configured
+from mpwds.pipeline.filter import SameElements
 from mpwds.pipeline.notes import arguments, changed, explain
 from mpwds.pipeline.stages.map import key_of
 from mpwds.pipeline.stream import Address, Derived, Stream
@@ -80,7 +79,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
 
 @dataclass(frozen=True)
-class Info(Configured, called="info"):
+class Info(SameElements, called="info"):
     fmt: str | None = None
     n: int = 3
     every: int = -1
@@ -91,9 +90,6 @@ class Info(Configured, called="info"):
     def __str__(self) -> str:
         more = changed(self, "n", "every", "width", "name")
         return f"info({arguments(*([] if self.fmt is None else [self.fmt]), **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Shown(self, source)
@@ -136,11 +132,8 @@ class _Shown(Derived[Any]):
 
 
 @dataclass(frozen=True)
-class LogKeys(Configured, called="log_keys"):
+class LogKeys(SameElements, called="log_keys"):
     logfile: str | None = None
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Logged(self.logfile, source, context) if self.logfile else source

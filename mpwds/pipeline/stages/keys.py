@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.filter import OneOfEach
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.stages.fields import alternatives, check_sample
+from mpwds.pipeline.stages.fields import OfFields, alternatives, check_sample
 
 _CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
@@ -84,17 +83,11 @@ def rename_keys(
 
 
 @dataclass(frozen=True)
-class ExtractKeys(OneOfEach, called="extract_keys"):
+class ExtractKeys(OfFields, called="extract_keys"):
     patterns: tuple[str | Iterable[str], ...]
     duplicate_is_error: bool = True
     ignore_missing: bool = False
     handler: Handler = reraise_exception
-
-    draws: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.prepared()  # checks the patterns
 
     def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
         alternative_patterns = [alternatives(pattern) for pattern in self.patterns]
@@ -129,14 +122,12 @@ def _no_match(patterns: Iterable[str], sample: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class RenameKeys(OneOfEach, called="rename_keys"):
+class RenameKeys(OfFields, called="rename_keys"):
     renamings: tuple[tuple[str, str], ...]
     keep_unselected: bool = False
     must_match: bool = True
     duplicate_is_error: bool = True
     handler: Handler = reraise_exception
-
-    draws: ClassVar[bool] = False
 
     def apply(self, sample: Any) -> dict[str, Any]:
         check_sample("rename_keys", sample)

@@ -142,10 +142,6 @@ class Map(Applying, called="map"):
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_function("map", self.function)
-
     def apply(self, element: Any) -> Any:
         key = key_of(element)  # looked up before the call, because the function may change the sample
         return with_key(key, self.function(element))

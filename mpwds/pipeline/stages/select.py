@@ -12,7 +12,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Configured, Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import arguments, check_function, check_whole
+from mpwds.pipeline.notes import arguments, check_whole
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Address, Derived, Stream
 
@@ -89,12 +89,8 @@ def slice(*args: int | None) -> Slice:
 
 @dataclass(frozen=True)
 class Select(Configured, called="select"):
-    predicate: Callable[[Any], Any]
+    function: Callable[[Any], Any]
     handler: Handler = reraise_exception
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_function("select", self.predicate)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Selected(self, source, context)
@@ -103,7 +99,7 @@ class Select(Configured, called="select"):
 class _Selected(Handled):
     def __init__(self, stage: Select, source: Stream[Any], context: Context) -> None:
         super().__init__(source, stage, stage.handler)
-        self._predicate = stage.predicate
+        self._predicate = stage.function
         self._call = seeded(context)
 
     def __next__(self) -> tuple[Address, Any]:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep
-from mpwds.pipeline.filter import Configured
+from mpwds.pipeline.counts import RowStep
+from mpwds.pipeline.filter import SameElements
 from mpwds.pipeline.notes import check_whole
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
@@ -79,7 +79,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 
 @dataclass(frozen=True)
-class Shuffle(Configured, called="shuffle"):
+class Shuffle(SameElements, called="shuffle"):
     size: int
     initial: int = 100
     seed: int | None = None
@@ -88,9 +88,6 @@ class Shuffle(Configured, called="shuffle"):
     def __post_init__(self) -> None:
         check_whole("shuffle", "size", self.size, least=1)
         check_whole("shuffle", "initial", self.initial, least=1)
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
 
     @property
     def first_size(self) -> int:
@@ -162,7 +159,7 @@ class _Shuffled(_Buffered):
 
 
 @dataclass(frozen=True)
-class Detshuffle(Configured, called="detshuffle"):
+class Detshuffle(SameElements, called="detshuffle"):
     bufsize: int
     initial: int = 100
     seed: int = 0
@@ -171,9 +168,6 @@ class Detshuffle(Configured, called="detshuffle"):
     def __post_init__(self) -> None:
         for name in ("bufsize", "initial", "seed", "epoch"):
             check_whole("detshuffle", name, getattr(self, name))
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))

@@ -12,7 +12,6 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, one_sample
 from mpwds.pipeline.filter import Configured, Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import check_function
 from mpwds.pipeline.randomness import Call, seeded
 from mpwds.pipeline.stages.map import key_of, with_key
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
@@ -251,10 +250,6 @@ def _items(address: Address, element: Any) -> Take:
 class Flatmap(Configured, called="flatmap"):
     function: Callable[[Any], Iterable[Any] | None]
     handler: Handler = reraise_exception
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_function("flatmap", self.function)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Parts(source, self, "part", functools.partial(self._open, seeded(context)), True)
