@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-_PARTS = 1000  # the most parts of a pipeline within a pipeline
-
 
 @dataclass(frozen=True)
 class Context:
@@ -47,14 +45,14 @@ class Context:
 
     def within(self, position: int) -> Context:
         """The context of the part at ``position`` of a pipeline; each part draws other random numbers."""
-        return replace(self, stage=self.stage * _PARTS + position + 1)
+        return replace(self, stage=self.stage * 1000 + position + 1)
 
     def alike_on_workers(self) -> Context:
-        """The context of a stage that must yield the same elements on all workers of a rank."""
+        """For a stage that must yield the same elements on all workers of a rank."""
         return replace(self, worker=0, workers=1)
 
     def alike_on_ranks(self) -> Context:
-        """The context of a stage that must yield the same elements on all ranks and workers."""
+        """For a stage that must yield the same elements on all ranks and workers."""
         run = self.run if self.world_size == 1 else 0  # it differs from rank to rank
         return replace(self, rank=0, world_size=1, worker=0, workers=1, run=run)
 

@@ -11,8 +11,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, Description, Stream
 
-Start: TypeAlias = Callable[[Context], Stream[Any]]
-"""Makes the stream that runs a source once."""
+Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once
 
 _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epochs below
 
@@ -51,7 +50,6 @@ class _Repeated:
     def __init__(self, epochs: Epochs, start: Start, context: Context) -> None:
         self._epochs = epochs
         self._context = context
-        self._repetitions = epochs.repetitions
         self._left = epochs.limit
         self._runs = Repetitions(start, context)
         self._empty = True  # the current run has given nothing
@@ -68,8 +66,8 @@ class _Repeated:
                 address, element = next(runs.stream)
                 break
             except StopIteration:
-                if self._empty or runs.number + 1 == self._repetitions:
-                    if self._left and self._repetitions is None:
+                if self._empty or runs.number + 1 == self._epochs.repetitions:
+                    if self._left and self._epochs.repetitions is None:
                         self._warn_of_shortage(self._left)
                     self._left = 0
                     raise

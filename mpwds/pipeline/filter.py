@@ -36,19 +36,12 @@ class Filter(ABC):
     The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 
     Example:
-        >>> from mpwds.pipeline.counts import Count
-        >>> from mpwds.pipeline.dataset import DataPipeline
         >>> from mpwds.pipeline.stages.unbatched import Flatmap
         >>> class Twice(Filter):
         ...     def stream(self, source, context=ALONE):
         ...         return Flatmap(lambda element: [element, element]).stream(source, context)
-        ...     def count_of(self, incoming):
-        ...         return Count(2 * incoming.elements)
         >>> list(Twice()("ab"))
         ['a', 'a', 'b', 'b']
-        >>> from mpwds import MultiLoader
-        >>> len(MultiLoader(DataPipeline("ab").compose(Twice()), workers=2))
-        4
     """
 
     @abstractmethod

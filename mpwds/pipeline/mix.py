@@ -129,14 +129,11 @@ class Mix:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("a mix needs at least one dataset")
-        if len(self.weights) != len(self.parts):
-            raise ValueError(
-                f"{len(self.parts)} datasets are mixed, but {len(self.weights)} weights are given"
-            )
-        if not all(0 <= weight < float("inf") for weight in self.weights) or not any(self.weights):
-            raise ValueError(
-                f"weights of a mix must be finite, not negative and not all 0, got {list(self.weights)}"
-            )
+        weights = list(self.weights)
+        if len(weights) != len(self.parts):
+            raise ValueError(f"{len(self.parts)} datasets are mixed, but {len(weights)} weights are given")
+        if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
+            raise ValueError(f"weights of a mix must be finite, not negative and not all 0, got {weights}")
         if isinstance(self.stop, int):
             if self.stop < 1:
                 raise ValueError(f"a mix must stop after at least 1 element, got stop={self.stop}")
@@ -153,6 +150,8 @@ class Mix:
 
 class _Mixed:
     """Elements of several sources. An address is (source, repetition of it, address in it)."""
+
+    _counters = ("_in_play", "_empty", "_exhausted", "_left")
 
     def __init__(self, mix: Mix, context: Context) -> None:
         self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.parts)]
@@ -219,21 +218,16 @@ class _Mixed:
     def state_dict(self) -> dict[str, Any]:
         return {
             "parts": [runs.state_dict() for runs in self._runs],
-            "in_play": list(self._in_play),
-            "empty": list(self._empty),
-            "exhausted": list(self._exhausted),
             "order": copy.copy(self._order.state),
-            "left": self._left,
+            **{name: copy.copy(getattr(self, name)) for name in self._counters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for runs, part in zip(self._runs, state["parts"], strict=True):
             runs.load_state_dict(part)
-        self._in_play = list(state["in_play"])
-        self._empty = list(state["empty"])
-        self._exhausted = list(state["exhausted"])
         self._order.state = copy.copy(state["order"])
-        self._left = state["left"]
+        for name in self._counters:
+            setattr(self, name, copy.copy(state[name]))
 
 
 class _Order(ABC):

@@ -42,7 +42,7 @@ class TorchIterable:
 
 
 class IterableSource(TorchIterable, ABC):
-    """Base of pipelines, and of sources that can be iterated by themselves. Each ``iter()`` is another epoch.
+    """Base of pipelines and sources that can be iterated. Each ``iter()`` is another epoch.
 
     A source may have a method ``count_in(context)``, the number of elements that a worker gets, and an
     attribute ``never_empty``, true if every worker gets at least one.
@@ -206,9 +206,7 @@ class _Curried:
 
 
 class PipelineStage:
-    """Base of your own stage classes with a method ``run(source)``, as in webdataset.
-
-    The elements have no addresses: see ``mpwds.pipeline.parts.Generator``.
+    """Base of your own stage classes with a method ``run(source)``. Its elements have no addresses.
 
     Source:
         ``webdataset.utils.PipelineStage``.

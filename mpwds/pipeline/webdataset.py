@@ -40,18 +40,15 @@ class WebDataset(DataPipeline):
             - a URL or path, possibly with braces (``"train-{000..011}.tar"``), several joined by ``::``, or
               an iterable of names;
             - a directory, with a trailing slash: the shards that are in it now;
-            - a dataset specification: path or URL of a ``.yaml`` file, a dict, or the result of
-              ``mpwds.load_spec``;
+            - a dataset specification: a ``.yaml`` file, a dict, or the result of ``mpwds.load_spec``;
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
-        handler: Called when a shard cannot be read; the default raises the exception. See
-            ``mpwds.warn_and_continue``.
+        handler: Called when a shard cannot be read; the default raises. See ``mpwds.warn_and_continue``.
         mode: ``"resampled"`` is the same as ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
             ``"unlink"`` takes its shards as they appear, each for one worker
             (:class:`mpwds.DirectoryShardList`).
         resampled: Whether to draw shards at random with replacement, without end, in each worker by itself
             (:class:`mpwds.ResampledShards`). For ``with_epoch(n)``.
-        repeat: How often an epoch reads the shards; without end if ``True``. To the stages it is one long
-            epoch.
+        repeat: How often an epoch reads the shards; without end if ``True``. Stages see one long epoch.
         shardshuffle: Whether each epoch reads the shards in another order; so does a number above 0.
             Resampled shards and those of a specification are always in random order. Shards of your own
             source are shuffled through a buffer of that size (100 for ``True``).
@@ -73,8 +70,7 @@ class WebDataset(DataPipeline):
             variable ``WDS_SEED``, or 0. A loader's seed overrides it.
         prefetch_shards: With a cache, the number of shards to fetch ahead.
         length: The value that ``len()`` returns, as by ``with_length``.
-        max_decompressed_bytes: The most bytes that a member of a compressed shard may have: 512 MiB by
-            default.
+        max_decompressed_bytes: The most bytes that a member of a compressed shard may have (512 MiB).
 
     Raises:
         ValueError: There are no shards, or ``urls`` is a ``.json`` index.
@@ -129,9 +125,7 @@ class WebDataset(DataPipeline):
         self._call = f"WebDataset({_shown(urls)}"
         if isinstance(urls, (Mapping, DatasetSpec)) or _ends_in(urls, ".yaml", ".yml"):
             if resampled:
-                raise ValueError(
-                    "resampled=True cannot be combined with a specification: set `resample: n` for a source"
-                )
+                raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
             spec = load_spec(urls)  # type: ignore[arg-type]  # a kind of specification
             self._begin_at_spec(spec, reader, nodesplitter, workersplitter)
         elif _ends_in(urls, ".json"):
@@ -144,9 +138,7 @@ class WebDataset(DataPipeline):
             self._begin(claimed, replace(reader, cache=None))
         elif hasattr(urls, "stream") or _is_torch_iterable(urls):
             if resampled:
-                raise ValueError(
-                    "resampled=True needs the names of shards: put mpwds.resampled() after the list"
-                )
+                raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
             self._begin(urls, shuffle(size) if size else None, reader)
         else:

@@ -125,13 +125,11 @@ class _Counted(Batches):
         self._held = fetch_held(self._source, state["held"])
 
 
-def _how_to_collate(
-    collation_fn: CollationFunction | None, context: Context
-) -> tuple[CollationFunction, Call]:
-    if collation_fn is None:
+def _how_to_collate(function: CollationFunction | None, context: Context) -> tuple[CollationFunction, Call]:
+    if function is None:
         return list, unseeded
-    if collation_fn is default_collation_fn:
-        return (deferred_collation_fn if context.deferred else collation_fn), unseeded
-    if isinstance(collation_fn, Padded):
-        return (collation_fn.deferred if context.deferred else collation_fn), unseeded
-    return collation_fn, seeded(context)
+    if function is default_collation_fn:
+        return (deferred_collation_fn if context.deferred else function), unseeded
+    if isinstance(function, Padded):
+        return (function.deferred if context.deferred else function), unseeded
+    return function, seeded(context)

@@ -69,8 +69,7 @@ def getfirst(
 ) -> Any:
     """The value of the first of the fields ``keys``, a list or ``"png;jpg"``, that the sample ``a`` has.
 
-    If it has none of them, that is a ``ValueError``, or ``default`` is returned if ``missing_is_error`` is
-    false.
+    Without any of them it is ``default``, or a ``ValueError`` if ``missing_is_error``.
 
     Example:
         >>> getfirst({"__key__": "a", "jpg": b".."}, "png;jpg")

@@ -91,7 +91,6 @@ class Shuffle(SameElements, called="shuffle"):
 
     @property
     def first_size(self) -> int:
-        """Elements to take in before the first is yielded."""
         return min(self.initial, self.size)
 
     @property
