@@ -93,19 +93,15 @@ class DataPipeline(Fluent, IterableSource):
         return self.pipeline[i]
 
     def __repr__(self) -> str:
-        first, stages = self._beginning()
+        if self._call:
+            first, stages = self._call, self.stages[self._made - 1 :]
+        else:
+            arguments = [str(self.parts[0])] if self.pipeline else []
+            seed = [] if self._seed is None else [f"seed={self._seed}"]
+            first, stages = f"DataPipeline({', '.join([*arguments, *seed])})", self.stages
         epochs = [] if self._epochs == ONCE else [str(self._epochs)]
         length = [] if self._length is None else [f"with_length({self._length})"]
         return "\n    .".join([first, *map(str, stages), *epochs, *length])
-
-    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
-        """The call that made the dataset, and the stages added since."""
-        if self._call:
-            return self._call, self.stages[self._made - 1 :]
-        arguments = [] if self._seed is None else [f"seed={self._seed}"]
-        if self.pipeline:
-            arguments.insert(0, str(self.parts[0]))
-        return f"DataPipeline({', '.join(arguments)})", self.stages
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; a ``TypeError`` without one."""
@@ -290,14 +286,18 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     """
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
     pinned = max(caches, default=0)
-    for_ranks, for_workers = _last_dividers(stages)
+    # All ranks or workers must see the same elements in the same order where they divide them, so earlier
+    # stages shuffle alike.
+    last_divider = {"ranks": 0, "workers": 0}
+    for position, stage in enumerate(stages, 1):
+        last_divider.update(dict.fromkeys(getattr(stage, "divides_among", ()), position))
 
     def of_part(position: int) -> Context:
         part = replace(context.within(position), deferred=context.deferred and position == len(stages))
         if getattr(stages[position - 1] if position else None, "alike_before_split", False):
-            if position < for_ranks:
+            if position < last_divider["ranks"]:
                 part = part.alike_on_ranks()
-            elif position < for_workers:
+            elif position < last_divider["workers"]:
                 part = part.alike_on_workers()
         return replace(part, epoch=0, run=0) if position < pinned else part
 
@@ -308,18 +308,6 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     for position, stage in enumerate(stages, start=1):
         stream = watched(stage, stage.stream(stream, of_part(position)), position)
     return stream
-
-
-def _last_dividers(stages: list[Stage]) -> tuple[int, int]:
-    """Positions of the last stages that divide elements among ranks and among workers, or 0.
-
-    All ranks or workers must see the same elements in the same order there, so earlier stages shuffle alike.
-    """
-    last = {"ranks": 0, "workers": 0}
-    for position, stage in enumerate(stages, 1):
-        for among in getattr(stage, "divides_among", ()):
-            last[among] = position
-    return last["ranks"], last["workers"]
 
 
 def _are_stages(parts: list[Any]) -> bool:

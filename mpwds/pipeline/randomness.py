@@ -75,8 +75,13 @@ def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
 
 def seed_generators(seed: int) -> None:
     """Seeds ``random``, which draws the seeds of ``numpy.random`` and torch if they are imported."""
+    global _latest_seed
     random.seed(seed)
-    _seed_others(random.getrandbits(64))
+    _latest_seed = random.getrandbits(64)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        _seed_numpy(numpy_random)
+    if (torch_random := sys.modules.get("torch.random")) is not None:
+        _seed_torch(torch_random)
 
 
 def seed_late_imports() -> None:
@@ -107,22 +112,12 @@ def put_back(states: States) -> None:
 class _PutAside(threading.local):
     """The states of the program's generators when the current element was requested."""
 
-    states: States | None = None
-    """``None`` outside a request; empty until a generator is first seeded for it."""
+    states: States | None = None  # None outside a request; empty until a generator is first seeded for it
 
 
 put_aside = _PutAside()
 
 _latest_seed = 0
-
-
-def _seed_others(seed: int) -> None:
-    global _latest_seed
-    _latest_seed = seed
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        _seed_numpy(numpy_random)
-    if (torch_random := sys.modules.get("torch.random")) is not None:
-        _seed_torch(torch_random)
 
 
 def _seed_numpy(numpy_random: ModuleType) -> None:

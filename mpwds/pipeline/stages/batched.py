@@ -198,9 +198,6 @@ class BatchedBySize(Bucketed, called="batched"):
         more = changed(self, "collation_fn", "partial", "include_padding", "handler")
         return f"batched({arguments(*count, **limit, **more)})"
 
-    def batchsizes(self) -> tuple[Any, ...]:
-        return (self.batchsize,)
-
 
 def size_in_bytes(element: Any) -> int:
     """Bytes of an element's data, which ``batched(max_bytes=...)`` limits.

@@ -65,8 +65,7 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
     """Stage that applies a function to each field of tuple samples.
 
     Args:
-        functions: One for each field. ``None`` leaves a field unchanged, as are fields after the last
-            function.
+        functions: One for each field. ``None``, or no function, leaves a field unchanged.
         handler: Called when a function raises an exception; the default raises it.
 
     Raises:
