@@ -93,15 +93,18 @@ class DataPipeline(Fluent, IterableSource):
         return self.pipeline[i]
 
     def __repr__(self) -> str:
-        if self._call:
-            first, stages = self._call, self.stages[self._made - 1 :]
-        else:
-            arguments = [str(self.parts[0])] if self.pipeline else []
-            seed = [] if self._seed is None else [f"seed={self._seed}"]
-            first, stages = f"DataPipeline({', '.join([*arguments, *seed])})", self.stages
+        first, stages = self._beginning()
         epochs = [] if self._epochs == ONCE else [str(self._epochs)]
         length = [] if self._length is None else [f"with_length({self._length})"]
         return "\n    .".join([first, *map(str, stages), *epochs, *length])
+
+    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
+        """The call that made the dataset, and the stages added since."""
+        if self._call:
+            return self._call, self.stages[self._made - 1 :]
+        source = [str(self.parts[0])] if self.pipeline else []
+        seed = [] if self._seed is None else [f"seed={self._seed}"]
+        return f"DataPipeline({', '.join([*source, *seed])})", self.stages
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; a ``TypeError`` without one."""
