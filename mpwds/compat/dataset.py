@@ -23,13 +23,13 @@ from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.parts import stage_of
 from mpwds.pipeline.sources.samples import TarSamples, split_name
 from mpwds.pipeline.sources.shards import ShardList as ShardList
 from mpwds.pipeline.sources.shards import Split, Urls, given_urls, listed, split_by_node
 from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stages.pipelinefilter import stage_of
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.storage.streams.gopen import gopen

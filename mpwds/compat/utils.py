@@ -9,7 +9,7 @@ from typing import TypeVar
 from mpwds.compat.extradatasets import repeatedly as repeatedly
 from mpwds.pipeline.context import pytorch_worker_info as pytorch_worker_info
 from mpwds.pipeline.context import pytorch_worker_seed as pytorch_worker_seed
-from mpwds.pipeline.stages.pipelinefilter import PipelineStage as PipelineStage
+from mpwds.pipeline.parts import PipelineStage as PipelineStage
 from mpwds.storage.streams.urls import enforce_security, security_enforced
 
 T = TypeVar("T")

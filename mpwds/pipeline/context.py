@@ -8,30 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-_PARTS = 1000  # the most parts of a pipeline within a pipeline
-
 
 @dataclass(frozen=True)
 class Context:
-    """The process and the epoch in which a stage runs.
+    """The process and the epoch in which a stage runs: worker ``worker`` of ``workers`` of trainer ``rank``.
 
     Args:
-        epoch: Number of the epoch, from 0.
         seed: The loader's seed; ``None`` means the dataset's seed.
-        rank: Index of this trainer among ``world_size``.
-        world_size: Trainers that share the dataset.
-        worker: Index of this worker among ``workers``.
-        workers: Workers that share this trainer's part of the dataset.
-        owns_process: The process runs nothing but this pipeline, so stages may reseed the global random
-            generators without restoring their state.
+        owns_process: The process runs nothing but this pipeline, so random generators need not be restored.
         deferred: The last stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
             writes their data straight into shared memory.
         on_shard: Called with a shard's URL when the worker begins to read it.
-        watch: Called as ``watch(part, stream, context)`` when the stream of a pipeline's part is made;
-            returns the stream to use instead.
+        watch: Called as ``watch(part, stream, context)`` for the stream of each part; returns one to use.
         stage: The stage's position in its pipeline; two stages draw different random numbers.
-        run: Distinguishes epochs of unknown number within this rank: torch's DataLoader starts new workers
-            for each epoch and passes them only its ``base_seed``. 0 if ``epoch`` suffices.
+        run: Distinguishes epochs of unknown number within this rank, if not 0: torch's DataLoader starts new
+            workers for each epoch and passes them only its ``base_seed``.
     """
 
     epoch: int = 0
@@ -54,30 +45,26 @@ class Context:
 
     def within(self, position: int) -> Context:
         """The context of the part at ``position`` of a pipeline; each part draws other random numbers."""
-        return replace(self, stage=self.stage * _PARTS + position + 1)
+        return replace(self, stage=self.stage * 1000 + position + 1)
 
     def alike_on_workers(self) -> Context:
-        """The context of a stage that must yield the same elements on all workers of a rank."""
+        """For a stage that must yield the same elements on all workers of a rank."""
         return replace(self, worker=0, workers=1)
 
     def alike_on_ranks(self) -> Context:
-        """The context of a stage that must yield the same elements on all ranks and workers."""
+        """For a stage that must yield the same elements on all ranks and workers."""
         run = self.run if self.world_size == 1 else 0  # it differs from rank to rank
         return replace(self, rank=0, world_size=1, worker=0, workers=1, run=run)
 
     @staticmethod
     def current(epoch: int = 0) -> Context:
-        """The context of this process, from its environment or from torch.
+        """The context of this process.
 
         Reads ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` if they are set, as webdataset does;
         otherwise ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` if torch is imported
-        already. Never imports torch.
-
-        Raises:
-            ValueError: One of the variables is not an integer.
+        already.
         """
-        rank, world_size = _rank()
-        worker, workers = _worker()
+        rank, world_size, worker, workers = pytorch_worker_info()
         info = _torch_worker()
         return Context(
             epoch=epoch,
@@ -97,9 +84,8 @@ ALONE: Final = Context()
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     """Rank, number of ranks, worker, number of workers, for your own splitters.
 
-    Args:
-        group: The ``torch.distributed`` process group that gives the rank; by default the environment
-            variables ``RANK`` and ``WORLD_SIZE``, or the default group.
+    The rank is that in ``group`` (of ``torch.distributed``); by default the environment variables ``RANK``
+    and ``WORLD_SIZE``, or the default group, give it.
 
     Source:
         ``webdataset.utils.pytorch_worker_info``.
@@ -112,10 +98,7 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number that differs for all workers of all ranks, if a rank has at most 1000 workers.
-
-    Args:
-        group: As for :func:`pytorch_worker_info`.
+    """A number that differs for all workers of all ranks; ``group`` is as for :func:`pytorch_worker_info`.
 
     Source:
         ``webdataset.utils.pytorch_worker_seed``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,11 +9,11 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.epochs import ONCE, Epochs
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterator_streams import Replayed
+from mpwds.pipeline.notes import check_whole
 from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, culprit, iterates_itself
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 
@@ -27,8 +26,7 @@ class DataPipeline(Fluent, IterableSource):
     Iterating a pipeline runs it in this process and yields plain elements; each ``iter()`` is another epoch.
     ``mpwds.MultiLoader`` runs it in many processes. ``torch.utils.data.DataLoader`` treats it as an
     ``IterableDataset``, and torch's seed makes its epochs differ. With several nodes, call ``set_epoch``
-    before each epoch of a DataLoader: otherwise each node keeps the same shards in all epochs. An iterator
-    closes its files when it is dropped.
+    before each epoch of a DataLoader: otherwise each node keeps the same shards in all epochs.
 
     ``compose`` and the methods named after stages return a new pipeline and leave this one unchanged.
     ``append``, ``with_epoch``, ``with_length`` and ``repeat`` change this one, as webdataset's do.
@@ -79,37 +77,19 @@ class DataPipeline(Fluent, IterableSource):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The source and the stages.
-
-        Raises:
-            ValueError: The pipeline is empty.
-        """
+        """The source and the stages; a ``ValueError`` if the pipeline is empty."""
         if not self.pipeline:
             raise ValueError("the pipeline is empty: append a source, such as a list of shards, then stages")
         return as_source(self.pipeline[0]), *self.stages
 
     @property
     def samples_in(self) -> Callable[[Any], int]:
-        """A function that counts the samples in an element.
-
-        It is that of the last part that has one, or :func:`~mpwds.pipeline.counts.rows_in`.
-
-        Example:
-            >>> DataPipeline([[1, 2], [3]]).samples_in([1, 2])
-            1
-            >>> DataPipeline([1, 2, 3]).batched(2, collation_fn=None).samples_in([1, 2])
-            2
-        """
+        """Counts the samples in an element, as the last part that has such a function does."""
         counters = (getattr(part, "samples_in", None) for part in reversed(self.parts))
         return next(filter(None, counters), rows_in)
 
     def stage(self, i: int) -> Any:
-        """Part ``i`` of the pipeline, as it was passed; the source is part 0.
-
-        Example:
-            >>> DataPipeline([1, 2]).stage(0)
-            [1, 2]
-        """
+        """Part ``i`` of the pipeline, as it was passed; the source is part 0."""
         return self.pipeline[i]
 
     def __repr__(self) -> str:
@@ -122,17 +102,12 @@ class DataPipeline(Fluent, IterableSource):
         """The call that made the dataset, and the stages added since."""
         if self._call:
             return self._call, self.stages[self._made - 1 :]
-        arguments = [] if self._seed is None else [f"seed={self._seed}"]
-        if self.pipeline:
-            arguments.insert(0, str(self.parts[0]))
-        return f"DataPipeline({', '.join(arguments)})", self.stages
+        source = [str(self.parts[0])] if self.pipeline else []
+        seed = [] if self._seed is None else [f"seed={self._seed}"]
+        return f"DataPipeline({', '.join([*source, *seed])})", self.stages
 
     def __len__(self) -> int:
-        """The length that ``with_length`` set.
-
-        Raises:
-            TypeError: No length is set.
-        """
+        """The length that ``with_length`` set; a ``TypeError`` without one."""
         if self._length is None:
             raise TypeError(f"object of type {type(self).__name__!r} has no len(): set one by with_length(n)")
         return self._length
@@ -155,22 +130,13 @@ class DataPipeline(Fluent, IterableSource):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch, with addresses and state. Loaders call this.
 
-        Args:
-            context: Epoch, seed, rank, worker. With ``deferred``, the last stage may yield
-                ``mpwds.tenbin.Deferred`` in place of arrays.
-
-        Returns:
-            A stream. If the source or a stage gives elements without addresses, the state is the number of
-            elements delivered, and to load it runs the epoch again from its start.
-
-        Raises:
-            ValueError: The pipeline is empty.
+        If the source or a stage gives elements without addresses, the state is the number of elements
+        delivered, and to load it runs the epoch again from its start.
 
         Example:
-            >>> first = DataPipeline(range(4)).stream()
+            >>> first, second = DataPipeline(range(4)).stream(), DataPipeline(range(4)).stream()
             >>> next(first), next(first)
             ((0, 0), (1, 1))
-            >>> second = DataPipeline(range(4)).stream()
             >>> second.load_state_dict(first.state_dict())
             >>> [element for _, element in second]
             [2, 3]
@@ -194,7 +160,7 @@ class DataPipeline(Fluent, IterableSource):
         """Adds a stage, or, to an empty pipeline, the source. Changes this pipeline.
 
         Args:
-            f: A source or stage, as for the constructor. If the source is a pipeline, its stages come along.
+            f: A source or stage, as for the constructor; of a pipeline, its source and stages are added.
 
         Raises:
             TypeError: It is not a source or stage.
@@ -208,12 +174,7 @@ class DataPipeline(Fluent, IterableSource):
         """
         if self.pipeline:
             as_stage(f)
-        elif (
-            isinstance(f, DataPipeline)
-            and type(f).stream is DataPipeline.stream
-            and not iterates_itself(f)
-            and f._epochs == ONCE
-        ):
+        elif _is_plain(f):
             self.pipeline.extend(f.pipeline)
             self._seed = f._seed if self._seed is None else self._seed
             return
@@ -225,9 +186,9 @@ class DataPipeline(Fluent, IterableSource):
         """A copy with more stages.
 
         Args:
-            stages: Objects with a method ``stream(source, context)``, or generator functions of an iterator
-                of elements (their elements have no addresses: see ``mpwds.pipeline.filter.Generator``). Or a
-                stage class and its arguments, as in webdataset 0.1: ``compose(DBCache, "x.db", 1000)``.
+            stages: Stages as for the constructor (elements of generator functions have no addresses: see
+                ``mpwds.pipeline.parts.Generator``). Or a stage class and its arguments, as in webdataset
+                0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 
         Raises:
@@ -256,75 +217,68 @@ class DataPipeline(Fluent, IterableSource):
 
         Counts the elements at the pipeline's end (batches, if it makes batches), after stages that are added
         later too. Each worker counts by itself. Every epoch and every repetition starts the source anew, in
-        another order if it is shuffled. If an unshuffled source has more elements, the rest is never read.
-        Changes this pipeline and returns it, as webdataset's does.
+        another order if it is shuffled. Changes this pipeline and returns it.
 
         Args:
             nsamples: Elements in an epoch; below 0, an epoch has no end.
-            nbatches: The same; the larger of the two counts.
-
-        Raises:
-            TypeError: An argument is not an integer.
-            ValueError: The larger one is 0.
+            nbatches: The same; the larger of the two counts, and must not be 0.
 
         Example:
             >>> list(DataPipeline("abc").with_epoch(5))
             ['a', 'b', 'c', 'a', 'b']
         """
-        limit = _limit("with_epoch", nsamples=nsamples, nbatches=nbatches)
-        self._epochs = Epochs(None, limit)
+        self._epochs = Epochs(None, _limit("with_epoch", nsamples=nsamples, nbatches=nbatches))
         return self
 
     def repeat(self: Pipeline, nepochs: int = -1, nbatches: int = -1) -> Pipeline:
         """Makes an epoch of ``nepochs`` runs of the pipeline, each in another order if it is shuffled.
 
-        Changes this pipeline and returns it, as webdataset's does.
+        Changes this pipeline and returns it.
 
         Args:
             nepochs: Number of runs; below 1, an epoch has no end.
-            nbatches: The most elements at the pipeline's end; below 0, there is no limit.
-
-        Raises:
-            TypeError: An argument is not an integer.
-            ValueError: ``nbatches`` is 0.
+            nbatches: The most elements at the pipeline's end, at least 1; below 0, there is no limit.
 
         Example:
             >>> list(DataPipeline("ab").repeat(2))
             ['a', 'b', 'a', 'b']
         """
-        nepochs = _whole("repeat", "nepochs", nepochs)
+        check_whole("repeat", "nepochs", nepochs)
         self._epochs = Epochs(nepochs if nepochs > 0 else None, _limit("repeat", nbatches=nbatches))
         return self
 
     def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
-        """Makes ``len()`` return ``n``, for programs that need a dataset's length.
+        """Makes ``len()`` return ``n``. The epoch stays as long as it is: see ``with_epoch``.
 
-        Does not change the number of elements in an epoch: see ``with_epoch``. Changes this pipeline and
-        returns it, as webdataset's does.
+        Changes this pipeline and returns it.
 
         Args:
-            n: The length.
+            n: The length, at least 0.
             silent: Whether to omit the warning about that.
-
-        Raises:
-            TypeError: ``n`` is not an integer.
-            ValueError: ``n`` is negative.
 
         Example:
             >>> len(DataPipeline("abc").with_length(1000, silent=True))
             1000
         """
-        n = _whole("with_length", "n", n)
-        if n < 0:
-            raise ValueError(f"a dataset's length must not be negative, got {n}")
+        check_whole("with_length", "n", n, least=0)
         if not silent:
             warnings.warn(
                 f"with_length({n}) sets only what len() returns: with_epoch(n) sets the number of elements "
                 "in an epoch (with_length(n, silent=True) omits this warning)",
                 stacklevel=2,
             )
-        self._length = n
+        self._length = int(n)
         return self
+
+
+def _is_plain(source: Any) -> bool:
+    """Whether a source is a pipeline whose parts another pipeline can take over."""
+    return (
+        isinstance(source, DataPipeline)
+        and type(source).stream is DataPipeline.stream
+        and not iterates_itself(source)
+        and source._epochs == ONCE
+    )
 
 
 def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
@@ -333,17 +287,20 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's
     elements, and resumes an epoch that ended early.
     """
-    last = len(stages)
     caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
     pinned = max(caches, default=0)
-    for_ranks, for_workers = _last_dividers(stages)
+    # All ranks or workers must see the same elements in the same order where they divide them, so earlier
+    # stages shuffle alike.
+    last_divider = {"ranks": 0, "workers": 0}
+    for position, stage in enumerate(stages, 1):
+        last_divider.update(dict.fromkeys(getattr(stage, "divides_among", ()), position))
 
     def of_part(position: int) -> Context:
-        part = replace(context.within(position), deferred=context.deferred and position == last)
+        part = replace(context.within(position), deferred=context.deferred and position == len(stages))
         if getattr(stages[position - 1] if position else None, "alike_before_split", False):
-            if position < for_ranks:
+            if position < last_divider["ranks"]:
                 part = part.alike_on_ranks()
-            elif position < for_workers:
+            elif position < last_divider["workers"]:
                 part = part.alike_on_workers()
         return replace(part, epoch=0, run=0) if position < pinned else part
 
@@ -356,30 +313,13 @@ def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Str
     return stream
 
 
-def _last_dividers(stages: list[Stage]) -> tuple[int, int]:
-    """Positions of the last stages that divide elements among ranks and among workers, or 0.
-
-    All ranks or workers must see the same elements in the same order there, so earlier stages shuffle alike.
-    """
-    last = {"ranks": 0, "workers": 0}
-    for position, stage in enumerate(stages, 1):
-        for among in getattr(stage, "divides_among", ()):
-            last[among] = position
-    return last["ranks"], last["workers"]
-
-
 def _are_stages(parts: list[Any]) -> bool:
     """Whether a list holds a source and stages, rather than elements."""
     return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
 
 
 def _limit(method: str, **counts: int) -> int | None:
-    limit = max(_whole(method, name, value) for name, value in counts.items())
+    for name, value in counts.items():
+        check_whole(method, name, value)
+    limit = int(max(counts.values()))
     return limit if limit >= 0 else None
-
-
-def _whole(method: str, name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{method}: {name} must be a whole number, got {value!r}") from None

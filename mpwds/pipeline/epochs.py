@@ -11,8 +11,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, Description, Stream
 
-Start: TypeAlias = Callable[[Context], Stream[Any]]
-"""Makes the stream that runs a source once."""
+Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once
 
 _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epochs below
 
@@ -21,28 +20,17 @@ _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epoc
 class Epochs:
     """How often a pipeline runs in one epoch, and after how many elements the epoch ends.
 
-    To the pipeline's stages each repetition is another epoch: it shuffles in another order and augments with
-    other random numbers. An element's address is (repetition, address in it). An empty repetition ends the
-    epoch. If the epoch then lacks elements up to ``limit``, that is a ``RuntimeWarning``. It is not an error,
-    because a worker may have no shards.
-
-    Args:
-        repetitions: How often to run the pipeline; ``None`` for no limit.
-        limit: Elements in an epoch; ``None`` for no limit.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> [element for _, element in Epochs(None, 5).stream(lambda context: Source("abc"), Context())]
-        ['a', 'b', 'c', 'a', 'b']
+    ``None`` means no limit. To the stages each repetition is another epoch. An element's address is
+    (repetition, address in it). An empty repetition ends the epoch; if ``limit`` is not reached, that is a
+    ``RuntimeWarning`` and not an error, because a worker may have no shards.
     """
 
     repetitions: int | None = 1
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("number of repetitions", self.repetitions), ("number of elements", self.limit)):
-            if value is not None and value < 1:
-                raise ValueError(f"an epoch's {name} must be at least 1, got {value}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"an epoch's number of elements must be at least 1, got {self.limit}")
 
     def __str__(self) -> str:
         if self.repetitions is None:
@@ -62,7 +50,6 @@ class _Repeated:
     def __init__(self, epochs: Epochs, start: Start, context: Context) -> None:
         self._epochs = epochs
         self._context = context
-        self._repetitions = epochs.repetitions
         self._left = epochs.limit
         self._runs = Repetitions(start, context)
         self._empty = True  # the current run has given nothing
@@ -79,8 +66,8 @@ class _Repeated:
                 address, element = next(runs.stream)
                 break
             except StopIteration:
-                if self._empty or runs.number + 1 == self._repetitions:
-                    if self._left and self._repetitions is None:
+                if self._empty or runs.number + 1 == self._epochs.repetitions:
+                    if self._left and self._epochs.repetitions is None:
                         self._warn_of_shortage(self._left)
                     self._left = 0
                     raise
@@ -94,7 +81,7 @@ class _Repeated:
     def _warn_of_shortage(self, missing: int) -> None:
         context = self._context
         given = (self._epochs.limit or 0) - missing
-        run = "" if self._runs.number == 0 else f" in repetition {self._runs.number}"
+        run = f" in repetition {self._runs.number}" if self._runs.number else ""
         warnings.warn(
             f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in worker "
             f"{context.worker} of {context.workers}, on node {context.rank} of {context.world_size}. Check "
@@ -120,13 +107,9 @@ class _Repeated:
 
 
 class Repetitions:
-    """The runs of a source within one epoch.
+    """The runs of a source within one epoch: the current one, ``number`` from 0, has the stream ``stream``.
 
-    The first run has the epoch's context; each of the others has an epoch number of its own.
-
-    Attributes:
-        number: Number of the current run, from 0.
-        stream: Its stream.
+    Each run after the first has another epoch number than all epochs.
     """
 
     def __init__(self, start: Start, context: Context) -> None:
@@ -136,7 +119,6 @@ class Repetitions:
         self._other: tuple[int, Stream[Any]] = 0, self.stream  # the run that fetch used last
 
     def begin(self, number: int) -> None:
-        """Starts run ``number``."""
         self.number = number
         self.stream = self._run(number)
 

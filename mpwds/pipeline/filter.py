@@ -1,18 +1,18 @@
-"""Bases of stages and of their streams."""
+"""Bases of stages and of their streams, and the samples in an element."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, check_raises
-from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.iterator_streams import IteratorStream, UnseekableStream
-from mpwds.pipeline.notes import arguments, explain
-from mpwds.pipeline.randomness import Call, States, put_aside, put_back, unseeded
+from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.iterator_streams import IteratorStream
+from mpwds.pipeline.notes import arguments_of, check_function, explain
+from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
 from mpwds.pipeline.stream import Address, Derived, Stream
 from mpwds.tracebacks import shorten
 
@@ -20,8 +20,7 @@ from mpwds.tracebacks import shorten
 class Filter(ABC):
     """Base of stages. Call a stage with an iterable to run it.
 
-    Any object with a method ``stream`` is a stage, whether or not it inherits from this class. Loaders look
-    for these optional members:
+    Any object with a method ``stream`` is a stage. Loaders look for these optional members:
 
     - ``__str__``: the stage's name in errors and statistics; by default the name of its class.
     - ``count_of(incoming)``: how many elements the stage makes of ``incoming``, as a
@@ -29,8 +28,7 @@ class Filter(ABC):
       unknown. ``len()`` of a loader and epochs of equal length on all ranks need it.
     - ``samples_in(element)``: the number of samples in an element that the stage yields, for statistics.
       Without it, elements hold as many samples as before the stage.
-    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address. Loaders then
-      resume an epoch by running it again from its start.
+    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address.
     - ``reads_shards``: ``True`` if the stage reads storage.
     - ``row_step``: a :class:`~mpwds.pipeline.counts.RowStep`, or ``None``. Loaders run three stages that
       unbatch, shuffle and batch as one, for whole batches at a time.
@@ -38,21 +36,12 @@ class Filter(ABC):
     The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 
     Example:
-        >>> from mpwds.pipeline.counts import Count
-        >>> from mpwds.pipeline.dataset import DataPipeline
-        >>> from mpwds.pipeline.stages.flatmap import Flatmap
+        >>> from mpwds.pipeline.stages.unbatched import Flatmap
         >>> class Twice(Filter):
         ...     def stream(self, source, context=ALONE):
         ...         return Flatmap(lambda element: [element, element]).stream(source, context)
-        ...     def count_of(self, incoming):
-        ...         return Count(2 * incoming.elements)
-        ...     def samples_in(self, element):
-        ...         return 1
         >>> list(Twice()("ab"))
         ['a', 'a', 'b', 'b']
-        >>> from mpwds import MultiLoader
-        >>> len(MultiLoader(DataPipeline("ab").compose(Twice()), workers=2))
-        4
     """
 
     @abstractmethod
@@ -60,33 +49,65 @@ class Filter(ABC):
         """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
-        """How many elements the stage makes of ``incoming``.
-
-        Raises:
-            LengthUnknown: The stage cannot know, which is the default.
-        """
+        """See above; raises ``LengthUnknown`` by default."""
         raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         return plain(self.stream(IteratorStream(source), Context.current()))
 
 
-class OneOfEach(Filter):
-    """Base of stages that make one element of each, unless their error handler skips it."""
+class Configured(Filter):
+    """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
 
-    handler: Handler
+    Fields ``handler`` and ``function``, if there are such, must be callable.
+    """
+
+    called: ClassVar[str]
+
+    def __init_subclass__(cls, called: str | None = None) -> None:
+        if called is not None:
+            cls.called = called
+
+    def __post_init__(self) -> None:
+        check_handler(self.called, getattr(self, "handler", reraise_exception))
+        check_function(self.called, getattr(self, "function", callable))
+
+    def __str__(self) -> str:
+        return f"{self.called}({arguments_of(self)})"
+
+
+class SameElements(Configured):
+    """Base of stages that yield exactly the elements that they take in, in any order."""
 
     def count_of(self, incoming: Count) -> Count:
-        check_raises(self, self.handler)
+        return incoming
+
+
+class Applying(Configured):
+    """Base of stages that apply a function to each element: ``apply``, or what ``prepared`` returns."""
+
+    handler: Handler
+    draws: ClassVar[bool] = True  # whether the function may draw random numbers, as a user's may
+    apply: Callable[[Any], Any]
+
+    def prepared(self) -> Callable[[Any], Any]:
+        return self.apply
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return Applied(source, self, self.prepared(), seeded(context) if self.draws else unseeded)
+
+
+class OneOfEach(Applying):
+    """Base of those that make one element of each, unless their error handler skips it."""
+
+    def count_of(self, incoming: Count) -> Count:
+        if self.handler is not reraise_exception:
+            return super().count_of(incoming)
         return Count(incoming.elements)
 
 
 def plain(stream: Stream[Any]) -> Iterator[Any]:
-    """The elements of a stream without their addresses.
-
-    Restores the program's random generators before it yields an element: see ``seeded`` in
-    ``mpwds.pipeline.randomness``.
-    """
+    """The elements of a stream without addresses. Puts back random generators: see ``randomness.seeded``."""
     advance = stream.__next__
     mine: States = []
     while True:
@@ -112,14 +133,12 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
 class Handled(Derived[Any]):
     """Base of streams that ask an error handler about each element that causes an exception.
 
-    A handler with a method ``watch(stage, next)`` can count elements. It gets the stage's name and the
-    function that returns the next element, and returns a function to call instead.
-
-    Attributes:
-        on_skipped: Called with the exception of each element that a handler skips.
+    A handler may count elements by a method ``watch(stage, next)``, which returns a function to call in place
+    of ``next``.
     """
 
-    on_skipped: Callable[[Exception], object] | None = None
+    on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
+    _counters = ("_stopped",)
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source)
@@ -129,12 +148,7 @@ class Handled(Derived[Any]):
         self._next = self._watched()
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
-        """Returns if the stream continues with the next element.
-
-        Raises:
-            StopIteration: The handler ends the stream.
-            Exception: ``error`` with its notes, or the handler's exception.
-        """
+        """Returns if the stream continues; raises ``StopIteration`` to end it, or the exception."""
         try:
             self._explain(error, address, element)
             self._decide(error)
@@ -170,33 +184,20 @@ class Handled(Derived[Any]):
         watch = getattr(self._handler, "watch", None)
         return self._source.__next__ if watch is None else watch(str(self._stage), self._source.__next__)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "stopped": self._stopped}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if state["stopped"]:
+        self._next = self._watched()
+        if self._stopped:
             self._stop()
-        else:
-            self._stopped, self._next = False, self._watched()
 
 
 class Applied(Handled):
-    """The stream of ``function(element)``, at the same addresses. ``None`` drops the element.
-
-    Args:
-        call: How to call the function: ``seeded(context)`` if it is a user's, which may draw random numbers.
-    """
+    """The stream of ``function(element)``, called by ``call``, at the same addresses. ``None`` drops it."""
 
     def __init__(
-        self,
-        source: Stream[Any],
-        stage: object,
-        function: Callable[[Any], Any],
-        call: Call = unseeded,
-        handler: Handler = reraise_exception,
+        self, source: Stream[Any], stage: Applying, function: Callable[[Any], Any], call: Call
     ) -> None:
-        super().__init__(source, stage, handler)
+        super().__init__(source, stage, stage.handler)
         self._function = function
         self._call = call
 
@@ -224,37 +225,49 @@ def _ended() -> NoReturn:
     raise StopIteration
 
 
-@dataclass(frozen=True)
-class Generator(Filter):
-    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
+def rows_in(element: Any) -> int:
+    """The number of samples in an element, inferred from its columns if it is a batch. Takes a microsecond.
 
-    Use it where ``map``, ``select`` and ``flatmap`` do not suffice. Its elements have no addresses, so a
-    pipeline with such a stage resumes by running again from the start of the epoch. ``function`` draws the
-    same random numbers in each run of an epoch by the same worker.
-
-    Example:
-        >>> from mpwds.pipeline.stream import collect
-        >>> def doubled(source):
-        ...     for element in source:
-        ...         yield element
-        ...         yield element
-        >>> collect(Generator(doubled), "ab")
-        ['a', 'a', 'b', 'b']
+    A batch is an array, or a dict, tuple, list or dataclass of columns of equal length. Columns are arrays
+    and lists, possibly nested. An element that holds a number or a string is a single sample.
     """
+    is_list = isinstance(element, list)
+    rows = None
+    for column in _columns(element):
+        if isinstance(column, list):
+            length = len(column)
+        elif isinstance(shape := attribute(column, "shape"), tuple) and shape and isinstance(shape[0], int):
+            length = shape[0]
+        elif column is None:
+            continue
+        elif is_list:
+            return len(element)
+        elif isinstance(column, (dict, tuple)) or _is_dataclass(column):
+            length = rows_in(column)
+        else:
+            return 1
+        if rows is None:
+            rows = length
+        elif length != rows:
+            return 1
+    return 1 if rows is None else rows
 
-    function: Callable[[Iterator[Any]], Iterator[Any]]
-    name: str | None = None
-    addressable: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(
-                f"a stage is an object with a method stream(source, context) or a function of an iterator, "
-                f"got {self.function!r}"
-            )
+def attribute(item: Any, name: str) -> Any:
+    """An attribute of an element; ``None`` if it is missing or raises an exception."""
+    try:
+        return getattr(item, name, None)
+    except Exception:  # the shape of a nested tensor and the nbytes of a sparse one raise RuntimeError
+        return None
 
-    def __str__(self) -> str:
-        return self.name or f"compose({arguments(self.function)})"
 
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return UnseekableStream(lambda: self.function(plain(source)), self, context)
+def _columns(element: Any) -> Iterable[Any]:
+    if isinstance(element, dict):
+        return element.values()
+    if _is_dataclass(element):
+        return [attribute(element, field.name) for field in dataclasses.fields(element)]
+    return element if isinstance(element, (tuple, list)) else (element,)
+
+
+def _is_dataclass(element: Any) -> bool:
+    return dataclasses.is_dataclass(element) and not isinstance(element, type)

@@ -11,15 +11,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
 from mpwds.mistakes import Suggesting, explained
-from mpwds.pipeline.stages.pipelinefilter import stage_of
+from mpwds.pipeline.parts import stage_of
 
 P = ParamSpec("P")
 Self = TypeVar("Self", bound="Composable")
 
 
 class Composable(Suggesting, ABC):
-    """Base of datasets that make copies of themselves with more stages."""
-
     @abstractmethod
     def compose(self: Self, *stages: Any) -> Self:
         """A copy with more stages."""
@@ -29,13 +27,6 @@ def adds(function: Callable[[], Callable[P, object]]) -> Callable[Concatenate[Se
     """A method that adds a stage, with the signature and documentation of the function that makes the stage.
 
     ``function`` returns that function; it is called when the method is first used.
-
-    Example:
-        >>> import inspect
-        >>> inspect.signature(Fluent.rsample)
-        <Signature (self, p: 'float' = 0.5) -> 'Self'>
-        >>> Fluent.rsample.__doc__ == mpwds.rsample.__doc__
-        True
     """
     return cast(Callable[Concatenate[Self, P], Self], _Adds(function))
 
@@ -61,8 +52,6 @@ class _Adds(Generic[P]):
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(make).parameters.values()
-        if next(iter(parameters), first).kind is inspect.Parameter.POSITIONAL_ONLY:
-            first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         signature = inspect.Signature([first, *parameters], return_annotation="Self")
         method.__signature__ = signature  # type: ignore[attr-defined]  # inspect looks for it
         method.__doc__ = make.__doc__
@@ -122,8 +111,7 @@ class Fluent(Composable):
 
         Args:
             f: A stage, a function that makes one, or a generator function of an iterator of elements.
-            args: Further arguments of ``f``.
-            keywords: Keyword arguments of ``f``.
+            args: Further arguments of ``f``, like ``keywords``.
 
         Raises:
             TypeError: ``f`` is neither a stage nor callable, or is a stage and there are arguments.

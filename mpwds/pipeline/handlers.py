@@ -19,9 +19,8 @@ def reraise_exception(error: Exception) -> NoReturn:
     """Handler that raises the exception: the default of all stages.
 
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Map(int, handler=reraise_exception), ["1", "one"])
+        >>> from mpwds import DataPipeline
+        >>> list(DataPipeline(["1", "one"]).map(int, handler=reraise_exception))
         Traceback (most recent call last):
         ValueError: invalid literal for int() with base 10: 'one'
         in map(int), on element 1
@@ -38,24 +37,20 @@ def ignore_and_continue(error: Exception) -> bool:
     """Handler that skips the element and continues.
 
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Map(int, handler=ignore_and_continue), ["1", "one", "2"])
+        >>> from mpwds import DataPipeline
+        >>> list(DataPipeline(["1", "one", "2"]).map(int, handler=ignore_and_continue))
         [1, 2]
     """
     return True
 
 
 def warn_and_continue(error: Exception) -> bool:
-    """Handler that warns, skips the element and continues.
-
-    The warning names stage, shard and key, so Python's warning filters show each bad sample once.
+    """Handler that warns, skips the element and continues. The warning names stage, shard and key.
 
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> from mpwds.pipeline.stream import collect
+        >>> from mpwds import DataPipeline
         >>> with warnings.catch_warnings(record=True) as caught:
-        ...     collect(Map(int, handler=warn_and_continue), ["1", "one", "2"])
+        ...     list(DataPipeline(["1", "one", "2"]).map(int, handler=warn_and_continue))
         [1, 2]
         >>> print(caught[0].message)  # doctest: +ELLIPSIS
         left out: ValueError("invalid literal for int() ...), in map(int, ...), on element 1
@@ -68,9 +63,8 @@ def ignore_and_stop(error: Exception) -> bool:
     """Handler that ends the stream at the element.
 
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> from mpwds.pipeline.stream import collect
-        >>> collect(Map(int, handler=ignore_and_stop), ["1", "one", "2"])
+        >>> from mpwds import DataPipeline
+        >>> list(DataPipeline(["1", "one", "2"]).map(int, handler=ignore_and_stop))
         [1]
     """
     return False
@@ -80,13 +74,10 @@ def warn_and_stop(error: Exception) -> bool:
     """Handler that warns and ends the stream at the element.
 
     Example:
-        >>> from mpwds.pipeline.stages.map import Map
-        >>> from mpwds.pipeline.stream import collect
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     collect(Map(int, handler=warn_and_stop), ["1", "one", "2"])
+        >>> from mpwds import DataPipeline
+        >>> with warnings.catch_warnings(record=True):
+        ...     list(DataPipeline(["1", "one", "2"]).map(int, handler=warn_and_stop))
         [1]
-        >>> print(caught[0].message)  # doctest: +ELLIPSIS
-        stopped: ValueError("invalid literal for int() ...), in map(int, ...), on element 1
     """
     _warn("stopped", error)
     return False

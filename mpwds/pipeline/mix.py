@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -20,40 +21,36 @@ StopRule: TypeAlias = Literal[
     "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"
 ]
 
-_RULES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
-
 
 class RandomMix(DataPipeline):
     """A dataset that mixes elements of several datasets, at random by weight or in exact proportions.
 
-    Each dataset keeps its own order. The draws depend on seed, epoch, rank and worker alone. Addresses and
-    state pass through, so a mix resumes exactly if its datasets do. A mix is a pipeline:
-    ``RandomMix([a, b]).shuffle(1000)``.
+    Each dataset keeps its own order. A mix is a pipeline, ``RandomMix([a, b]).shuffle(1000)``, and resumes
+    exactly if its datasets do.
 
     When to stop:
 
     - ``"first_exhausted"`` (the default): when a dataset has no element left for its next turn.
-    - ``"all_exhausted_without_replacement"`` (``longest=True``): an exhausted dataset drops out, and the
-      weights of the others apply from then on. Each element is yielded once.
-    - ``"all_exhausted"``: an exhausted dataset starts again, as another epoch of it, until every dataset has
-      been exhausted once. The weights hold to the end, and small datasets repeat.
+    - ``"all_exhausted_without_replacement"`` (``longest=True``): an exhausted dataset drops out, so each
+      element is yielded once.
+    - ``"all_exhausted"``: an exhausted dataset starts another epoch, until each has been exhausted once.
     - ``"never"``: exhausted datasets start again, without end. For ``with_epoch(n)``.
     - a number: after this many elements in each worker. Datasets start again as needed.
 
     Args:
         datasets: Pipelines, or anything else that can be the source of a pipeline. All workers read each
             dataset, divided among them as it would be by itself.
-        probs: Weight of each dataset, in proportion: ``[3, 1]`` is the same as ``[0.75, 0.25]``. Equal by
-            default. A dataset of weight 0 gives nothing.
-        longest: Whether to stop by ``"all_exhausted_without_replacement"``, if ``stop`` is not given.
+        probs: Weight of each dataset: ``[3, 1]`` is the same as ``[0.75, 0.25]``. Equal by default. A dataset
+            of weight 0 gives nothing.
+        longest: See above.
         stop: When to stop, as above.
-        exact: Whether elements come in the fixed order that is closest to the weights, instead of at random:
-            of the first n elements, a dataset of share p gives more than n*p - 1 and fewer than n*p + 1.
+        exact: Whether elements come in a fixed order instead of at random: of the first n elements, a dataset
+            of share p gives more than n*p - 1 and fewer than n*p + 1.
         seed: Determines the draws, with epoch, rank and worker; the pipeline's seed by default.
 
     Raises:
-        ValueError: There are no datasets; the number of weights differs from theirs; weights are negative,
-            infinite or all 0; or ``stop`` is unknown or below 1.
+        ValueError: There are no datasets; weights are negative, infinite or all 0, or not one for each
+            dataset; or ``stop`` is unknown or below 1.
         TypeError: One of ``datasets`` cannot be the source of a pipeline.
 
     Source:
@@ -79,8 +76,7 @@ class RandomMix(DataPipeline):
         self.datasets = list(datasets)
         self.probs = None if probs is None else [float(weight) for weight in probs]
         self.longest = longest
-        default: StopRule = "all_exhausted_without_replacement" if longest else "first_exhausted"
-        self.stop = default if stop is None else stop
+        self.stop = _rule(longest) if stop is None else stop
         weights = [1.0] * len(self.datasets) if self.probs is None else self.probs
         given = options(
             probs=(self.probs, None),
@@ -102,10 +98,6 @@ class RoundRobin(DataPipeline):
         longest: Whether exhausted datasets drop out and the others continue; otherwise the epoch ends when a
             dataset has no element left for its turn.
 
-    Raises:
-        ValueError: There are no datasets.
-        TypeError: One of ``datasets`` cannot be the source of a pipeline.
-
     Source:
         ``webdataset.RoundRobin``.
 
@@ -117,10 +109,9 @@ class RoundRobin(DataPipeline):
     def __init__(self, datasets: Iterable[Any], longest: bool = False) -> None:
         self.datasets = list(datasets)
         self.longest = longest
-        stop: StopRule = "all_exhausted_without_replacement" if longest else "first_exhausted"
         call = f"RoundRobin({_named(self.datasets)}{', longest=True' if longest else ''})"
         sources = tuple(map(as_source, self.datasets))
-        super().__init__(Mix(sources, (1.0,) * len(sources), stop, "turns", call))
+        super().__init__(Mix(sources, (1.0,) * len(sources), _rule(longest), "turns", call))
         self._call = call
 
 
@@ -138,19 +129,16 @@ class Mix:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("a mix needs at least one dataset")
-        if len(self.weights) != len(self.parts):
-            raise ValueError(
-                f"{len(self.parts)} datasets are mixed, but {len(self.weights)} weights are given"
-            )
-        if not all(0 <= weight < float("inf") for weight in self.weights) or not any(self.weights):
-            raise ValueError(
-                f"weights of a mix must be finite, not negative and not all 0, got {list(self.weights)}"
-            )
+        weights = list(self.weights)
+        if len(weights) != len(self.parts):
+            raise ValueError(f"{len(self.parts)} datasets are mixed, but {len(weights)} weights are given")
+        if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
+            raise ValueError(f"weights of a mix must be finite, not negative and not all 0, got {weights}")
         if isinstance(self.stop, int):
             if self.stop < 1:
                 raise ValueError(f"a mix must stop after at least 1 element, got stop={self.stop}")
-        elif self.stop not in _RULES:
-            rules = ", ".join(map(repr, _RULES))
+        elif self.stop not in get_args(StopRule):
+            rules = ", ".join(map(repr, get_args(StopRule)))
             raise ValueError(f"stop must be a number of elements or one of {rules}, got {self.stop!r}")
 
     def __str__(self) -> str:
@@ -163,10 +151,10 @@ class Mix:
 class _Mixed:
     """Elements of several sources. An address is (source, repetition of it, address in it)."""
 
+    _counters = ("_in_play", "_empty", "_exhausted", "_left")
+
     def __init__(self, mix: Mix, context: Context) -> None:
-        self._runs = [
-            Repetitions(part.stream, context.within(number)) for number, part in enumerate(mix.parts)
-        ]
+        self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.parts)]
         self._rule = mix.stop
         self._left = mix.stop if isinstance(mix.stop, int) else None
         self._in_play = [weight > 0 for weight in mix.weights]
@@ -178,10 +166,8 @@ class _Mixed:
         elif mix.order == "exact":
             self._order = _Exact(mix.weights)
         else:
-            draws = (
-                worker_draws("mix", context) if mix.seed is None else worker_draws("mix", context, mix.seed)
-            )
-            self._order = _AtRandom(mix.weights, draws)
+            facts = () if mix.seed is None else (mix.seed,)
+            self._order = _AtRandom(mix.weights, worker_draws("mix", context, *facts))
 
     def __iter__(self) -> _Mixed:
         return self
@@ -232,25 +218,22 @@ class _Mixed:
     def state_dict(self) -> dict[str, Any]:
         return {
             "parts": [runs.state_dict() for runs in self._runs],
-            "in_play": list(self._in_play),
-            "empty": list(self._empty),
-            "exhausted": list(self._exhausted),
-            "order": self._order.state_dict(),
-            "left": self._left,
+            "order": copy.copy(self._order.state),
+            **{name: copy.copy(getattr(self, name)) for name in self._counters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for runs, part in zip(self._runs, state["parts"], strict=True):
             runs.load_state_dict(part)
-        self._in_play = list(state["in_play"])
-        self._empty = list(state["empty"])
-        self._exhausted = list(state["exhausted"])
-        self._order.load_state_dict(state["order"])
-        self._left = state["left"]
+        self._order.state = copy.copy(state["order"])
+        for name in self._counters:
+            setattr(self, name, copy.copy(state[name]))
 
 
 class _Order(ABC):
-    """Chooses which source gives the next element."""
+    """Chooses which source gives the next element. Only ``state`` changes."""
+
+    state: Any
 
     @abstractmethod
     def next(self, in_play: list[bool]) -> int:
@@ -262,23 +245,17 @@ class _Order(ABC):
     def dropped(self) -> None:  # noqa: B027
         """A source has dropped out of play."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
 
 class _AtRandom(_Order):
     def __init__(self, weights: Any, draws: Draws) -> None:
         self._weights = weights
         self._draws = draws
-        self._drawn = 0
+        self.state = 0  # the number of draws
 
     def next(self, in_play: list[bool]) -> int:
         weights = [weight if plays else 0.0 for weight, plays in zip(self._weights, in_play, strict=True)]
-        rest = self._draws.fraction(self._drawn) * sum(weights)
-        self._drawn += 1
+        rest = self._draws.fraction(self.state) * sum(weights)
+        self.state += 1
         last = 0
         for part, weight in enumerate(weights):
             if weight:
@@ -288,50 +265,37 @@ class _AtRandom(_Order):
                 last = part
         return last  # rounding may leave a rest at the very end
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._drawn = state["drawn"]
-
 
 class _Turns(_Order):
     def __init__(self) -> None:
-        self._last = -1
+        self.state = -1  # the source that gave the last element
 
     def next(self, in_play: list[bool]) -> int:
         count = len(in_play)
-        return next(
-            part % count for part in range(self._last + 1, self._last + 1 + count) if in_play[part % count]
-        )
+        turns = (part % count for part in range(self.state + 1, self.state + 1 + count))
+        return next(part for part in turns if in_play[part])
 
     def taken(self, part: int) -> None:
-        self._last = part
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._last = state["last"]
+        self.state = part
 
 
 class _Exact(_Order):
     """An order in which the first n elements hold each source's share of n, to less than one element.
 
     An element may come as soon as its source's share reaches into it, and must have come once the share
-    covers it. Of the elements that may come, the one with the earliest deadline comes next. When a source
-    drops out, the order begins anew with the others.
+    covers it. Of those that may come, the one with the earliest deadline is next. When a source drops out,
+    the order begins anew with the others.
     """
 
     def __init__(self, weights: Any) -> None:
         shares = [Fraction(weight) for weight in weights]
         scale = max(share.denominator for share in shares)  # a multiple of all, which are powers of two
         self._weights = [int(share * scale) for share in shares]
-        self._counts = [0] * len(shares)
+        self.state = [0] * len(shares)  # elements taken of each source
 
     def next(self, in_play: list[bool]) -> int:
         playing = [part for part, plays in enumerate(in_play) if plays]
-        weights, counts = self._weights, self._counts
+        weights, counts = self._weights, self.state
         total = sum(weights[part] for part in playing)
         number = sum(counts[part] for part in playing) + 1
 
@@ -344,16 +308,14 @@ class _Exact(_Order):
         return min(due, key=urgency)
 
     def taken(self, part: int) -> None:
-        self._counts[part] += 1
+        self.state[part] += 1
 
     def dropped(self) -> None:
-        self._counts = [0] * len(self._counts)
+        self.state = [0] * len(self.state)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"counts": list(self._counts)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._counts = list(state["counts"])
+def _rule(longest: bool) -> StopRule:
+    return "all_exhausted_without_replacement" if longest else "first_exhausted"
 
 
 def _named(datasets: Sequence[Any]) -> str:

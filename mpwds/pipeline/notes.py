@@ -1,9 +1,10 @@
-"""What errors say: the stage, the element, and how a call prints."""
+"""What errors say: about an element, about the arguments of a stage, and how a call prints."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from mpwds.pipeline.stream import Description, Stream
@@ -43,10 +44,8 @@ def explain(
 ) -> None:
     """Adds ``in map(crop), on sample "0017" of x-000003.tar`` to ``error``, and an :class:`Incident`.
 
-    ``source`` describes ``address``, with the help of ``element`` if it is given.
-
-    Raises:
-        RuntimeError: ``error`` is a ``StopIteration``, which would end the stream silently.
+    ``source`` describes ``address``. A ``StopIteration``, which would end the stream silently, becomes a
+    ``RuntimeError``.
     """
     place = source.describe(address, element)
     note = f"in {stage}, on {place}"
@@ -78,24 +77,13 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def arguments(*values: object, **named: object) -> str:
-    """Arguments as they are written in a call, functions by their names.
-
-    Example:
-        >>> arguments(len, None, "rgb8", partial=False)
-        "len, None, 'rgb8', partial=False"
-    """
-    return ", ".join(
-        [*map(_argument, values), *(f"{name}={_argument(value)}" for name, value in named.items())]
-    )
+    """Arguments as they are written in a call, functions by their names: ``len, 'rgb8', partial=False``."""
+    keywords = (f"{name}={_argument(value)}" for name, value in named.items())
+    return ", ".join([*map(_argument, values), *keywords])
 
 
 def options(**given: tuple[object, object]) -> dict[str, object]:
-    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`.
-
-    Example:
-        >>> options(size=(3, 3), seed=(7, None))
-        {'seed': 7}
-    """
+    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`."""
     return {
         name: value for name, (value, default) in given.items() if not (value is default or value == default)
     }
@@ -105,6 +93,40 @@ def changed(stage: Any, *names: str) -> dict[str, object]:
     """The fields of a dataclass, among ``names``, that differ from their defaults, for :func:`arguments`."""
     defaults = {field.name: field.default for field in dataclasses.fields(stage)}
     return options(**{name: (getattr(stage, name), defaults[name]) for name in names})
+
+
+def arguments_of(stage: Any) -> str:
+    """The arguments of a stage that is a dataclass: fields without a default, then the changed others.
+
+    A tuple without a default counts as several arguments, a dict as keyword arguments.
+    """
+    values: list[object] = []
+    named: dict[str, object] = {}
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        if field.default is not dataclasses.MISSING:
+            named.update(options(**{field.name: (value, field.default)}))
+        elif isinstance(value, dict):
+            named.update(value)
+        elif isinstance(value, tuple):
+            values.extend(value)
+        else:
+            values.append(value)
+    return arguments(*values, **named)
+
+
+def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> None:
+    """Raises ``TypeError`` if an argument is not an integer, ``ValueError`` if it is below ``least``."""
+    if not isinstance(value, Integral):
+        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{stage}: {name} must be at least {least}, got {value}")
+
+
+def check_function(stage: str, function: object, expected: str = "a function") -> None:
+    """Raises ``TypeError`` if ``function`` is not callable."""
+    if not callable(function):
+        raise TypeError(f"{stage}: expected {expected}, got {function!r}")
 
 
 def _argument(value: object) -> str:

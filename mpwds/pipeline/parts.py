@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Generator, plain
+from mpwds.pipeline.filter import Filter, plain
+from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.notes import arguments, check_function
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
@@ -19,26 +25,16 @@ from mpwds.pipeline.stream import PipelineSource, Stage, Stream
 class TorchIterable:
     """Base of datasets that torch's DataLoader treats as an ``IterableDataset``.
 
-    DataLoader distinguishes iterable from map-style datasets by ``isinstance``. Inheriting from torch's class
-    would import torch in every process that uses a dataset. But ``isinstance`` also looks at ``__class__``,
-    as mocks and proxies know. Once ``torch.utils.data`` is imported, ``__class__`` is a subclass of both.
-
-    Example:
-        >>> import torch.utils.data
-        >>> isinstance(TorchIterable(), torch.utils.data.IterableDataset)
-        True
+    Inheriting from torch's class would import torch in every process that uses a dataset. But DataLoader asks
+    ``isinstance``, which also looks at ``__class__``: once torch is imported, that is a subclass of both.
     """
 
-    @property
+    @property  # type: ignore[misc]  # nobody sets it
     def __class__(self) -> Any:
         data = sys.modules.get("torch.utils.data")
         base = getattr(data, "IterableDataset", None)  # absent while torch is being imported
         kind: Any = type(self)  # mypy finds no __hash__ in a type whose instances redefine __class__
         return kind if base is None else _both(kind, base)
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        raise TypeError(f"the class of a {type(self).__name__} cannot be changed")
 
     def __reduce__(self) -> Any:
         # By default pickle refuses an object whose __class__ is not its type.
@@ -46,7 +42,7 @@ class TorchIterable:
 
 
 class IterableSource(TorchIterable, ABC):
-    """Base of pipelines, and of sources that can be iterated by themselves. Each ``iter()`` is another epoch.
+    """Base of pipelines and sources that can be iterated. Each ``iter()`` is another epoch.
 
     A source may have a method ``count_in(context)``, the number of elements that a worker gets, and an
     attribute ``never_empty``, true if every worker gets at least one.
@@ -66,10 +62,7 @@ class IterableSource(TorchIterable, ABC):
         return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` run epoch ``epoch``.
-
-        Args:
-            epoch: Its number, from 0.
+        """Makes the next ``iter()`` run epoch ``epoch``, from 0.
 
         Example:
             >>> import mpwds
@@ -84,15 +77,7 @@ class IterableSource(TorchIterable, ABC):
 
 
 def as_source(source: Any) -> PipelineSource:
-    """Makes a source of a user's object.
-
-    Args:
-        source: An object with a method ``stream(context)``; a sequence or map-style dataset; another
-            iterable; or a function that returns an iterator.
-
-    Raises:
-        TypeError: ``source`` is of another kind, or an iterator, which can be read only once.
-    """
+    """Makes a source of a user's object, which is one of those that ``DataPipeline`` documents."""
     if hasattr(source, "stream") and not iterates_itself(source):
         with_stream: PipelineSource = source
         return with_stream
@@ -109,10 +94,7 @@ def as_source(source: Any) -> PipelineSource:
 
 
 def iterates_itself(dataset: Any) -> bool:
-    """Whether a dataset's class overrides ``__iter__`` but not ``stream``.
-
-    Such a dataset is iterated, so that its own ``__iter__`` takes effect.
-    """
+    """Whether a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
     for kind in type(dataset).__mro__:
         if "stream" in vars(kind):
             return False
@@ -122,11 +104,7 @@ def iterates_itself(dataset: Any) -> bool:
 
 
 def as_stage(stage: Any) -> Stage:
-    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function.
-
-    Raises:
-        TypeError: ``stage`` is neither, or can only be the source of a pipeline.
-    """
+    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function."""
     if isinstance(stage, TorchIterable):
         raise TypeError(f"{stage} is a source, so it can only be the first part of a pipeline")
     if hasattr(stage, "stream"):
@@ -144,6 +122,139 @@ def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
         if isinstance(stage, Generator):
             configured[number] = Splitter(stage.function)
     return tuple(configured)
+
+
+@dataclass(frozen=True)
+class Generator(Filter):
+    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
+
+    Its elements have no addresses, so a pipeline with such a stage resumes by running again from the start of
+    the epoch. ``function`` draws the same random numbers in each run of an epoch by the same worker.
+    """
+
+    function: Callable[[Iterator[Any]], Iterator[Any]]
+    name: str | None = None
+    addressable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(
+                "a stage is an object with a method stream(source, context) or a function of an iterator, "
+                f"got {self.function!r}"
+            )
+
+    def __str__(self) -> str:
+        return self.name or f"compose({arguments(self.function)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return UnseekableStream(lambda: self.function(plain(source)), self, context)
+
+
+def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
+    """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
+
+    ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
+    ``mpwds.pipeline.parts.Generator``), unlike those of ``flatmap``.
+
+    Source:
+        ``webdataset.filters.pipelinefilter``.
+
+    Example:
+        >>> @pipelinefilter
+        ... def every(source, n):
+        ...     for index, element in enumerate(source):
+        ...         if index % n == 0:
+        ...             yield element
+        >>> list(every(2)("abcde"))
+        ['a', 'c', 'e']
+    """
+    return PipelineFilter(f)
+
+
+class PipelineFilter:
+    """The function that ``pipelinefilter`` makes; it makes a stage."""
+
+    def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
+        check_function("pipelinefilter", function, "a function of a source")
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **options: Any) -> Generator:
+        name = getattr(self, "__name__", repr(self.function))
+        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
+
+    def __reduce__(self) -> Any:
+        # Pickled by name, as functions are, if that name finds this object and not the decorated function.
+        name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
+        try:
+            by_name = module != "__main__" and attrgetter(name)(sys.modules[module]) is self
+        except (KeyError, AttributeError):
+            by_name = False
+        return name if by_name else (PipelineFilter, (self.function,))
+
+
+@dataclass(frozen=True)
+class _Curried:
+    """Function of a source: ``filter.function`` with the arguments after the source."""
+
+    filter: PipelineFilter
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
+        return self.filter.function(source, *self.args, **self.options)
+
+
+class PipelineStage:
+    """Base of your own stage classes with a method ``run(source)``. Its elements have no addresses.
+
+    Source:
+        ``webdataset.utils.PipelineStage``.
+
+    Example:
+        >>> class Twice(PipelineStage):
+        ...     def run(self, source):
+        ...         for element in source:
+        ...             yield from (element, element)
+        >>> from mpwds import DataPipeline
+        >>> list(DataPipeline("ab", Twice()))
+        ['a', 'a', 'b', 'b']
+    """
+
+    def run(self, source: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
+
+    def __call__(self, *source: Any) -> Any:
+        return self.run(*source)
+
+
+def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
+    """The stage that ``.pipe(f, *args, **keywords)`` adds.
+
+    ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
+    """
+    if hasattr(f, "stream") and not isinstance(f, type):
+        if args or keywords:
+            raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")
+        return as_stage(f)
+    if _makes_a_stage(f):
+        return as_stage(f(*args, **keywords))
+    check_function("pipe", f, "a stage or a generator function of an iterator")
+    return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
+
+
+def _makes_a_stage(f: Any) -> bool:
+    if isinstance(f, type):
+        return issubclass(f, (Filter, PipelineStage))
+    if isinstance(f, PipelineFilter):
+        return True
+    try:
+        only = SimpleNamespace(__annotations__={"return": f.__annotations__["return"]})
+        result = typing.get_type_hints(only, inspect.unwrap(f).__globals__)["return"]
+    except Exception:  # no annotation, or one that only a type checker can resolve
+        return False
+    kinds = typing.get_args(result) or (result,)
+    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in kinds)
 
 
 def culprit(part: Any) -> str | None:

@@ -18,17 +18,15 @@ from mpwds.pipeline.context import Context
 
 T = TypeVar("T")
 
-_FEW = 10  # bad samples that a fraction must allow before it is checked within an epoch
-
 
 def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
     """Error handler that records each bad sample in a file and skips it, up to a budget.
 
     A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample if known, the
     ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of the error,
-    ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. Stages that share a handler share file
-    and budget. A sample that fails again in the same stage in a later epoch is not recorded again. You may
-    delete or empty the file; the bad samples recorded before still count towards the budget.
+    ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. A sample that fails again in the same
+    stage is not recorded again. You may delete or empty the file; the bad samples recorded before still count
+    towards the budget.
 
     Args:
         path: The file; its directory must exist. Existing records stay and do not count.
@@ -38,7 +36,7 @@ def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quar
             bad sample is always allowed. ``None`` means no limit.
 
     Raises:
-        ValueError: ``budget`` is below 0, or a fraction that is not above 0 and at most 1.
+        ValueError: ``budget`` is outside of these ranges.
         TypeError: ``budget`` is not a number.
         OSError: The file cannot be opened for writing.
         QuarantineFull: While iterating, there are more bad samples than the budget allows.
@@ -61,11 +59,10 @@ class Quarantine:
     """The handler that ``quarantine`` makes.
 
     Workers get copies of it with the dataset. They append whole lines to the file under a lock, and read the
-    lines of the others. So a budget that is an ``int`` holds for all processes that see the same file; a
-    fraction holds in each process.
+    lines of the others.
     """
 
-    def __init__(self, path: str | os.PathLike[str], budget: float | None = 100) -> None:
+    def __init__(self, path: str | os.PathLike[str], budget: float | None) -> None:
         _check_budget(budget)
         self.path = os.path.abspath(os.fspath(path))
         self.budget = budget
@@ -93,12 +90,7 @@ class Quarantine:
         self._start()
 
     def __call__(self, error: Exception) -> bool:
-        """Records the error.
-
-        Raises:
-            QuarantineFull: There are more bad samples than the budget allows.
-            OSError: The record cannot be written, for example because the disk is full.
-        """
+        """Records the error; raises ``QuarantineFull``, or ``OSError`` if the record cannot be written."""
         self._bad += 1
         record = _record(error)
         descriptor = self._open()
@@ -113,10 +105,7 @@ class Quarantine:
         return True
 
     def watch(self, stage: str, source: Callable[[], T]) -> Callable[[], T]:
-        """Wraps ``source``, which returns a stage's next element, so that elements are counted.
-
-        At the end of the source, the wrapper raises ``QuarantineFull`` if too large a share was bad.
-        """
+        """Wraps ``source``, which returns a stage's next element, so that elements are counted."""
 
         def counted() -> T:
             try:
@@ -151,31 +140,28 @@ class Quarantine:
         for line in lines.splitlines():
             with contextlib.suppress(ValueError):
                 identity = _identity(json.loads(line))
-                if identity is None or identity not in self._counted:
-                    self._recorded += 1
+                self._recorded += identity not in self._counted
                 if identity is not None:
                     self._listed.add(identity)
                     self._counted.add(identity)
 
     def _judge(self, error: Exception | None = None, at_end: bool = False) -> None:
         budget = self.budget
-        if budget is None:
-            return
         if isinstance(budget, Integral):
             if self._recorded > budget:
                 raise QuarantineFull(
                     f"{self._recorded} bad samples are above the budget of {budget}: {self.path} lists them",
                     *(self.path, self._recorded, None),
                 ) from error
-            return
-        seen = max(self._bad, *self._seen.values()) if self._seen else self._bad
-        allowed = budget * seen
-        if self._bad > max(1, allowed) and (at_end or allowed >= _FEW):
-            raise QuarantineFull(
-                f"{self._bad} bad ones among {seen} samples are above the budget of {budget:.3g} of them: "
-                f"{self.path} lists them",
-                *(self.path, self._bad, seen),
-            ) from error
+        elif budget is not None:
+            seen = max(self._bad, *self._seen.values(), 0)
+            allowed = budget * seen
+            if self._bad > max(1, allowed) and (at_end or allowed >= 10):
+                raise QuarantineFull(
+                    f"{self._bad} bad ones among {seen} samples are above the budget of {budget:.3g} of "
+                    f"them: {self.path} lists them",
+                    *(self.path, self._bad, seen),
+                ) from error
 
 
 def _check_budget(budget: float | None) -> None:
@@ -183,13 +169,10 @@ def _check_budget(budget: float | None) -> None:
         return
     if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"quarantine: budget must be a number of samples, a fraction or None, got {budget!r}")
-    if isinstance(budget, Integral):
-        if budget < 0:
-            raise ValueError(f"quarantine: a budget of {budget} samples is below 0")
-    elif not 0 < float(budget) <= 1:
+    if budget < 0 if isinstance(budget, Integral) else not 0 < float(budget) <= 1:
         raise ValueError(
-            f"quarantine: a budget that is a fraction must be above 0 and at most 1, got {budget}; "
-            "pass an int for a number of samples"
+            "quarantine: a budget must be an int of at least 0, or a fraction above 0 and at most 1, "
+            f"got {budget!r}"
         )
 
 

@@ -29,10 +29,10 @@ def seeded(context: Context) -> Call:
     """Returns a function that calls functions, and seeds the global random generators before each call.
 
     The seed depends on the context's seed, epoch and stage and on the element's address. To seed all three
-    generators takes 6 us. Unless the process runs nothing but the pipeline (``context.owns_process``), the
-    generators' previous states are restored, so that iterating a dataset does not change the random numbers
-    of the program around it. That takes 60 us, once for each element that the pipeline yields (``plain`` in
-    ``mpwds.pipeline.filter``), or after each call if the stream is not read through ``plain``.
+    generators takes 6 us. Unless ``context.owns_process``, the previous states are restored, so that
+    iterating a dataset does not change the random numbers of the program around it. That takes 60 us, once
+    for each element that the pipeline yields through ``plain`` in ``mpwds.pipeline.filter``, else after each
+    call.
 
     Example:
         >>> call = seeded(Context(seed=1))
@@ -69,24 +69,23 @@ def seeded(context: Context) -> Call:
 
 
 def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
-    """The same call without seeding, for functions of mpwds, which draw no random numbers."""
+    """The call without seeding, for functions that draw no random numbers."""
     return function(argument)
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds ``random``, and ``numpy.random`` and torch's default generator if they are imported.
-
-    The seed may have any length. Python's generator uses all of it and draws the seeds of the others.
-    """
+    """Seeds ``random``, which draws the seeds of ``numpy.random`` and torch if they are imported."""
+    global _latest_seed
     random.seed(seed)
-    _seed_others(random.getrandbits(64))
+    _latest_seed = random.getrandbits(64)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        _seed_numpy(numpy_random)
+    if (torch_random := sys.modules.get("torch.random")) is not None:
+        _seed_torch(torch_random)
 
 
 def seed_late_imports() -> None:
-    """Makes NumPy's and torch's generators get the current seed when they are imported.
-
-    NumPy imports ``numpy.random`` at its first use, which may be inside the call that draws from it.
-    """
+    """Seeds NumPy's and torch's generators when they are imported, which a call that draws may do."""
     after_import("numpy.random", _seed_numpy)
     after_import("torch.random", _seed_torch)
 
@@ -98,8 +97,7 @@ def generator_states() -> States:
         import numpy.random
 
         states.append((numpy.random.set_state, numpy.random.get_state()))
-    torch_random = sys.modules.get("torch.random")
-    if torch_random is not None:
+    if (torch_random := sys.modules.get("torch.random")) is not None:
         generator = torch_random.default_generator
         states.append((generator.set_state, generator.get_state()))
     return states
@@ -112,29 +110,14 @@ def put_back(states: States) -> None:
 
 
 class _PutAside(threading.local):
-    """The states of the program's generators when the current element was requested.
+    """The states of the program's generators when the current element was requested."""
 
-    Attributes:
-        states: ``None`` outside a request; empty until a generator is first seeded for it.
-    """
-
-    states: States | None = None
+    states: States | None = None  # None outside a request; empty until a generator is first seeded for it
 
 
 put_aside = _PutAside()
 
 _latest_seed = 0
-
-
-def _seed_others(seed: int) -> None:
-    global _latest_seed
-    _latest_seed = seed
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        _seed_numpy(numpy_random)
-    torch_random = sys.modules.get("torch.random")
-    if torch_random is not None:
-        _seed_torch(torch_random)
 
 
 def _seed_numpy(numpy_random: ModuleType) -> None:
@@ -147,23 +130,17 @@ def _seed_torch(torch_random: ModuleType) -> None:
 
 
 class Draws:
-    """Numbered random draws, which need no state: a function of purpose and facts.
-
-    Example:
-        >>> draws = Draws("shards", 7, "worker 0")
-        >>> draws.index(0, 10) == draws.index(0, 10)
-        True
-    """
+    """Numbered random draws, which need no state: a function of purpose and facts."""
 
     def __init__(self, purpose: str, *facts: object) -> None:
         self._hash = hashlib.blake2b(repr((purpose, *facts)).encode(), digest_size=8)
 
     def index(self, number: int, count: int) -> int:
-        """Draw ``number``: a whole number from 0 to ``count`` - 1."""
+        """An integer from 0 to ``count`` - 1."""
         return self._bits(number) % count
 
     def fraction(self, number: int) -> float:
-        """Draw ``number``: a number from 0 to 1, 1 excluded."""
+        """A number from 0 to 1, 1 excluded."""
         return (self._bits(number) >> 11) / (1 << 53)
 
     def _bits(self, number: int) -> int:

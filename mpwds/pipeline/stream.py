@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
-"""Where an element comes from: ints, strings and tuples of them.
-
-A tar sample's is ``(shard number, byte offset)``, a sequence element's its index, a batch's the tuple
-of its parts'. Addresses go through JSON and msgpack, which turn the tuples into lists: ``as_address``
-turns them back.
+"""Where an element comes from: a tar sample's is ``(shard number, byte offset)``, a sequence element's its
+index, a batch's the tuple of its parts'. JSON and msgpack make lists of tuples: ``as_address`` undoes it.
 """
 
 T = TypeVar("T")
@@ -26,12 +23,8 @@ reached_end: Final = object()
 class Description(str):
     """The description of an element, ``sample "0017" of x-000003.tar``, with its parts as attributes.
 
-    Args:
-        text: The description.
-        url: The shard, if the element has one.
-        key: The sample's key, if it has one.
-        offset: Byte offset of the sample's first header in the shard, if known.
-        listed: If the element is a shard, how the list of shards was given, and the URLs in it.
+    ``offset`` is the byte offset of the sample's first header in the shard ``url``. If the element is a
+    shard, ``listed`` is how the list of shards was given, and the URLs in it.
     """
 
     __slots__ = ("key", "listed", "offset", "url")
@@ -73,8 +66,8 @@ class Description(str):
 class Stream(Protocol[T_co]):
     """An iterator of ``(address, element)`` that can fetch an element again and resume from a state.
 
-    After its end it keeps raising ``StopIteration``. After an exception that one element causes, ``next()``
-    continues with the element after it.
+    After its end it keeps raising ``StopIteration``; after any other exception ``next()`` continues with the
+    next element.
     """
 
     def __iter__(self) -> Stream[T_co]: ...
@@ -86,10 +79,7 @@ class Stream(Protocol[T_co]):
         ...
 
     def describe(self, address: Any, element: object = None) -> Description:
-        """The description of an element: ``sample "0017" of x-000003.tar``.
-
-        ``element`` is the element at ``address``, or a later stage's result for it, if available.
-        """
+        """Describes an element; ``element`` is it, or what a later stage made of it, if available."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,8 +112,11 @@ class PipelineSource(Protocol):
 class Derived(ABC, Generic[T]):
     """Base of streams that read another stream and keep its addresses.
 
-    ``_source`` is the other stream, ``_next`` its ``__next__``.
+    ``_source`` is the other stream, ``_next`` its ``__next__``. The state includes the attributes named by
+    ``_counters``.
     """
+
+    _counters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, source: Stream[Any]) -> None:
         self._source = source
@@ -143,10 +136,12 @@ class Derived(ABC, Generic[T]):
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"source": self._source.state_dict()}
+        return {"source": self._source.state_dict(), **{name: getattr(self, name) for name in self._counters}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state["source"])
+        for name in self._counters:
+            setattr(self, name, state[name])
 
 
 class Source(Generic[T]):
@@ -189,21 +184,12 @@ def as_address(value: Any) -> Address:
 
 
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:
-    """The elements at ``addresses``, in that order, but fetched in ascending order of the addresses.
-
-    So a source reads forward, and a batch is made once for all of its rows.
-    """
+    """The elements at ``addresses``, fetched in ascending order, so that a source reads forward."""
     held = [as_address(address) for address in addresses]
     elements = {place: stream.fetch(held[place]) for place in sorted(range(len(held)), key=held.__getitem__)}
     return [(address, elements[place]) for place, address in enumerate(held)]
 
 
 def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> list[Any]:
-    """The plain elements that ``stage`` makes of those of ``iterable``.
-
-    Example:
-        >>> from mpwds.pipeline.stages.batched import Batched
-        >>> collect(Batched(2, collation_fn=None), "abc")
-        [['a', 'b'], ['c']]
-    """
+    """The plain elements that ``stage`` makes of those of ``iterable``."""
     return [element for _, element in stage.stream(Source(iterable), context)]

@@ -39,9 +39,7 @@ class WebDataset(DataPipeline):
     """A dataset of tar shards. Its samples are dicts of the bytes of their members.
 
     Seed and epoch determine the order of the shards, alike on all nodes and workers. The shards are then
-    divided among nodes and workers. So each shard is read once in an epoch, and by another worker in another
-    epoch. (webdataset refuses to run on several nodes unless told how to split, and each of its workers
-    shuffles its own shards.)
+    divided among nodes and workers, so each shard is read once in an epoch.
 
     Args:
         urls: One of these:
@@ -49,44 +47,37 @@ class WebDataset(DataPipeline):
             - a URL or path, possibly with braces (``"train-{000..011}.tar"``), several joined by ``::``, or
               an iterable of names;
             - a directory, with a trailing slash: the shards that are in it now;
-            - a dataset specification: path or URL of a ``.yaml`` file, a dict, or the result of
-              ``mpwds.load_spec``;
+            - a dataset specification: a ``.yaml`` file, a dict, or the result of ``mpwds.load_spec``;
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
-        handler: Called when a shard cannot be read; the default raises the exception. See
-            ``mpwds.warn_and_continue``.
+        handler: Called when a shard cannot be read; the default raises. See ``mpwds.warn_and_continue``.
         mode: ``"resampled"`` is the same as ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
-            ``"unlink"`` takes its shards as they appear, each for one worker. A shard has another name while
-            it is read; the mode says what happens to it afterwards (:class:`mpwds.DirectoryShardList`).
+            ``"unlink"`` takes its shards as they appear, each for one worker
+            (:class:`mpwds.DirectoryShardList`).
         resampled: Whether to draw shards at random with replacement, without end, in each worker by itself
             (:class:`mpwds.ResampledShards`). For ``with_epoch(n)``.
-        repeat: How often an epoch reads the shards; without end if ``True``. To the stages it is one long
-            epoch.
-        shardshuffle: Whether each epoch reads the shards in another order. A number above 0 means the same as
-            ``True``: all shards are shuffled. Resampled shards and those of a specification are always in
-            random order. Shards of your own source are shuffled through a buffer of that size (100 for
-            ``True``).
+        repeat: How often an epoch reads the shards; without end if ``True``. Stages see one long epoch.
+        shardshuffle: Whether each epoch reads the shards in another order; so does a number above 0.
+            Resampled shards and those of a specification are always in random order. Shards of your own
+            source are shuffled through a buffer of that size (100 for ``True``).
         cache_size: The most bytes that ``cache_dir`` may hold; no limit if negative, no cache if 0. The
             environment variable ``WDS_CACHE_SIZE`` overrides it.
         cache_dir: Directory in which to cache shards (:class:`mpwds.ShardCache`); it is created. Samples get
-            the path of the cached file as ``__local_path__`` (samples of local shards always get their path).
-            The environment variable ``WDS_CACHE`` overrides it.
+            the path of the cached file as ``__local_path__``, samples of local shards that of the shard. The
+            environment variable ``WDS_CACHE`` overrides it.
         url_to_name: Makes a shard's name in ``cache_dir`` from its URL.
         detshuffle: Without effect.
         nodesplitter: Divides shards among nodes: ``split_by_node``, ``single_node_only``, or a function that
             takes an iterator of shards and yields some of them. ``None`` gives all shards to every node.
         workersplitter: Divides a node's shards among its workers, likewise.
         select_files: A function of a member's name that returns whether to read the member.
-        rename_files: A function of a member's name that returns the name to use. It is called before
-            ``select_files``.
+        rename_files: A function of a member's name that returns the name to use, also for ``select_files``.
         empty_check: Whether it is an error if a worker finds no sample in an epoch.
-        verbose: Whether the cache reports its work; also set by the environment variable
-            ``WDS_VERBOSE_CACHE``.
+        verbose: Whether the cache reports its work; also set by the variable ``WDS_VERBOSE_CACHE``.
         seed: Determines all random choices of the pipeline, with the epoch; by default the environment
             variable ``WDS_SEED``, or 0. A loader's seed overrides it.
         prefetch_shards: With a cache, the number of shards to fetch ahead.
-        length: The value that ``len()`` returns; it does not change the number of samples in an epoch.
-        max_decompressed_bytes: The most bytes that a member of a compressed shard (``.tar.gz``, ``.tar.zst``)
-            may have: 512 MiB by default.
+        length: The value that ``len()`` returns, as by ``with_length``.
+        max_decompressed_bytes: The most bytes that a member of a compressed shard may have (512 MiB).
 
     Raises:
         ValueError: There are no shards, or ``urls`` is a ``.json`` index.
@@ -130,9 +121,7 @@ class WebDataset(DataPipeline):
         length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
-        if seed is None and os.environ.get("WDS_SEED"):
-            seed = _environment_integer("WDS_SEED")
-        super().__init__(seed=seed)
+        super().__init__(seed=_environment_integer("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
         reader = TarSamples(
             *(handler, select_files, rename_files, empty_check, cache),
@@ -143,9 +132,7 @@ class WebDataset(DataPipeline):
         self._call = f"WebDataset({_shown(urls)}"
         if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or _ends_in(urls, ".yaml", ".yml"):
             if resampled:
-                raise ValueError(
-                    "resampled=True cannot be combined with a specification: set `resample: n` for a source"
-                )
+                raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
             self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
         elif _ends_in(urls, ".json"):
             raise ValueError(
@@ -157,10 +144,9 @@ class WebDataset(DataPipeline):
             self._begin(claimed, replace(reader, cache=None))
         elif hasattr(urls, "stream") or _is_torch_iterable(urls):
             if resampled:
-                raise ValueError(
-                    "resampled=True needs the names of shards: put mpwds.resampled() after the list"
-                )
-            self._begin(urls, *([shuffle(_buffer(shardshuffle))] if shardshuffle else []), reader)
+                raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
+            size = 100 if shardshuffle is True else int(shardshuffle or 0)
+            self._begin(urls, shuffle(size) if size else None, reader)
         else:
             in_directory = _ends_in(urls, "/")
             given = shards_in(urls) if in_directory else given_urls(urls)  # type: ignore[arg-type]  # a path
@@ -220,14 +206,7 @@ class WebDataset(DataPipeline):
 
 
 def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
-    """The dataset of a specification.
-
-    Args:
-        fname: A YAML file, a dict, or the result of ``mpwds.load_spec``.
-        given: Options of :class:`WebDataset`.
-
-    Raises:
-        SpecError: The specification is wrong.
+    """The dataset of a specification, as ``WebDataset(fname, **given)`` makes it, whatever the file's ending.
 
     Source:
         ``webdataset.dsspecs.construct_dataset`` (0.1).
@@ -247,12 +226,8 @@ def _of_source(
     """The samples of one source of a specification."""
     from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample
 
-    dataset = DataPipeline(
-        MultiShardSample(DatasetSpec((source.of_shards(),))),
-        nodesplitter,
-        workersplitter,
-        replace(reader, empty_check=False),
-    )
+    shards = MultiShardSample(DatasetSpec((source.of_shards(),)))
+    dataset = DataPipeline(shards, nodesplitter, workersplitter, replace(reader, empty_check=False))
     if source.subsample < 1:
         dataset = dataset.rsample(source.subsample)
     if source.shuffle:
@@ -261,7 +236,6 @@ def _of_source(
 
 
 def _as_stage(split: Split | None) -> Split | None:
-    """Makes a stage of a function of an iterator, as webdataset does since 0.2."""
     return split if split is None or hasattr(split, "stream") else Splitter(split)
 
 
@@ -273,8 +247,7 @@ def _cache(
     prefetch_shards: int,
 ) -> ShardCache | None:
     directory = os.environ.get("WDS_CACHE", directory)
-    if "WDS_CACHE_SIZE" in os.environ:
-        size = _environment_integer("WDS_CACHE_SIZE")
+    size = _environment_integer("WDS_CACHE_SIZE", size)
     if directory is None or size == 0:
         return None
     directory = os.path.expanduser(os.fspath(directory))
@@ -290,17 +263,13 @@ def _cache(
     return ShardCache(directory, size, url_to_name, verbose, prefetch_shards)
 
 
-def _environment_integer(variable: str) -> int:
+def _environment_integer(variable: str, default: Any = None) -> Any:
     try:
-        return int(float(os.environ[variable]))
+        return int(float(os.environ[variable])) if os.environ.get(variable) else default
     except ValueError:
         raise ValueError(
             f"environment variable {variable} is {os.environ[variable]!r}, expected a whole number"
         ) from None
-
-
-def _buffer(shardshuffle: bool | int) -> int:
-    return 100 if shardshuffle is True else int(shardshuffle)
 
 
 def _ends_in(urls: Any, *endings: str) -> bool:

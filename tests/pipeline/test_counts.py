@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.pipeline.counts import Count, LengthUnknown, count_of, rows_in
+from mpwds.pipeline.counts import Count, LengthUnknown, count_of
+from mpwds.pipeline.filter import rows_in
 
 
 @dataclasses.dataclass

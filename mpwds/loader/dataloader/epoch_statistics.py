@@ -10,7 +10,7 @@ from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.stats.collector import Since, StatsCollector, WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Reading, StageReading
-from mpwds.pipeline.counts import attribute, rows_in
+from mpwds.pipeline.filter import attribute, rows_in
 
 if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats

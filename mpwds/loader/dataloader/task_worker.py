@@ -21,7 +21,7 @@ from mpwds.loader.worker.counters import StatusPage
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.counts import rows_in
+from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.parts import IterableSource, iterates_itself
 
 

@@ -17,8 +17,8 @@ from mpwds.loader.rebatch.batch_schema import Schema, columns_of, infer_schema, 
 from mpwds.loader.rebatch.row_pool import RowMixer, RowPool
 from mpwds.loader.rebatch.rows import RowBuffers, Rows, TakenBatches, gather, row_ids_of, rows_like, rows_of
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, rows_in
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.notes import arguments, changed, explain
 from mpwds.pipeline.stream import Address, Description, Stream
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.counts import rows_in
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import plain
+from mpwds.pipeline.filter import plain, rows_in
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.parts import iterates_itself
 

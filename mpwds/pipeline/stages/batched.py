@@ -1,22 +1,25 @@
-"""Gather elements into batches: ``batched`` and ``listed``."""
+"""Gather elements into batches: ``batched``, ``listed``, and ``bucketed`` by size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral
+import sys
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.collation.collate import default_collation_fn
-from mpwds.pipeline.collation.padded import Padded
+from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep, check_raises, rows_in
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.stages.batches import Batches, CollationFunction, check_collation_fn
-from mpwds.pipeline.stages.bucketed import BatchedBySize, size_in_bytes
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import arguments, changed, check_whole
+from mpwds.pipeline.randomness import seeded, unseeded
+from mpwds.pipeline.stages.batches import Batched, Batches, Batching, CollationFunction
 from mpwds.pipeline.stream import Address, Stream, fetch_held
 
 
@@ -48,12 +51,12 @@ def batched(
         max_total: The largest sum of the measures of a batch's elements.
         include_padding: Whether each element counts as much as the largest one of its batch, because the
             batch will be padded.
-        handler: Called when a batch cannot be made or an element cannot be measured; the default raises the
-            exception. To continue skips all elements of the batch, or that element.
+        handler: Called when a batch cannot be made, or an element cannot be measured; the default raises the
+            exception. To continue skips the batch, or the element.
 
     Raises:
-        ValueError: ``batchsize`` or a limit is not above 0, or ``by`` was passed without ``max_total`` or
-            together with ``max_bytes``; or, while iterating, ``by`` returns something other than a size.
+        ValueError: ``batchsize`` or a limit is not above 0, or the limits do not go together; or, while
+            iterating, ``by`` returns something other than a size.
         TypeError: An argument is not a number, or a function is not callable.
 
     Source:
@@ -65,30 +68,18 @@ def batched(
         >>> list(batched(by=len, max_total=4, collation_fn=None)(["ab", "cd", "efg", "h"]))
         [['ab', 'cd'], ['efg', 'h']]
     """
-    if max_bytes is None and by is None and max_total is None:
-        if include_padding:
-            raise ValueError("batched: include_padding changes how by= counts, so pass by and max_total too")
+    if max_bytes is None and by is None and max_total is None and not include_padding:
         return Batched(20 if batchsize is None else batchsize, collation_fn, partial, handler)
-    if max_bytes is not None:
-        if by is not None or max_total is not None:
-            raise ValueError("batched: pass max_bytes, or by and max_total")
+    if max_bytes is not None and by is None and max_total is None:
         by, max_total = size_in_bytes, max_bytes
-    if by is None or max_total is None:
-        raise ValueError("batched: by measures an element and max_total limits the sum: pass both")
-    return BatchedBySize(by, (), batchsize, collation_fn, partial, max_total, include_padding, handler)
+    elif max_bytes is not None or by is None or max_total is None:
+        raise ValueError("batched: to limit the size of a batch, pass either max_bytes, or by and max_total")
+    return BatchedBySize(by, [], batchsize, collation_fn, partial, max_total, include_padding, handler)
 
 
 @explained
 def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     """Stage that gathers elements into lists: ``batched`` without collation.
-
-    Args:
-        batchsize: Elements in a list.
-        partial: Whether the elements that remain at the end make a shorter list; otherwise they are dropped.
-
-    Raises:
-        ValueError: ``batchsize`` is below 1.
-        TypeError: ``batchsize`` is not an integer.
 
     Example:
         >>> list(listed(2)("abc"))
@@ -97,73 +88,251 @@ def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     return Batched(batchsize, None, partial)
 
 
+@explained
+def bucketed(
+    by: Callable[[Any], float],
+    edges: Iterable[float],
+    batchsize: int | Iterable[int] | None = None,
+    collation_fn: CollationFunction | None = PADDED,
+    partial: bool = True,
+    *,
+    max_total: float | None = None,
+    include_padding: bool = False,
+    handler: Handler = reraise_exception,
+) -> Bucketed:
+    """Stage that gathers elements of similar size into batches, so that padding wastes little.
+
+    Elements of similar size collect in a bucket, which is yielded when its batch is complete. So elements
+    leave in another order than they came in, and the stage holds up to one batch for each bucket. Shuffle
+    before this stage: batches of all sizes then mix as the elements do. At the end the stage yields the
+    buckets' remaining elements, small sizes first.
+
+    Args:
+        by: Measures an element, as for ``batched``.
+        edges: Sizes at which one bucket ends and the next begins, in ascending order. With ``[64, 256]`` the
+            buckets are below 64, from 64 to below 256, and from 256 on.
+        batchsize: Elements in a batch, or a number for each bucket (one more than there are edges). By
+            default 20, or with ``max_total`` as many as fit.
+        collation_fn: As for ``batched``. ``mpwds.padded()``, the default, pads arrays with 0 up to the
+            largest shape of the batch.
+        partial: As for ``batched``, like ``max_total``, ``include_padding`` and ``handler``.
+
+    Raises:
+        ValueError: The edges do not ascend, a number is not above 0, or the number of batch sizes differs
+            from the number of buckets; or, while iterating, ``by`` returns something other than a size.
+        TypeError: An argument is not a number, or a function is not callable.
+
+    Source:
+        ``tf.data.Dataset.bucket_by_sequence_length``.
+
+    Example:
+        >>> import numpy as np
+        >>> list(bucketed(len, edges=[3], batchsize=2, collation_fn=None)(["a", "abcd", "b", "abc", "c"]))
+        [['a', 'b'], ['abcd', 'abc'], ['c']]
+        >>> list(bucketed(len, edges=[3], batchsize=2)([np.array([1, 2]), np.array([3])]))
+        [array([[1, 2],
+               [3, 0]])]
+    """
+    if batchsize is None and max_total is None:
+        batchsize = 20
+    sizes = batchsize if batchsize is None or isinstance(batchsize, int) else tuple(batchsize)
+    return Bucketed(by, list(edges), sizes, collation_fn, partial, max_total, include_padding, handler)
+
+
 batch = batched  # in webdataset 0.1's documentation
 
 
 @dataclass(frozen=True)
-class Batched(Filter):
-    """The stage that ``batched(batchsize)`` makes."""
-
-    batchsize: int = 20
-    collation_fn: CollationFunction | None = default_collation_fn
+class Bucketed(Batching, called="bucketed"):
+    by: Callable[[Any], float]
+    edges: list[float]
+    batchsize: int | tuple[int, ...] | None = None
+    collation_fn: CollationFunction | None = PADDED
     partial: bool = True
+    max_total: float | None = None
+    include_padding: bool = False
     handler: Handler = reraise_exception
 
-    samples_in = staticmethod(rows_in)
-
     def __post_init__(self) -> None:
-        if not isinstance(self.batchsize, Integral):
-            raise TypeError(f"batched: batchsize must be a whole number, got {self.batchsize!r}")
-        if self.batchsize < 1:
-            raise ValueError(f"batched: batchsize must be at least 1, got {self.batchsize}")
-        check_collation_fn("batched", self.collation_fn)
-        check_handler("batched", self.handler)
+        super().__post_init__()
+        if not all(low < high for low, high in pairwise(self.edges)):
+            raise ValueError(f"bucketed: edges must ascend, got {self.edges}")
+        sizes = self.batchsizes()
+        if len(sizes) != len(self.edges) + 1:
+            raise ValueError(
+                f"bucketed: {len(self.edges)} edges make {len(self.edges) + 1} buckets, "
+                f"got {len(sizes)} batch sizes"
+            )
+        if self.include_padding and self.max_total is None:
+            raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
+        if not callable(self.by):
+            raise TypeError(f"{self.called}: by must be a function that measures an element, got {self.by!r}")
+        if self.max_total is not None and not isinstance(self.max_total, Real):
+            raise TypeError(f"{self.called}: a limit must be a number, got {self.max_total!r}")
+        if self.max_total is not None and not self.max_total > 0:
+            raise ValueError(f"{self.called}: a limit must be above 0, got {self.max_total}")
+        for batchsize in sizes:
+            if batchsize is not None:
+                check_whole(self.called, "batchsize", batchsize, least=1)
 
-    def __str__(self) -> str:
-        more = changed(self, "collation_fn", "partial", "handler")
-        return f"batched({arguments(self.batchsize, **more)})"
-
-    def count_of(self, incoming: Count) -> Count:
-        check_raises(self, self.handler)
-        count = incoming.batched(self.batchsize, self.partial)
-        keeps_rows = self.collation_fn is default_collation_fn or isinstance(self.collation_fn, Padded)
-        return count if keeps_rows else Count(count.elements)
-
-    @property
-    def row_step(self) -> RowStep | None:
-        if self.collation_fn is not default_collation_fn or self.handler is not reraise_exception:
-            return None
-        return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
+    def batchsizes(self) -> tuple[int | None, ...]:
+        if isinstance(self.batchsize, tuple):
+            return self.batchsize
+        return (self.batchsize,) * (len(self.edges) + 1)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Counted(self, source, context)
+        return _Binned(self, source, context)
 
 
-class _Counted(Batches):
-    def __init__(self, stage: Batched, source: Stream[Any], context: Context) -> None:
-        super().__init__(source, stage, stage.collation_fn, stage.handler, context)
-        self._size = stage.batchsize
+@dataclass(frozen=True)
+class BatchedBySize(Bucketed, called="batched"):
+    """The stage that ``batched(max_bytes=...)`` and ``batched(by=..., max_total=...)`` make: one bucket."""
+
+    collation_fn: CollationFunction | None = default_collation_fn
+
+    def __str__(self) -> str:
+        count = [] if self.batchsize is None else [self.batchsize]
+        limit: dict[str, object] = {"by": self.by, "max_total": self.max_total}
+        if self.by is size_in_bytes:
+            limit = {"max_bytes": self.max_total}
+        more = changed(self, "collation_fn", "partial", "include_padding", "handler")
+        return f"batched({arguments(*count, **limit, **more)})"
+
+
+def size_in_bytes(element: Any) -> int:
+    """Bytes of an element's data, which ``batched(max_bytes=...)`` limits.
+
+    Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
+    tuples; other objects count as ``sys.getsizeof`` says.
+    """
+    size = getattr(element, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(element, (bytes, bytearray, str)):
+        return len(element)
+    if isinstance(element, (dict, list, tuple)):
+        return sum(map(size_in_bytes, element.values() if isinstance(element, dict) else element))
+    return sys.getsizeof(element)
+
+
+@dataclass
+class _Bucket:
+    """The elements of one batch that is being filled, up to ``most`` elements and ``max_total``."""
+
+    most: float
+    max_total: float
+    include_padding: bool
+    held: list[tuple[Address, Any]] = field(default_factory=list)
+    total: float = 0
+    largest: float = 0
+
+    def add(self, item: tuple[Address, Any], size: float) -> None:
+        self.held.append(item)
+        self.total += size
+        self.largest = max(self.largest, size)
+
+    def empty(self) -> list[tuple[Address, Any]]:
+        """Takes out all elements."""
+        held, self.held, self.total, self.largest = self.held, [], 0, 0
+        return held
+
+    def has_room_for(self, size: float) -> bool:
+        """Whether the limits allow one more element of this size."""
+        count = len(self.held) + 1
+        total = max(self.largest, size) * count if self.include_padding else self.total + size
+        return count <= self.most and total <= self.max_total
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limits allow no further element with a size above 0."""
+        return not self.has_room_for(0) or (not self.include_padding and self.total >= self.max_total)
+
+
+class _Binned(Batches):
+    """The stream of batches that fill up side by side.
+
+    A bucket is yielded when it is full or the next element does not fit; the others at the end, in order.
+    """
+
+    def __init__(self, stage: Bucketed, source: Stream[Any], context: Context) -> None:
+        super().__init__(source, stage, context)
+        self._by = stage.by
+        self._call_by = unseeded if stage.by is size_in_bytes else seeded(context)
+        self._edges = stage.edges
+        self._max_total = stage.max_total
         self._partial = stage.partial
-        self._held: list[tuple[Address, Any]] = []
+        most_total = inf if stage.max_total is None else stage.max_total
+        self._buckets = [
+            _Bucket(inf if most is None else most, most_total, stage.include_padding)
+            for most in stage.batchsizes()
+        ]
+        self._warned = False
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
-            held = self._held  # filled one by one: elements taken before an error are kept
+            held: list[tuple[Address, Any]] = []
             try:
-                for _ in range(self._size - len(held)):
-                    held.append(self._next())
+                address, element = self._next()
+                try:
+                    size = self._size(address, element)
+                except Exception as error:
+                    self._handle(error, address, element)
+                else:
+                    held = self._put((address, element), size)
             except StopIteration:
-                if not held or not self._partial:
-                    self._held = []
-                    raise
-            self._held = []
-            batch = self._batch(held)
-            if batch is not None:
+                held = self._left_over()
+            if held and (batch := self._batch(held)) is not None:
                 return batch
 
+    def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
+        bucket = self._buckets[bisect_right(self._edges, size)]
+        complete = [] if bucket.has_room_for(size) else bucket.empty()
+        if not bucket.has_room_for(size):
+            self._warn_of(item, size)
+        bucket.add(item, size)
+        return bucket.empty() if not complete and bucket.is_full else complete
+
+    def _left_over(self) -> list[tuple[Address, Any]]:
+        for bucket in self._buckets:
+            complete = bucket.is_full
+            held = bucket.empty()
+            if held and (self._partial or complete):
+                return held
+        raise StopIteration
+
+    def _batch(self, held: Any) -> tuple[Address, Any] | None:
+        try:
+            return super()._batch(held)
+        except StopIteration:  # the handler ends the stream here
+            for bucket in self._buckets:
+                bucket.empty()
+            raise
+
+    def _size(self, address: Address, element: Any) -> float:
+        size = self._call_by(self._by, address, element)
+        if not isinstance(size, Real) or not float(size) >= 0:
+            raise ValueError(f"an element's size must be a number of at least 0, got {size!r}")
+        return int(size) if isinstance(size, Integral) else float(size)
+
+    def _warn_of(self, item: tuple[Address, Any], size: float) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._max_total} "
+                f"for a batch in {self._stage}: it becomes a batch of its own, as do other elements above "
+                "the limit; select() can drop them",
+                stacklevel=2,
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held": [address for address, _ in self._held]}
+        held = [[address for address, _ in bucket.held] for bucket in self._buckets]
+        return {**super().state_dict(), "held": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._held = fetch_held(self._source, state["held"])
+        items = iter(fetch_held(self._source, [address for held in state["held"] for address in held]))
+        for bucket, held in zip(self._buckets, state["held"], strict=True):
+            bucket.empty()
+            for _ in held:
+                item = next(items)
+                bucket.add(item, self._size(*item))

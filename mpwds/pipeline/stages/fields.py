@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.handlers import Handler, reraise_exception
 
 
 @explained
@@ -32,7 +29,7 @@ def to_tuple(
 
     Raises:
         ValueError: There are no fields; or, while iterating, a sample lacks one.
-        TypeError: A specification is not a string; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.to_tuple``.
@@ -45,9 +42,7 @@ def to_tuple(
 
 
 def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: str | Iterable[str]) -> Rename:
-    """Stage that renames fields of dict samples.
-
-    The renamed fields come last. A renamed field replaces a field that already has the new name.
+    """Stage that renames fields of dict samples. Renamed fields come last and replace others of that name.
 
     Args:
         handler: Called when a sample lacks a field; the default raises the exception.
@@ -56,8 +51,8 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
             sample has and drops the others.
 
     Raises:
-        ValueError: An old name is not a valid field name; or, while iterating, a sample lacks a field.
-        TypeError: An old name is not a string; or, while iterating, a sample is not a dict.
+        ValueError: While iterating, a sample lacks a field.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename``.
@@ -72,16 +67,9 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
 def getfirst(
     a: Mapping[str, Any], keys: str | Iterable[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """The value of the first of several fields that a sample has.
+    """The value of the first of the fields ``keys``, a list or ``"png;jpg"``, that the sample ``a`` has.
 
-    Args:
-        a: The sample.
-        keys: Field names, as a list or as ``"png;jpg"``.
-        default: Returned if the sample has none of the fields and ``missing_is_error`` is false.
-        missing_is_error: Whether it is an error if the sample has none of the fields.
-
-    Raises:
-        ValueError: The sample has none of the fields, or a name in ``keys`` contains a space.
+    Without any of them it is ``default``, or a ``ValueError`` if ``missing_is_error``.
 
     Example:
         >>> getfirst({"__key__": "a", "jpg": b".."}, "png;jpg")
@@ -100,10 +88,7 @@ def getfirst(
 
 
 def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
-    """The alternative names for each field of a specification.
-
-    Args:
-        fields: ``"png;jpg cls"``, or a list with a specification such as ``"png;jpg"`` for each field.
+    """The alternative names for each field of a specification, ``"png;jpg cls"`` or ``["png;jpg", "cls"]``.
 
     Example:
         >>> parse_field_spec("png;jpg cls")
@@ -114,18 +99,10 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
-    """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``.
-
-    Raises:
-        TypeError: ``spec`` is neither a string nor a list of strings.
-        ValueError: There are no names, or one contains a space.
-    """
-    if isinstance(spec, str):
-        names = tuple([name for name in spec.split(";") if name])
-    elif isinstance(spec, Iterable):
-        names = tuple(spec)
-    else:
+    """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``."""
+    if not isinstance(spec, Iterable):
         raise TypeError(f"expected a field name such as 'png' or 'png;jpg', got {spec!r}")
+    names = tuple(filter(None, spec.split(";")) if isinstance(spec, str) else spec)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"expected field names, got {name!r}")
@@ -137,7 +114,7 @@ def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def missing(sample: Mapping[Any, Any], names: Sequence[str]) -> str:
-    """An error message: which fields a sample lacks, and which it has."""
+    """Which fields a sample lacks, and which it has."""
     return f"no field {' or '.join(map(repr, names))}; the sample has {', '.join(map(str, sample))}"
 
 
@@ -147,36 +124,32 @@ def check_sample(stage: str, sample: Any) -> None:
         raise TypeError(f"{stage} needs dict samples, got a {type(sample).__name__}")
 
 
-@dataclass(frozen=True)
-class ToTuple(OneOfEach):
-    """The stage that ``to_tuple`` makes."""
+class OfFields(OneOfEach):
+    """Base of stages that pick or rename fields."""
 
+    draws: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self.prepared()
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.called}: {error}") from None
+
+
+@dataclass(frozen=True)
+class ToTuple(OfFields, called="to_tuple"):
     specs: tuple[str | Iterable[str], ...]
     missing_is_error: bool = True
     none_is_error: bool | None = None
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        if not self._fields():
-            raise ValueError("to_tuple: no fields given; write to_tuple('png', 'cls'), for example")
-        check_handler("to_tuple", self.handler)
-
-    def __str__(self) -> str:
-        more = changed(self, "missing_is_error", "none_is_error", "handler")
-        return f"to_tuple({arguments(*self.specs, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._picker(), handler=self.handler)
-
-    def _fields(self) -> list[tuple[str, ...]]:
-        try:
-            fields = [spec.split() if isinstance(spec, str) else [spec] for spec in self.specs]
-            return [alternatives(field) for spec in fields for field in spec]
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"to_tuple: {error}") from None
-
-    def _picker(self) -> Callable[[Any], tuple[Any, ...]]:
-        fields, missing_is_error = self._fields(), self.missing_is_error
+    def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
+        specs = [spec.split() if isinstance(spec, str) else [spec] for spec in self.specs]
+        fields = [alternatives(field) for spec in specs for field in spec]
+        if not fields:
+            raise ValueError("no fields given; write to_tuple('png', 'cls'), for example")
+        missing_is_error = self.missing_is_error
         none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
 
         def pick(sample: Any) -> tuple[Any, ...]:
@@ -201,24 +174,12 @@ class ToTuple(OneOfEach):
 
 
 @dataclass(frozen=True)
-class Rename(OneOfEach):
-    """The stage that ``rename`` makes."""
-
+class Rename(OfFields, called="rename"):
     fields: dict[str, str | Iterable[str]]
     keep: bool = True
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        check_handler("rename", self.handler)
-        self._renaming()
-
-    def __str__(self) -> str:
-        return f"rename({arguments(**self.fields, **changed(self, 'keep', 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._renaming(), handler=self.handler)
-
-    def _renaming(self) -> Callable[[Any], dict[str, Any]]:
+    def prepared(self) -> Callable[[Any], dict[str, Any]]:
         fields, keep = {new: alternatives(old) for new, old in self.fields.items()}, self.keep
         replaced = frozenset(old for names in fields.values() for old in names)
 

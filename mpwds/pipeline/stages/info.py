@@ -10,8 +10,7 @@ from typing import Any, TextIO
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import SameElements
 from mpwds.pipeline.notes import arguments, changed, explain
 from mpwds.pipeline.stages.map import key_of
 from mpwds.pipeline.stream import Address, Derived, Stream
@@ -57,8 +56,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
     """Stage that appends a line to a file for each sample and passes the sample on.
 
     A line is ``position <tab> worker <tab> rank <tab> key``. Positions are counted from 0 in each worker and
-    epoch. The key of an element that has none is ``None``. Workers may share the file, because each line is
-    appended in a single write.
+    epoch. Workers may share the file, because each line is appended in a single write.
 
     Args:
         logfile: The file, created if missing; ``None`` and ``""`` write nothing.
@@ -81,9 +79,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
 
 @dataclass(frozen=True)
-class Info(Filter):
-    """The stage that ``info`` makes."""
-
+class Info(SameElements, called="info"):
     fmt: str | None = None
     n: int = 3
     every: int = -1
@@ -95,29 +91,26 @@ class Info(Filter):
         more = changed(self, "n", "every", "width", "name")
         return f"info({arguments(*([] if self.fmt is None else [self.fmt]), **more)})"
 
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
-
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Shown(self, source)
 
     def lines(self, element: Any) -> list[str]:
         """The lines to print for an element."""
+        if self.fmt is not None and isinstance(element, dict):
+            return [self.fmt.format(**element)]
+        several = isinstance(element, (tuple, list))
         if self.fmt is not None:
-            fields = element if isinstance(element, (tuple, list)) else (element,)
-            return [self.fmt.format(**element) if isinstance(element, dict) else self.fmt.format(*fields)]
+            return [self.fmt.format(*element) if several else self.fmt.format(element)]
         first = f"--- {self.name}".rstrip()
-        if isinstance(element, dict):
-            return [first, *(f"{key} {self._cut(value)}" for key, value in element.items())]
-        if isinstance(element, (tuple, list)):
-            return [first, *(f"{index} {self._cut(value)}" for index, value in enumerate(element))]
-        return [first, self._cut(element)]
-
-    def _cut(self, value: Any) -> str:
-        return repr(value)[: self.width]
+        if not several and not isinstance(element, dict):
+            return [first, repr(element)[: self.width]]
+        fields = enumerate(element) if several else element.items()
+        return [first, *(f"{name} {repr(value)[: self.width]}" for name, value in fields)]
 
 
 class _Shown(Derived[Any]):
+    _counters = ("_count",)
+
     def __init__(self, stage: Info, source: Stream[Any]) -> None:
         super().__init__(source)
         self._stage = stage
@@ -134,34 +127,21 @@ class _Shown(Derived[Any]):
             except Exception as error:
                 explain(error, stage, self._source, address, element)
                 raise
-            print(*lines, sep="\n", file=stage.output if stage.output is not None else sys.stderr)
+            print(*lines, sep="\n", file=stage.output or sys.stderr)
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._count = state["count"]
 
 
 @dataclass(frozen=True)
-class LogKeys(Filter):
-    """The stage that ``log_keys`` makes."""
-
+class LogKeys(SameElements, called="log_keys"):
     logfile: str | None = None
-
-    def __str__(self) -> str:
-        return f"log_keys({arguments(*([self.logfile] if self.logfile else []))})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Logged(self.logfile, source, context) if self.logfile else source
 
 
 class _Logged(Derived[Any]):
+    _counters = ("_count",)
+
     def __init__(self, logfile: str, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         self._logfile = logfile
@@ -172,17 +152,8 @@ class _Logged(Derived[Any]):
     def __next__(self) -> tuple[Address, Any]:
         item: tuple[Address, Any] = self._next()
         if self._descriptor is None:
-            self._descriptor = os.open(
-                self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            self._descriptor = os.open(self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
         os.write(self._descriptor, f"{self._count}\t{self._reader}\t{key_of(item[1])}\n".encode())
         self._count += 1
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._count = state["count"]

@@ -9,12 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
-from mpwds.pipeline.stages.fields import alternatives, check_sample
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.stages.fields import OfFields, alternatives, check_sample
 
 _CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
@@ -26,21 +22,19 @@ def extract_keys(
     ignore_missing: bool = False,
     handler: Handler = reraise_exception,
 ) -> ExtractKeys:
-    """Stage that turns dict samples into tuples of the fields that match patterns.
+    """Stage that turns dict samples into tuples of the fields that match shell patterns.
 
-    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match a field's name with or without a dot
-    before it: ``"*.png"`` matches the fields ``png`` and ``left.png``.
+    They match a field's name with or without a dot before it: ``"*.png"`` matches ``png`` and ``left.png``.
 
     Args:
         patterns: One for each field of the tuple; ``"*.png;*.jpg"``, or a list, matches either.
-        duplicate_is_error: Whether it is an error if several fields match a pattern; otherwise the stage
-            takes the first.
+        duplicate_is_error: Whether it is an error if several fields match; otherwise the first is taken.
         ignore_missing: Whether to omit a field from the tuple if nothing matches; otherwise that is an error.
         handler: Called when a sample causes an error; the default raises it.
 
     Raises:
         ValueError: While iterating, no field or several fields of a sample match a pattern.
-        TypeError: A pattern is not a string; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.extract_keys``.
@@ -60,23 +54,22 @@ def rename_keys(
     handler: Handler = reraise_exception,
     **more: str,
 ) -> RenameKeys:
-    """Stage that renames the fields of dict samples that match patterns.
+    """Stage that renames the fields of dict samples that match shell patterns.
 
-    Patterns are shell patterns (``*``, ``?``, ``[a-z]``). They match the part of a field's name after its
-    last slash, in lower case. If several patterns match, the last one counts.
+    They match the part of a field's name after its last slash, in lower case. If several match, the last one
+    counts.
 
     Args:
         renamings: Pairs of a new name and a pattern: ``("image", "*.jpg")``.
         keep_unselected: Whether to keep fields that match no pattern, including ``__key__``.
         must_match: Whether it is an error if no field of a sample matches a pattern.
-        duplicate_is_error: Whether it is an error if two fields get the same name; otherwise the stage keeps
-            the first.
+        duplicate_is_error: Whether it is an error if two fields get one name; otherwise the first is kept.
         handler: Called when a sample causes an error; the default raises it.
         more: Pattern for each new name.
 
     Raises:
         ValueError: While iterating, no field of a sample matches a pattern, or two fields get the same name.
-        TypeError: A renaming is not a pair of strings; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
 
     Source:
         ``webdataset.filters.rename_keys``.
@@ -85,31 +78,18 @@ def rename_keys(
         >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.PNG": b"..", "cls": 7}]))
         [{'image': b'..', 'cls': 7}]
     """
-    pairs = (*map(_pair, renamings), *more.items())
+    pairs = tuple(map(_pair, (*renamings, *more.items())))
     return RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, handler)
 
 
 @dataclass(frozen=True)
-class ExtractKeys(OneOfEach):
-    """The stage that ``extract_keys`` makes."""
-
+class ExtractKeys(OfFields, called="extract_keys"):
     patterns: tuple[str | Iterable[str], ...]
     duplicate_is_error: bool = True
     ignore_missing: bool = False
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        check_handler("extract_keys", self.handler)
-        self._extraction()
-
-    def __str__(self) -> str:
-        more = changed(self, "duplicate_is_error", "ignore_missing", "handler")
-        return f"extract_keys({arguments(*self.patterns, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._extraction(), handler=self.handler)
-
-    def _extraction(self) -> Callable[[Any], tuple[Any, ...]]:
+    def prepared(self) -> Callable[[Any], tuple[Any, ...]]:
         alternative_patterns = [alternatives(pattern) for pattern in self.patterns]
         matches = functools.lru_cache(_CACHED_NAMES)(_matches)
 
@@ -123,10 +103,7 @@ class ExtractKeys(OneOfEach):
                 if found:
                     extracted.append(sample[found[0]])
                 elif not self.ignore_missing:
-                    raise ValueError(
-                        f"extract_keys: no field matches {_either(patterns)}; "
-                        f"the sample has {', '.join(sample)}"
-                    )
+                    raise ValueError(f"extract_keys: {_no_match(patterns, sample)}")
             return tuple(extracted)
 
         return extract
@@ -140,29 +117,19 @@ def _either(patterns: Iterable[str]) -> str:
     return " or ".join(map(repr, patterns))
 
 
-@dataclass(frozen=True)
-class RenameKeys(OneOfEach):
-    """The stage that ``rename_keys`` makes."""
+def _no_match(patterns: Iterable[str], sample: dict[str, Any]) -> str:
+    return f"no field matches {_either(patterns)}; the sample has {', '.join(sample)}"
 
+
+@dataclass(frozen=True)
+class RenameKeys(OfFields, called="rename_keys"):
     renamings: tuple[tuple[str, str], ...]
     keep_unselected: bool = False
     must_match: bool = True
     duplicate_is_error: bool = True
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        for renaming in self.renamings:
-            _pair(renaming)
-        check_handler("rename_keys", self.handler)
-
-    def __str__(self) -> str:
-        more = changed(self, "keep_unselected", "must_match", "duplicate_is_error", "handler")
-        return f"rename_keys({arguments(*self.renamings, **more)})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, handler=self.handler)
-
-    def _apply(self, sample: Any) -> dict[str, Any]:
+    def apply(self, sample: Any) -> dict[str, Any]:
         check_sample("rename_keys", sample)
         unmatched = dict.fromkeys(pattern for _, pattern in self.renamings)
         renamed: dict[str, Any] = {}
@@ -181,17 +148,12 @@ class RenameKeys(OneOfEach):
                     f"rename_keys: two fields get the name {name!r}; the sample has {', '.join(sample)}"
                 )
         if unmatched and self.must_match:
-            raise ValueError(
-                f"rename_keys: no field matches {_either(unmatched)}; the sample has {', '.join(sample)}"
-            )
+            raise ValueError(f"rename_keys: {_no_match(unmatched, sample)}")
         return renamed
 
     def _match(self, field: str) -> tuple[str, str] | None:
         base = field.rpartition("/")[2].lower()
-        for renaming in reversed(self.renamings):
-            if fnmatchcase(base, renaming[1]):
-                return renaming
-        return None
+        return next((pair for pair in reversed(self.renamings) if fnmatchcase(base, pair[1])), None)
 
 
 def _pair(renaming: Sequence[str]) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, Filter, OneOfEach
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import Applied, Applying, OneOfEach
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import arguments, changed, check_function
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stages.fields import check_sample, getfirst, missing
 from mpwds.pipeline.stream import Stream
@@ -28,9 +28,6 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
             the same random numbers each time it gets the same element.
         handler: Called when ``f`` raises an exception; the default raises it.
 
-    Raises:
-        TypeError: ``f`` or ``handler`` is not callable.
-
     Source:
         ``webdataset.filters.map``.
 
@@ -42,9 +39,7 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
 
 
 def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
-    """Stage that applies functions to fields of dict samples.
-
-    The stage makes a shallow copy of the sample and leaves the original dict unchanged.
+    """Stage that applies functions to fields of dict samples. The original dict stays unchanged.
 
     Args:
         handler: Called when a function raises an exception; the default raises it.
@@ -52,7 +47,7 @@ def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], 
 
     Raises:
         ValueError: There are no functions.
-        TypeError: A function is not callable; or, while iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
         KeyError: While iterating, a sample lacks the field.
 
     Source:
@@ -70,13 +65,11 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
     """Stage that applies a function to each field of tuple samples.
 
     Args:
-        functions: The first function for the first field, and so on. ``None`` leaves a field unchanged.
-            Fields after the last function stay unchanged too.
+        functions: One for each field. ``None``, or no function, leaves a field unchanged.
         handler: Called when a function raises an exception; the default raises it.
 
     Raises:
-        TypeError: An argument is neither a function nor ``None``; or, while iterating, a sample is not a
-            tuple.
+        TypeError: While iterating, a sample is not a tuple.
         ValueError: While iterating, a tuple has fewer fields than there are functions.
 
     Source:
@@ -93,17 +86,15 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
 def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
     """Stage that looks up fields by the ``__key__`` of dict samples and adds them.
 
-    The stage makes a shallow copy of the sample and leaves the original dict unchanged. An added field
-    replaces a field of the same name.
+    An added field replaces a field of the same name. The original dict stays unchanged.
 
     Args:
-        associator: A dict (or other mapping) from a key to the fields to add, or a function that takes the
-            key and returns them. A key that is not in the dict adds nothing; neither does ``None``.
+        associator: A mapping from a key to the fields to add, or a function of the key that returns them or
+            ``None``. Unknown keys add nothing.
         handler: Called when the lookup raises an exception; the default raises it.
 
     Raises:
-        TypeError: ``associator`` is neither a mapping nor callable, or ``handler`` is not callable; or, while
-            iterating, a sample is not a dict.
+        TypeError: While iterating, a sample is not a dict.
         ValueError: While iterating, a sample has no ``__key__``.
 
     Source:
@@ -120,15 +111,9 @@ def associate(associator: Associator, handler: Handler = reraise_exception) -> A
 def transform_with(
     sample: Sequence[Any], transformers: Sequence[Callable[[Any], Any] | None] | None
 ) -> Sequence[Any]:
-    """Applies a function to each field of a sample.
+    """A list of a sample's fields, each transformed by the function at its place, as by :func:`map_tuple`.
 
-    Args:
-        sample: The fields.
-        transformers: The first function for the first field, and so on. ``None`` leaves a field unchanged.
-            Fields after the last function stay unchanged too.
-
-    Returns:
-        A list; ``sample`` itself if there are no functions.
+    Without functions it is ``sample`` itself.
 
     Raises:
         ValueError: There are more functions than fields.
@@ -152,50 +137,28 @@ def transform_with(
 
 
 @dataclass(frozen=True)
-class Map(Filter):
-    """The stage that ``map`` makes."""
-
+class Map(Applying, called="map"):
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"map: expected a function, got {self.function!r}")
-        check_handler("map", self.handler)
-
-    def __str__(self) -> str:
-        return f"map({arguments(self.function, **changed(self, 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, seeded(context), self.handler)
-
-    def _apply(self, element: Any) -> Any:
+    def apply(self, element: Any) -> Any:
         key = key_of(element)  # looked up before the call, because the function may change the sample
         return with_key(key, self.function(element))
 
 
 @dataclass(frozen=True)
-class MapDict(OneOfEach):
-    """The stage that ``map_dict`` makes."""
-
+class MapDict(OneOfEach, called="map_dict"):
     functions: dict[str, Callable[[Any], Any]]
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.functions:
             raise ValueError("map_dict: no functions given; write map_dict(cls=int), for example")
-        for field, function in self.functions.items():
-            if not callable(function):
-                raise TypeError(f"map_dict: expected a function for {field!r}, got {function!r}")
-        check_handler("map_dict", self.handler)
+        for function in self.functions.values():
+            check_function("map_dict", function)
 
-    def __str__(self) -> str:
-        return f"map_dict({arguments(**self.functions, **changed(self, 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, seeded(context), self.handler)
-
-    def _apply(self, sample: Any) -> dict[Any, Any]:
+    def apply(self, sample: Any) -> dict[Any, Any]:
         check_sample("map_dict", sample)
         result = dict(sample)
         for field, function in self.functions.items():
@@ -206,25 +169,17 @@ class MapDict(OneOfEach):
 
 
 @dataclass(frozen=True)
-class MapTuple(OneOfEach):
-    """The stage that ``map_tuple`` makes."""
-
+class MapTuple(OneOfEach, called="map_tuple"):
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for function in self.functions:
-            if function is not None and not callable(function):
-                raise TypeError(f"map_tuple: expected functions or None, got {function!r}")
-        check_handler("map_tuple", self.handler)
+            if function is not None:
+                check_function("map_tuple", function, "functions or None")
 
-    def __str__(self) -> str:
-        return f"map_tuple({arguments(*self.functions, **changed(self, 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self._apply, seeded(context), self.handler)
-
-    def _apply(self, sample: Any) -> tuple[Any, ...]:
+    def apply(self, sample: Any) -> tuple[Any, ...]:
         if not isinstance(sample, (tuple, list)):
             raise TypeError(
                 f"map_tuple needs tuple samples, got a {type(sample).__name__}; put to_tuple(...) before it"
@@ -233,26 +188,23 @@ class MapTuple(OneOfEach):
 
 
 @dataclass(frozen=True)
-class Associate(Filter):
-    """The stage that ``associate`` makes."""
-
+class Associate(OneOfEach, called="associate"):
     associator: Associator
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
-        if not callable(self.associator) and not isinstance(self.associator, Mapping):
-            raise TypeError(f"associate: expected a dict or a function of the key, got {self.associator!r}")
-        check_handler("associate", self.handler)
+        super().__post_init__()
+        if not isinstance(self.associator, Mapping):
+            check_function("associate", self.associator, "a dict or a function of the key")
 
     def __str__(self) -> str:
         associator = self.associator if callable(self.associator) else type(self.associator)
         return f"associate({arguments(associator, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        call = seeded(context) if callable(self.associator) else unseeded
-        return Applied(source, self, self._apply, call, self.handler)
+        return Applied(source, self, self.apply, seeded(context) if callable(self.associator) else unseeded)
 
-    def _apply(self, sample: Any) -> dict[str, Any]:
+    def apply(self, sample: Any) -> dict[str, Any]:
         check_sample("associate", sample)
         key = getfirst(sample, "__key__")
         found = self.associator(key) if callable(self.associator) else self.associator.get(key)

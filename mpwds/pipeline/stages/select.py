@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Filter, Handled
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import arguments, check_whole
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Address, Derived, Stream
 
@@ -25,9 +24,6 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
     Args:
         predicate: Takes an element and returns whether to keep it.
         handler: Called when ``predicate`` raises an exception; the default raises it.
-
-    Raises:
-        TypeError: ``predicate`` or ``handler`` is not callable.
 
     Source:
         ``webdataset.filters.select``.
@@ -44,8 +40,7 @@ def rsample(p: float = 0.5) -> RSample:
     """Stage that keeps each element with probability ``p``, unchanged and in order.
 
     The choice depends on the dataset's seed, the epoch, the stage's position in the pipeline and the
-    element's address. So each epoch keeps other elements, but an epoch that runs again keeps the same ones,
-    with any number of workers.
+    element's address. So an epoch that runs again keeps the same elements, with any number of workers.
 
     Args:
         p: From 0 (no element) to 1 (all).
@@ -71,11 +66,10 @@ def slice(*args: int | None) -> Slice:
     element that it yields.
 
     Args:
-        args: ``stop``; or ``start, stop``; or ``start, stop, step``. ``None`` stands for the beginning, the
-            end and a step of 1.
+        args: ``stop``; or ``start, stop``; or ``start, stop, step``, where ``None`` stands for the default.
 
     Raises:
-        TypeError: There are no arguments or more than three, or one is not an integer.
+        TypeError: The arguments are not one to three integers.
         ValueError: An argument is negative, or ``step`` is 0.
 
     Source:
@@ -94,19 +88,9 @@ def slice(*args: int | None) -> Slice:
 
 
 @dataclass(frozen=True)
-class Select(Filter):
-    """The stage that ``select`` makes."""
-
-    predicate: Callable[[Any], Any]
+class Select(Configured, called="select"):
+    function: Callable[[Any], Any]
     handler: Handler = reraise_exception
-
-    def __post_init__(self) -> None:
-        if not callable(self.predicate):
-            raise TypeError(f"select: expected a function, got {self.predicate!r}")
-        check_handler("select", self.handler)
-
-    def __str__(self) -> str:
-        return f"select({arguments(self.predicate, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Selected(self, source, context)
@@ -115,7 +99,7 @@ class Select(Filter):
 class _Selected(Handled):
     def __init__(self, stage: Select, source: Stream[Any], context: Context) -> None:
         super().__init__(source, stage, stage.handler)
-        self._predicate = stage.predicate
+        self._predicate = stage.function
         self._call = seeded(context)
 
     def __next__(self) -> tuple[Address, Any]:
@@ -132,17 +116,12 @@ class _Selected(Handled):
 
 
 @dataclass(frozen=True)
-class RSample(Filter):
-    """The stage that ``rsample`` makes."""
-
-    p: float = 0.5
+class RSample(Configured, called="rsample"):
+    p: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
             raise ValueError(f"rsample: p is a probability, from 0 to 1; got {self.p}")
-
-    def __str__(self) -> str:
-        return f"rsample({self.p!r})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Sampled(self, source, context)
@@ -165,21 +144,16 @@ class _Sampled(Derived[Any]):
 
 
 @dataclass(frozen=True)
-class Slice(Filter):
-    """The stage that ``slice`` makes."""
-
+class Slice(Configured, called="slice"):
     start: int = 0
     stop: int | None = None
     step: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, least in (("start", self.start, 0), ("stop", self.stop, 0), ("step", self.step, 1)):
-            if value is None and name == "stop":
-                continue
-            if not isinstance(value, Integral):
-                raise TypeError(f"slice: {name} must be a whole number, got {value!r}")
-            if value < least:
-                raise ValueError(f"slice: {name} must be at least {least}, got {value}")
+        check_whole("slice", "start", self.start, least=0)
+        check_whole("slice", "step", self.step, least=1)
+        if self.stop is not None:
+            check_whole("slice", "stop", self.stop, least=0)
 
     def __str__(self) -> str:
         if self.step != 1:
@@ -194,6 +168,8 @@ class Slice(Filter):
 
 
 class _Sliced(Derived[Any]):
+    _counters = ("_position", "_wanted")
+
     def __init__(self, stage: Slice, source: Stream[Any]) -> None:
         super().__init__(source)
         self._stop = stage.stop
@@ -211,10 +187,3 @@ class _Sliced(Derived[Any]):
         self._position += 1
         self._wanted += self._step
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "position": self._position, "wanted": self._wanted}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._position, self._wanted = state["position"], state["wanted"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.counts import RowStep
+from mpwds.pipeline.filter import SameElements
+from mpwds.pipeline.notes import check_whole
 from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
 
 
@@ -25,20 +24,17 @@ def shuffle(
 ) -> Shuffle:
     """Stage that yields the elements in random order, through a buffer.
 
-    For each element it takes in, the stage yields a random one of those it holds. So an element is displaced
-    by about ``bufsize`` places. For more than local disorder, shuffle shards as well
-    (``shardshuffle=True``). Put the stage before ``decode``, so that the buffer holds compressed bytes. Each
-    epoch and each worker has its own order.
+    For each element it takes in, the stage yields a random one of those it holds, so an element is displaced
+    by about ``bufsize`` places. For more than local disorder, shuffle shards as well (``shardshuffle=True``).
+    Put the stage before ``decode``, so that the buffer holds compressed bytes.
 
     Args:
-        bufsize: Elements held; below 2, the order stays unchanged. A whole number, which may be a float such
-            as ``1e4``.
+        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged.
         initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
-            takes in two for each that it yields, until the buffer is full. With fewer, the first element
-            comes sooner but the order is less random.
+            takes in two for each that it yields, until the buffer is full.
         rng: Random generator from which to draw the seed.
-        seed: Determines the order, with the epoch, alike on all workers. By default the order depends on the
-            dataset's seed, the epoch, the worker and the position in the pipeline.
+        seed: Determines the order, with the epoch, alike on all workers. The default is the dataset's seed,
+            with another order for each worker and stage.
         handler: Without effect.
 
     Raises:
@@ -56,26 +52,21 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
-    size, initial = max(_whole("size", bufsize), 1), _whole("initial", initial)
-    return Shuffle(size, None if initial == 100 else max(1, min(initial, size)), seed)
+    return Shuffle(max(_whole("size", bufsize), 1), max(_whole("initial", initial), 1), seed)
 
 
 @explained
 def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
     """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
 
-    The order depends on ``seed + epoch`` alone, not on the dataset's seed, so all workers shuffle alike. Use
-    it in pipelines that must repeat webdataset's order. Otherwise use ``shuffle``, which is as reproducible
-    and gives each worker and each stage an order of its own.
+    The order depends on ``seed + epoch`` alone, so all workers shuffle alike. Where webdataset's order does
+    not matter use ``shuffle``, which is as reproducible.
 
     Args:
         bufsize: Elements held; below 2, the order stays unchanged.
         initial: Elements to take in before the first is yielded; at most ``bufsize``.
         seed: Determines the order, with the epoch.
         epoch: Number of the epoch before the first.
-
-    Raises:
-        TypeError: An argument is not an integer.
 
     Source:
         ``webdataset.filters.detshuffle``.
@@ -88,33 +79,19 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 
 @dataclass(frozen=True)
-class Shuffle(Filter):
-    """The stage that ``shuffle`` makes."""
-
+class Shuffle(SameElements, called="shuffle"):
     size: int
-    initial: int | None = None
+    initial: int = 100
     seed: int | None = None
     alike_before_split: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_whole("shuffle", "size", self.size)
-        if self.initial is not None:
-            _check_whole("shuffle", "initial", self.initial)
-        if self.size < 1:
-            raise ValueError(f"shuffle: size must be at least 1, got {self.size}")
-        if self.initial is not None and not 1 <= self.initial <= self.size:
-            raise ValueError(f"shuffle: initial must be from 1 to size ({self.size}), got {self.initial}")
-
-    def __str__(self) -> str:
-        return f"shuffle({arguments(self.size, **changed(self, 'initial', 'seed'))})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
+        check_whole("shuffle", "size", self.size, least=1)
+        check_whole("shuffle", "initial", self.initial, least=1)
 
     @property
     def first_size(self) -> int:
-        """Elements to take in before the first is yielded."""
-        return min(100, self.size) if self.initial is None else self.initial
+        return min(self.initial, self.size)
 
     @property
     def row_step(self) -> RowStep | None:
@@ -122,11 +99,9 @@ class Shuffle(Filter):
         return RowStep("shuffle", arguments) if self.size > 1 else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        place: tuple[object, ...]
+        place: list[object] = [self.seed, context.epoch, context.stage]
         if self.seed is None:
-            place = (context.seed or 0, context.moment, context.rank, context.worker, context.stage)
-        else:
-            place = (self.seed, context.epoch, context.stage)
+            place = [context.seed or 0, context.moment, context.rank, context.worker, context.stage]
         return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
 
 
@@ -159,6 +134,8 @@ class _Buffered(Derived[Any]):
 
 
 class _Shuffled(_Buffered):
+    _counters = ("_started",)
+
     def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
         super().__init__(source, rng)
         self._size = stage.size
@@ -179,32 +156,17 @@ class _Shuffled(_Buffered):
             raise StopIteration
         return self._take(int(self._draw() * len(held)))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "started": self._started}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._started = state["started"]
-
 
 @dataclass(frozen=True)
-class Detshuffle(Filter):
-    """The stage that ``detshuffle`` makes."""
-
-    bufsize: int = 1000
+class Detshuffle(SameElements, called="detshuffle"):
+    bufsize: int
     initial: int = 100
     seed: int = 0
     epoch: int = -1
 
     def __post_init__(self) -> None:
         for name in ("bufsize", "initial", "seed", "epoch"):
-            _check_whole("detshuffle", name, getattr(self, name))
-
-    def __str__(self) -> str:
-        return f"detshuffle({arguments(self.bufsize, **changed(self, 'initial', 'seed', 'epoch'))})"
-
-    def count_of(self, incoming: Count) -> Count:
-        return incoming
+            check_whole("detshuffle", name, getattr(self, name))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))
@@ -234,10 +196,5 @@ class _DetShuffled(_Buffered):
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    _check_whole("shuffle", name, value)
+    check_whole("shuffle", name, value)
     return int(value)
-
-
-def _check_whole(stage: str, name: str, value: Any) -> None:
-    if not isinstance(value, Integral):
-        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")

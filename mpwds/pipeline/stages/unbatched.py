@@ -1,22 +1,22 @@
-"""Split elements into their parts: ``unbatched`` and ``unlisted``."""
+"""Make several elements of each: ``unbatched``, ``unlisted`` and ``flatmap``."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, check_raises, one_sample
-from mpwds.pipeline.filter import Filter, Handled
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, one_sample
+from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.randomness import Call, seeded
+from mpwds.pipeline.stages.map import key_of, with_key
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
 
-Take = Callable[[int], Any]
-"""Returns a part by its index; ``reached_end`` after the last."""
+Take = Callable[[int], Any]  # a part by its index; ``reached_end`` after the last
 
 
 @explained
@@ -28,12 +28,11 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
     bare strings or with ``collation_fn=None``, use ``unlisted``.
 
     Args:
-        handler: Called when an element is not a batch, or its columns differ in length; the default raises
-            the exception.
+        handler: Called when an element cannot be split; the default raises the exception.
 
     Raises:
         ValueError: While iterating, the columns of a batch differ in length.
-        TypeError: ``handler`` is not callable; or, while iterating, an element is not a batch.
+        TypeError: While iterating, an element is not a batch.
 
     Source:
         ``webdataset.filters.unbatched``.
@@ -47,13 +46,10 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
 
 @explained
 def unlisted(handler: Handler = reraise_exception) -> Unlisted:
-    """Stage that yields the items of lists, such as ``listed`` makes.
-
-    Args:
-        handler: Called when an element is not a list or tuple; the default raises the exception.
+    """Stage that yields the items of lists, such as ``listed`` makes; ``handler`` as for ``unbatched``.
 
     Raises:
-        TypeError: ``handler`` is not callable; or, while iterating, an element is not a list or tuple.
+        TypeError: While iterating, an element is not a list or tuple.
 
     Source:
         ``webdataset.filters.unlisted``.
@@ -65,34 +61,53 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
     return Unlisted(handler)
 
 
-class Parts(Handled):
-    """Base of streams that yield the parts of each element. A part's address is (element's address, index).
+@explained
+def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception) -> Flatmap:
+    """Stage that yields each element of ``f(element)``, for each element.
 
-    If an element cannot be taken apart, the handler gets the exception. If a later part cannot be made, the
-    parts before it have been yielded by then.
+    Unlike those of a generator function that is a stage itself (``compose``), the elements have addresses,
+    so a loader can resume without running the epoch again: the stage calls ``f`` again and skips the elements
+    before the one it needs. Elements of a generator are never in memory together.
 
     Args:
-        source: Stream that gives the elements.
-        stage: The stage; ``str(stage)`` names it in errors.
-        name: The word for a part in errors: ``row``.
-        handler: Called with exceptions.
+        f: Takes an element; returns an iterable of elements or ``None``, or is a generator function. Keys
+            and random numbers are as for :func:`~mpwds.pipeline.stages.map.map`.
+        handler: Called when ``f`` raises an exception, which the default raises. The elements that ``f`` made
+            before have been yielded by then.
+
+    Raises:
+        TypeError: ``f`` is not callable; or, while iterating, ``f`` returns something other than an iterable
+            of elements (a string or a dict is one element).
+
+    Example:
+        >>> def get_patches(sample):
+        ...     for start in range(0, len(sample["txt"]), 2):
+        ...         yield {"txt": sample["txt"][start : start + 2]}
+        >>> list(flatmap(get_patches)([{"__key__": "a", "txt": "abc"}]))
+        [{'__key__': 'a', 'txt': 'ab'}, {'__key__': 'a', 'txt': 'c'}]
+    """
+    return Flatmap(f, handler)
+
+
+class _Parts(Handled):
+    """The stream of the parts of each element. A part's address is (element's address, index).
+
+    ``open(address, element)`` returns the function that takes parts; if ``drawn``, it takes them in ascending
+    order only. ``name`` is the word for a part in errors.
     """
 
-    random_access: ClassVar[bool] = True
-    """Whether parts can be taken in any order; otherwise only in ascending order."""
-
-    def __init__(self, source: Stream[Any], stage: object, name: str, handler: Handler) -> None:
-        super().__init__(source, stage, handler)
+    def __init__(
+        self, source: Stream[Any], stage: Any, name: str, open: Callable[..., Take], drawn: bool = False
+    ) -> None:
+        super().__init__(source, stage, stage.handler)
         self._name = name
+        self._open = open
+        self._drawn = drawn
         self._address: Address = ()
         self._element: Any = None
         self._take: Take | None = None
         self._index = 0
         self._fetched: tuple[Address, int, Take] | None = None
-
-    @abstractmethod
-    def _open(self, address: Address, element: Any) -> Take:
-        """Returns the function that takes parts of an element."""
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
@@ -108,17 +123,17 @@ class Parts(Handled):
                 element = self._element
                 self._close()
                 self._handle(error, address, element)
-                continue
-            if part is not reached_end:
-                self._index = index + 1
-                return (address, index), part
-            self._close()
+            else:
+                if part is not reached_end:
+                    self._index = index + 1
+                    return (address, index), part
+                self._close()
 
     def fetch(self, address: Any) -> Any:
         whole, index = address
         whole = as_address(whole)
         fetched, self._fetched = self._fetched, None
-        if fetched is not None and fetched[0] == whole and (self.random_access or fetched[1] < index):
+        if fetched is not None and fetched[0] == whole and (fetched[1] < index or not self._drawn):
             take = fetched[2]
         else:
             take = self._opened(whole, self._source.fetch(whole))
@@ -137,12 +152,8 @@ class Parts(Handled):
         return self._source.describe(whole, element).row_of(f"{self._name} {index}")
 
     def state_dict(self) -> dict[str, Any]:
-        under_way = self._take is not None
-        return {
-            **super().state_dict(),
-            "held": [self._address] if under_way else [],
-            "index": self._index if under_way else 0,
-        }
+        held = [] if self._take is None else [self._address]
+        return {**super().state_dict(), "held": held, "index": self._index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -165,21 +176,14 @@ class Parts(Handled):
 
 
 @dataclass(frozen=True)
-class Unbatched(Filter):
-    """The stage that ``unbatched`` makes."""
-
+class Unbatched(Configured, called="unbatched"):
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
 
-    def __post_init__(self) -> None:
-        check_handler("unbatched", self.handler)
-
-    def __str__(self) -> str:
-        return f"unbatched({arguments(**changed(self, 'handler'))})"
-
     def count_of(self, incoming: Count) -> Count:
-        check_raises(self, self.handler)
+        if self.handler is not reraise_exception:
+            return super().count_of(incoming)
         if incoming.rows is None:
             raise LengthUnknown(f"{self} gets batches whose number of rows is not known")
         return Count(incoming.rows)
@@ -189,13 +193,12 @@ class Unbatched(Filter):
         return RowStep("unbatch") if self.handler is reraise_exception else None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Rows(source, self, "row", self.handler)
+        return _Parts(source, self, "row", _rows)
 
 
-class _Rows(Parts):
-    def _open(self, address: Address, element: Any) -> Take:
-        rows = _length(element)
-        return lambda row: _row(element, row) if row < rows else reached_end
+def _rows(address: Address, element: Any) -> Take:
+    rows = _length(element)
+    return lambda row: _row(element, row) if row < rows else reached_end
 
 
 def _row(batch: Any, row: int) -> Any:
@@ -208,18 +211,17 @@ def _row(batch: Any, row: int) -> Any:
 
 def _length(batch: Any) -> int:
     if isinstance(batch, (tuple, list, dict)):
-        columns = list(batch.values()) if isinstance(batch, dict) else batch
+        columns = batch.values() if isinstance(batch, dict) else batch
         for column in columns:
             if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__getitem__"):
                 raise TypeError(
                     f"unbatched: a column must be a list or an array, got a {type(column).__name__}; "
                     "use unlisted() for lists of samples"
                 )
-        lengths = {len(column) for column in columns}
-        if len(lengths) > 1:
-            found = ", ".join(str(len(column)) for column in columns)
-            raise ValueError(f"unbatched: the columns differ in length: {found}")
-        return lengths.pop() if lengths else 0
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"unbatched: the columns differ in length: {', '.join(map(str, lengths))}")
+        return lengths[0] if lengths else 0
     if getattr(batch, "ndim", 0) > 0:
         return len(batch)
     raise TypeError(
@@ -229,25 +231,50 @@ def _length(batch: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Unlisted(Filter):
-    """The stage that ``unlisted`` makes."""
-
+class Unlisted(Configured, called="unlisted"):
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
 
-    def __post_init__(self) -> None:
-        check_handler("unlisted", self.handler)
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Parts(source, self, "item", _items)
 
-    def __str__(self) -> str:
-        return f"unlisted({arguments(**changed(self, 'handler'))})"
+
+def _items(address: Address, element: Any) -> Take:
+    if not isinstance(element, (list, tuple)):
+        raise TypeError(f"unlisted needs lists of samples, got a {type(element).__name__}")
+    return lambda index: element[index] if index < len(element) else reached_end
+
+
+@dataclass(frozen=True)
+class Flatmap(Configured, called="flatmap"):
+    function: Callable[[Any], Iterable[Any] | None]
+    handler: Handler = reraise_exception
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Items(source, self, "item", self.handler)
+        return _Parts(source, self, "part", functools.partial(self._open, seeded(context)), True)
 
+    def _open(self, call: Call, address: Address, element: Any) -> Take:
+        key = key_of(element)  # looked up before the call, because the function may change the sample
+        made = call(self.function, address, element)
+        if made is None:
+            return lambda index: reached_end
+        if isinstance(made, (str, bytes, dict)) or not isinstance(made, Iterable):
+            raise TypeError(
+                f"flatmap: the function must return an iterable of elements, got a {type(made).__name__}; "
+                "use map to make one element of each"
+            )
+        if isinstance(made, (list, tuple)):
+            return lambda index: with_key(key, made[index]) if index < len(made) else reached_end
+        iterator, position = iter(made), 0
 
-class _Items(Parts):
-    def _open(self, address: Address, element: Any) -> Take:
-        if not isinstance(element, (list, tuple)):
-            raise TypeError(f"unlisted needs lists of samples, got a {type(element).__name__}")
-        return lambda index: element[index] if index < len(element) else reached_end
+        def take(index: int) -> Any:
+            nonlocal position
+            part = reached_end
+            for number in range(position, index + 1):
+                # Seeded for each part, because other functions draw from the same generators in between.
+                part = call(lambda parts: next(parts, reached_end), (address, number), iterator)
+            position = index + 1
+            return part if part is reached_end else with_key(key, part)
+
+        return take

@@ -15,7 +15,7 @@ from mpwds.loader.rebatch.regrouped import Regrouped, regrouped
 from mpwds.pipeline.collation.padded import padded
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue
-from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.batches import Batched
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from mpwds.pipeline.collation.collate import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_stop
-from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stages.bucketed import size_in_bytes
+from mpwds.pipeline.stages.batched import batched, size_in_bytes
 from mpwds.pipeline.stream import Source, collect
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*above the limit")

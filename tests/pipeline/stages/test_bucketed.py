@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.stages.bucketed import bucketed
+from mpwds.pipeline.stages.batched import bucketed
 from mpwds.pipeline.stream import Source, collect
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*above the limit")

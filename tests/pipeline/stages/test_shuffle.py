@@ -13,7 +13,7 @@ from mpwds.pipeline.stream import Source, collect
 @st.composite
 def shuffles(draw):
     size = draw(st.integers(1, 60))
-    return Shuffle(size, draw(st.none() | st.integers(1, size)), draw(st.none() | st.integers()))
+    return Shuffle(size, draw(st.integers(1, size)), draw(st.none() | st.integers()))
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,7 +60,7 @@ def test_its_own_seed_goes_before_the_contexts():
     assert orders[0] == orders[1] == orders[2] != collect(Shuffle(50), range(50))
 
 
-@pytest.mark.parametrize("arguments", [(0,), (-3,), (5, 6), (5, 0)])
+@pytest.mark.parametrize("arguments", [(0,), (-3,), (5, 0)])
 def test_impossible_sizes_are_refused(arguments):
     with pytest.raises(ValueError, match="shuffle: "):
         Shuffle(*arguments)

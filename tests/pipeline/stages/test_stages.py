@@ -13,18 +13,15 @@ from mpwds.pipeline.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
-from mpwds.pipeline.stages.batched import batched, listed
-from mpwds.pipeline.stages.bucketed import bucketed
-from mpwds.pipeline.stages.decode import decode
+from mpwds.pipeline.stages.batched import batched, bucketed, listed
+from mpwds.pipeline.stages.decode import decode, xdecode
 from mpwds.pipeline.stages.fields import rename, to_tuple
-from mpwds.pipeline.stages.flatmap import flatmap
 from mpwds.pipeline.stages.info import info, log_keys
 from mpwds.pipeline.stages.keys import extract_keys, rename_keys
 from mpwds.pipeline.stages.map import associate, map, map_dict, map_tuple
 from mpwds.pipeline.stages.select import rsample, select, slice
 from mpwds.pipeline.stages.shuffle import detshuffle, shuffle
-from mpwds.pipeline.stages.unbatched import unbatched, unlisted
-from mpwds.pipeline.stages.xdecode import xdecode
+from mpwds.pipeline.stages.unbatched import flatmap, unbatched, unlisted
 from mpwds.pipeline.stream import Source
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import DecodeError
-from mpwds.pipeline.stages.xdecode import xdecode
+from mpwds.pipeline.stages.decode import xdecode
 from mpwds.pipeline.stream import Source, collect
 
 names = st.sampled_from(["txt", "a.txt", "x/B.TXT", "bin", "json", "__key__", "__txt__.txt", "gif"])
