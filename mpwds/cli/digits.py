@@ -55,9 +55,9 @@ def digits_task(directory: Path, batch_size: int) -> ImageTask:
 def ensure_digits(directory: Path) -> bool:
     """Writes the digits to ``directory`` unless they are there and readable; returns whether it did.
 
-    1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``: 12 shards ``digits-train-000.tar``
-    and on, 4 shards ``digits-test-000.tar`` and on. The bytes are the same on every run, and each shard
-    appears only when it is complete, so several processes may do this at the same time.
+    1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``, in 12 shards to train on and 4 to
+    test. The bytes are the same on every run, and each shard appears only when it is complete, so several
+    processes may do this at the same time.
 
     Source:
         "Optical Recognition of Handwritten Digits" of the UCI Machine Learning Repository, as
@@ -110,10 +110,8 @@ def _is_complete(directory: Path) -> bool:
     from mpwds.pipeline.sources.samples import read_samples
 
     try:
-        counts = [
-            sum(1 for _ in read_samples(path))
-            for path in (*_paths(directory, "train"), *_paths(directory, "test"))
-        ]
+        paths = (*_paths(directory, "train"), *_paths(directory, "test"))
+        counts = [sum(1 for _ in read_samples(path)) for path in paths]
     except (OSError, ShardError):
         return False
     return max(counts) == _SAMPLES_PER_SHARD and sum(counts) == SAMPLES
