@@ -1,4 +1,4 @@
-"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``."""
+"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``, as in webdataset."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ __all__ = [
 class ResizedDataset(DataPipeline):
     """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.
 
+    Each epoch starts the dataset anew; up to webdataset 0.1 it continued where the last one ended.
+
     Args:
         dataset: Anything that a pipeline can begin with: another pipeline, a list, an iterable.
-        length: Elements in an epoch, in each worker; ``len(dataset)`` by default.
+        length: Elements in an epoch, in each worker, at least 1; ``len(dataset)`` by default.
         nominal: Result of ``len()``; ``length`` by default.
-
-    Raises:
-        TypeError: ``length`` is not given and ``dataset`` has no length.
-        ValueError: ``length`` is below 1, or ``nominal`` negative.
-
-    Source:
-        ``webdataset.ResizedDataset`` up to 0.1, whose epochs continue where the last one ended. Here each
-        epoch starts the dataset anew, as with ``with_epoch``.
 
     Example:
         >>> dataset = ResizedDataset([1, 2, 3], length=5, nominal=100)
@@ -55,9 +49,6 @@ ChoppedDataset = ResizedDataset
 def with_epoch(dataset: Any, length: int) -> DataPipeline:
     """A dataset with epochs of ``length`` elements: ``DataPipeline(dataset).with_epoch(length)``.
 
-    Source:
-        ``webdataset.with_epoch``.
-
     Example:
         >>> list(with_epoch("abc", 5))
         ['a', 'b', 'c', 'a', 'b']
@@ -67,9 +58,6 @@ def with_epoch(dataset: Any, length: int) -> DataPipeline:
 
 def with_length(dataset: Any, length: int) -> DataPipeline:
     """A dataset whose ``len()`` is ``length``: ``DataPipeline(dataset).with_length(length, silent=True)``.
-
-    Source:
-        ``webdataset.with_length``.
 
     Example:
         >>> len(with_length("abc", 1000))
@@ -85,7 +73,7 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[[Any], int] | None = None,
 ) -> Iterator[Any]:
-    """Yields the elements of ``source`` again and again.
+    """Yields the elements of ``source`` again and again; nothing if it is empty.
 
     Args:
         source: An iterable, such as a loader.
@@ -93,9 +81,6 @@ def repeatedly(
         nbatches: Elements after which to end.
         nsamples: Samples after which to end, if the elements are batches.
         batchsize: Returns the number of samples in a batch; by default the length of its first column.
-
-    Source:
-        ``webdataset.utils.repeatedly``, which hangs on an empty source.
 
     Example:
         >>> list(repeatedly("ab", nbatches=5))
@@ -126,16 +111,9 @@ def guess_batchsize(batch: Any) -> int:
 
 
 class MockDataset(DataPipeline):
-    """A dataset that yields the same object again and again: what a pipeline costs without reading.
+    """A dataset that yields ``sample`` again and again: what a pipeline costs without reading.
 
-    Every worker yields all of it, as in webdataset.
-
-    Args:
-        sample: The object to yield.
-        length: How often an epoch yields it, in each worker.
-
-    Raises:
-        ValueError: ``length`` is negative.
+    As in webdataset, an epoch yields it ``length`` times in every worker.
 
     Example:
         >>> list(MockDataset("x", 3).map(str.upper))

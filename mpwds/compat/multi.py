@@ -42,9 +42,8 @@ class MultiDataset(DataPipeline):
 
     This is webdataset's first loader, on top of :class:`~mpwds.loader.multi_loader.MultiLoader`, which
     describes how elements are divided among workers and delivered. Use it to mix elements of different
-    workers. Batches that need no more work here are better iterated from a ``MultiLoader``. A shuffle here
-    keeps the batches that its elements came in. If it holds more than a few batches of a worker, they are
-    copied out of shared memory, with one warning.
+    workers; a shuffle here keeps the batches that its elements came in. Batches that need no more work here
+    are better iterated from a ``MultiLoader``.
 
     Each ``iter()`` is an epoch, and ends an unfinished one of the same object; a copy with more stages has
     workers of its own. Workers stay between epochs until ``close()``, the end of a ``with`` block, the
@@ -62,10 +61,6 @@ class MultiDataset(DataPipeline):
 
     Attributes:
         loader: The ``MultiLoader`` behind it.
-
-    Raises:
-        ValueError: An option is out of range.
-        TypeError: ``dataset`` is not iterable; or, for ``len()``, there is no ``nominal``.
 
     Example:
         >>> import numpy as np
@@ -106,13 +101,7 @@ class MultiDataset(DataPipeline):
 
 
 class MultiDatasetIterator(Iterator[Any]):
-    """One epoch of a :class:`MultiDataset`, or of another dataset as ``MultiDataset`` runs it.
-
-    Args:
-        dataset: The dataset. For a ``MultiDataset`` the other arguments have no effect.
-        workers: Worker processes.
-        output_size: Limit on the batches in flight, over all workers.
-        pin_memory: Whether to deliver tensors in pinned memory, if there is CUDA.
+    """One epoch of a :class:`MultiDataset`, or of another dataset with the arguments of ``MultiDataset``.
 
     Example:
         >>> elements = MultiDatasetIterator(DataPipeline([1, 2, 3]), workers=1)
