@@ -14,13 +14,10 @@ FULL = "MPWDS_FULL_TRACEBACK"  # environment variable that keeps all frames
 def shorten(error: BaseException, keep_first: bool = True) -> None:
     """Removes this package's frames from the traceback of ``error`` and of its causes and contexts.
 
-    Frames of the user and of other packages stay. So does the innermost frame, because it shows where the
-    error was raised. An exception that a worker raised has its frames in its cause. With the environment
-    variable ``MPWDS_FULL_TRACEBACK`` set to anything but ``0``, this does nothing.
-
-    Args:
-        error: The exception. Call this where it leaves the package, before ``raise``.
-        keep_first: Whether to keep the outermost frame, which is the caller's.
+    Call it where the error leaves the package, before ``raise``. Frames of the user and of other packages
+    stay. So does the innermost frame, because it shows where the error was raised, and with ``keep_first``
+    the outermost, which is the caller's. An exception that a worker raised has its frames in its cause. With
+    the environment variable ``MPWDS_FULL_TRACEBACK`` set to anything but ``0``, this does nothing.
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
         return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from mpwds.cli.training import ImageTask, Outcome, Settings
+    from mpwds.cli.training import ImageTask, Outcome
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
@@ -89,18 +89,18 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
     began_s = time.perf_counter()
     from mpwds.cli.digits import default_cache_dir
-    from mpwds.cli.training import Settings, train
+    from mpwds.cli.training import train
 
     task = _digits(arguments) if arguments.data is None else _own(arguments)
     # One worker reads a shard, so more workers than shards would have nothing to do.
-    settings = Settings(arguments.epochs, min(arguments.workers, task.shards), arguments.lr)
-    outcome = train(task, settings)
+    workers = min(arguments.workers, task.shards)
+    outcome = train(task, epochs=arguments.epochs, workers=workers, lr=arguments.lr)
     picture = default_cache_dir().parent / "demo.png"
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
     write_contact_sheet(picture, outcome.images.numpy(), labels, title)
-    print(_summary(task, settings, outcome, picture, time.perf_counter() - began_s))
-    print(_suggestion(arguments.data is not None, task, settings, outcome))
+    print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
+    print(_suggestion(arguments, task, workers, outcome))
     if arguments.data is None and outcome.accuracy < _EXPECTED_ACCURACY:
         print(
             f"mpwds demo: {outcome.accuracy:.1%} is below the {_EXPECTED_ACCURACY:.0%} that the demo reaches "
@@ -123,22 +123,17 @@ def _digits(arguments: argparse.Namespace) -> ImageTask:
 def _own(arguments: argparse.Namespace) -> ImageTask:
     from mpwds.cli.own_shards import own_task
 
-    return own_task(
-        arguments.data,
-        arguments.test or (),
-        size=arguments.size or _DEFAULT_SIZE,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
-    )
+    size, batch_size, workers = arguments.size or _DEFAULT_SIZE, arguments.batch_size, arguments.workers
+    return own_task(arguments.data, arguments.test or (), size=size, batch_size=batch_size, workers=workers)
 
 
-def _summary(task: ImageTask, settings: Settings, outcome: Outcome, picture: Path, total_s: float) -> str:
+def _summary(task: ImageTask, workers: int, outcome: Outcome, picture: Path, total_s: float) -> str:
     stats = outcome.stats
     return f"""
   data       {task.place} ({_count(task.shards, "shard")})
   samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {len(task.names)} classes
   accuracy   {outcome.accuracy:.1%} on the held-out samples
-  speed      {stats.samples_per_s:,.0f} samples/s with {_count(settings.workers, "worker")}
+  speed      {stats.samples_per_s:,.0f} samples/s with {_count(workers, "worker")}
   waiting    {stats.waiting_share:.0%} of the time, and {stats.first_batch_s:.1f} s before first batches
   picture    {picture}
   time       {total_s:.1f} s in all
@@ -149,19 +144,19 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _suggestion(is_own: bool, task: ImageTask, settings: Settings, outcome: Outcome) -> str:
-    if not is_own:
+def _suggestion(arguments: argparse.Namespace, task: ImageTask, workers: int, outcome: Outcome) -> str:
+    if arguments.data is None:
         return "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
-    if outcome.stats.waiting_share > _MUCH_WAITING and settings.workers < task.shards:
-        more = min(task.shards, max(2, 2 * settings.workers))
+    if outcome.stats.waiting_share > _MUCH_WAITING and workers < task.shards:
+        more = min(task.shards, max(2, 2 * workers))
         return f"Next, let more workers decode: the same command with --workers {more}"
-    return f"Next, train longer: the same command with --epochs {2 * settings.epochs}"
+    return f"Next, train longer: the same command with --epochs {2 * arguments.epochs}"
 
 
 def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Sequence[Any], title: str) -> None:
     """Writes a PNG with rows of 12 images, each scaled to 64 pixels and above its label.
 
-    ``images`` is uint8 of shape (N, 3, height, width).
+    ``images`` is uint8 of shape (N, 3, size, size).
     """
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
@@ -176,23 +171,13 @@ def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Seque
     for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         row, column = divmod(number, columns)
         left, top = _GAP + column * step_x, _TITLE_HEIGHT + row * step_y
-        tile = _scaled(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
-        sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
+        image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        # Of small images, the pixels show.
+        filter = Image.Resampling.NEAREST if image.width < _TILE else Image.Resampling.LANCZOS
+        sheet.paste(image.resize((_TILE, _TILE), filter), (left, top))
         middle = (left + _TILE / 2, top + _TILE + _LABEL_HEIGHT / 2 - 2)
         draw.text(middle, str(label)[:_LONGEST_LABEL], _INK, font, anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     sheet.save(unfinished, "PNG")
     unfinished.replace(path)
-
-
-def _scaled(image: Any) -> Any:
-    """The image at the size of a tile: small ones by whole factors, so that their pixels show."""
-    from PIL import Image
-
-    longer = max(image.size)
-    if longer <= _TILE:
-        factor = _TILE // longer
-        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((_TILE, _TILE), Image.Resampling.LANCZOS)
-    return image

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +63,20 @@ def ensure_digits(directory: Path) -> bool:
     """
     if _is_complete(directory):
         return False
-    images, labels = _load()
-    directory.mkdir(parents=True, exist_ok=True)
-    order = _even_order(labels.tolist())
-    _write(directory, "train", order[:_TRAIN_SAMPLES], images, labels)
-    _write(directory, "test", order[_TRAIN_SAMPLES:], images, labels)
-    return True
-
-
-def _load() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'mpwds[demo]'") from error
     digits = load_digits()
-    return (digits.images * (255 / _BRIGHTEST)).round().astype("uint8"), digits.target
-
-
-def _even_order(labels: list[int]) -> list[int]:
-    """The samples' indices in random order, with an even share of each class in every part of it."""
-    order = list(range(len(labels)))
-    random.Random(SEED).shuffle(order)  # the original order is by writer
-    totals = Counter(labels)
-    counts: Counter[int] = Counter()
-    place = {}
-    for index in order:
-        label = labels[index]
-        place[index] = (counts[label] + 0.5) / totals[label]
-        counts[label] += 1
-    return sorted(order, key=place.__getitem__)
+    images, labels = (digits.images * (255 / _BRIGHTEST)).round().astype("uint8"), digits.target
+    directory.mkdir(parents=True, exist_ok=True)
+    train, test = train_test_split(
+        range(SAMPLES), train_size=_TRAIN_SAMPLES, stratify=labels, random_state=SEED
+    )
+    _write(directory, "train", train, images, labels)
+    _write(directory, "test", test, images, labels)
+    return True
 
 
 def _write(directory: Path, part: str, indices: list[int], images: Any, labels: Any) -> None:

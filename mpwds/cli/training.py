@@ -44,15 +44,6 @@ class ImageTask:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to train; the learning rate falls from ``lr`` to 0 along a half cosine."""
-
-    epochs: int
-    workers: int
-    lr: float
-
-
-@dataclass(frozen=True)
 class Outcome:
     """The result of training."""
 
@@ -62,19 +53,22 @@ class Outcome:
     labels: Any  # their class numbers
 
 
-def train(task: ImageTask, settings: Settings) -> Outcome:
-    """Trains a network on a task, on the GPU if there is one, and tests it on the held-out samples."""
+def train(task: ImageTask, *, epochs: int, workers: int, lr: float) -> Outcome:
+    """Trains a network on a task, on the GPU if there is one, and tests it on the held-out samples.
+
+    The learning rate falls from ``lr`` to 0 along a half cosine.
+    """
     import torch
 
     torch.manual_seed(SEED)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - settings.workers))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = small_cnn(len(task.names), task.size).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     first: list[torch.Tensor] = []
-    with mpwds.MultiLoader(task.train, workers=settings.workers, progress=shows_progress()) as loader:
-        for epoch in range(1, settings.epochs + 1):
+    with mpwds.MultiLoader(task.train, workers=workers, progress=shows_progress()) as loader:
+        for epoch in range(1, epochs + 1):
             losses = []
             for images, labels in loader:
                 first = first or [images[:IMAGES_SHOWN].clone(), labels[:IMAGES_SHOWN].clone()]
@@ -86,11 +80,11 @@ def train(task: ImageTask, settings: Settings) -> Outcome:
             schedule.step()
             stats = loader.stats()
             print(
-                f"epoch {epoch}/{settings.epochs}  loss {sum(losses) / len(losses):.3f}  "
+                f"epoch {epoch}/{epochs}  loss {sum(losses) / len(losses):.3f}  "
                 f"{stats.samples_per_s:,.0f} samples/s  waited {stats.waiting_share:.0%} for data",
                 flush=True,
             )
-    return Outcome(_accuracy(model, device, task, settings), loader.stats("start"), *first)
+    return Outcome(_accuracy(model, device, task, workers), loader.stats("start"), *first)
 
 
 def shows_progress() -> bool:
@@ -120,12 +114,12 @@ def small_cnn(classes: int, size: int) -> torch.nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(4 * channels, classes))
 
 
-def _accuracy(model: torch.nn.Module, device: torch.device, task: ImageTask, settings: Settings) -> float:
+def _accuracy(model: torch.nn.Module, device: torch.device, task: ImageTask, workers: int) -> float:
     import torch
 
     model.eval()
     right = 0
-    with torch.inference_mode(), mpwds.MultiLoader(task.held_out, workers=settings.workers) as loader:
+    with torch.inference_mode(), mpwds.MultiLoader(task.held_out, workers=workers) as loader:
         for images, labels in loader:
             right += int((model(_scaled(images, device)).argmax(1) == labels.to(device)).sum())
     return right / task.held_out_samples

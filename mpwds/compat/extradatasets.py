@@ -9,16 +9,6 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Address, Description, Stream
 
-__all__ = [
-    "ChoppedDataset",
-    "MockDataset",
-    "ResizedDataset",
-    "guess_batchsize",
-    "repeatedly",
-    "with_epoch",
-    "with_length",
-]
-
 
 class ResizedDataset(DataPipeline):
     """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.

@@ -13,23 +13,11 @@ from typing import Any
 
 from mpwds.loader.dataloader.web_loader import LoaderSource
 from mpwds.loader.engine import options as checks
-from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.output.replacing import pinned
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import IteratorStream
-
-__all__ = [
-    "D",
-    "MultiDataset",
-    "MultiDatasetIterator",
-    "MultiLoader",
-    "copy_and_delete_tensors",
-    "maybe_copy",
-    "omp_warning",
-    "timeout",
-    "verbose",
-]
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
 timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))

@@ -79,7 +79,7 @@ def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run
 def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
     images, labels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     outcome = Outcome(0.949, mpwds.MultiLoader([1], workers=0).stats(), images, labels)
-    monkeypatch.setattr(training, "train", lambda *_: outcome)
+    monkeypatch.setattr(training, "train", lambda *_, **__: outcome)
     assert main(["demo", "--cache-dir", str(digits)]) == 1
     errors = capsys.readouterr().err
     assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"

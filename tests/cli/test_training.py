@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mpwds
-from mpwds.cli.training import ImageTask, Settings, small_cnn, train
+from mpwds.cli.training import ImageTask, small_cnn, train
 
 
 @pytest.mark.parametrize("size", [8, 9, 31, 32, 64, 100, 224])
@@ -30,7 +30,7 @@ def test_the_accuracy_is_measured_on_the_held_out_samples():
         shards=1,
         place="memory",
     )
-    outcome = train(task, Settings(epochs=20, workers=0, lr=3e-3))
+    outcome = train(task, epochs=20, workers=0, lr=3e-3)
     assert outcome.accuracy == 0.75
     assert outcome.stats.batches == 20 * 2
 
