@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import repeat
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Source, Stream
 
 
 class ResizedDataset(DataPipeline):
@@ -132,34 +133,4 @@ class _Mock:
         return self._length
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _Mocked(self._sample, self._length, context)
-
-
-class _Mocked:
-    def __init__(self, sample: Any, length: int, context: Context) -> None:
-        self._sample = sample
-        self._length = length
-        self._place = context.rank, context.worker
-        self._cursor = 0
-
-    def __iter__(self) -> _Mocked:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
-        cursor = self._cursor
-        if cursor >= self._length:
-            raise StopIteration
-        self._cursor = cursor + 1
-        return (*self._place, cursor), self._sample
-
-    def fetch(self, address: Any) -> Any:
-        return self._sample
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return Description.of_sample(element, Description(f"element {address[-1]} of a MockDataset"))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
+        return Source(repeat(self._sample, self._length))
