@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import mmap
 import os
 import sys
@@ -121,14 +120,18 @@ class Pinning:
     ) -> None:
         self._find_cuda = find_cuda
         self._without = without
+        self._looked = False
+        self._cuda: Runtime | None = None
         self._refused: set[str] = set()
 
-    @functools.cached_property
+    @property
     def cuda(self) -> Runtime | None:
-        found = self._find_cuda()
-        if found is None:
-            warn("pin_memory=True has no effect: torch finds no CUDA device")
-        return found
+        if not self._looked:
+            self._cuda = self._find_cuda()
+            self._looked = True
+            if self._cuda is None:
+                warn("pin_memory=True has no effect: torch finds no CUDA device")
+        return self._cuda
 
     def map(
         self, descriptor: int, nbytes: int, fences: list[Fence | None]
