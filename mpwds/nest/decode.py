@@ -22,6 +22,7 @@ from mpwds.nest.nodes import (
     LIST,
     MAX_DEPTH,
     NAMEDTUPLE,
+    OF_ARRAYS,
     ORDERED_DICT,
     PICKLE,
     PLAIN,
@@ -129,7 +130,7 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
     tag = node[0] if node and type(node[0]) is int else -1
     if _LENGTHS.get(tag) != len(node):
         raise malformed("it has a node that mpwds does not know")
-    if tag in (ARRAY, SCALAR):
+    if tag in OF_ARRAYS:
         array = next(arrays, END)
         if array is END:
             raise EnvelopeError("the structure has more arrays than came with it")

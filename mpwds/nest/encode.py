@@ -24,6 +24,7 @@ from mpwds.nest.nodes import (
     LIST,
     MAX_DEPTH,
     NAMEDTUPLE,
+    OF_ARRAYS,
     ORDERED_DICT,
     PICKLE,
     PLAIN,
@@ -143,7 +144,7 @@ def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> An
         tag = _learned_tags.get(kind)
         if tag is None:
             tag = _learned_tags[kind] = _tag_of(kind)
-    if tag in (ARRAY, SCALAR):
+    if tag in OF_ARRAYS:
         if not tenbin.holds(item):
             return _pickled(item, allow_pickle)
         arrays.append(item if tag == ARRAY else np.asarray(item))

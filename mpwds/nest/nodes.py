@@ -37,6 +37,7 @@ BIG_INT = 11  # [tag, signed little-endian bytes]
 COMPLEX = 12  # [tag, real, imaginary]
 BYTEARRAY = 13  # [tag, bytes]
 PICKLE = 14  # [tag, bytes]
+OF_ARRAYS = (ARRAY, SCALAR)
 
 PLAIN = {str, bytes, float, bool, type(None)}  # with int, which has a range in msgpack
 PLAIN_OR_INT = PLAIN | {int}

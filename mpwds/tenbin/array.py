@@ -188,6 +188,7 @@ def view_array(buffer: Buffer, header: ArrayHeader, output: Output = "numpy") ->
 # ------------------------------------------------------------------------------------------------ layout
 
 CHUNK = struct.Struct("<8sq")
+_NO_NAME = bytes(8)
 _FIELDS = struct.Struct("<8s8sq")
 # Unsigned: a negative dimension reads as one that no data fits.
 _DIMS = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
@@ -224,6 +225,8 @@ def parse_fields(buffer: Buffer, offset: int, length: int) -> tuple[Kind, str, t
     # NumPy and torch multiply the other dimensions of an empty array, too.
     if not nbytes and kind.itemsize * math.prod(max(dim, 1) for dim in shape) > sys.maxsize:
         raise damaged(offset + 24, f"the shape {shape}, which is larger than any memory")
+    if name8 == _NO_NAME:
+        return kind, "", shape, nbytes
     if not name8.isascii():
         raise damaged(offset + 8, f"the name {name8!r}, which is not ASCII")
     return kind, name8.decode("ascii").strip("\0"), shape, nbytes
