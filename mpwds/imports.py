@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader, MetaPathFinder
-else:
-    # importlib.abc imports tempfile, shutil, bz2 and lzma, which no worker should start with.
-    Loader = MetaPathFinder = object
 
 Action = Callable[[ModuleType], object]
 
@@ -47,8 +40,8 @@ def after_import(name: str, action: Action) -> None:
         sys.meta_path.insert(0, _Watcher(name, action))
 
 
-class _Watcher(MetaPathFinder):
-    """Leaves the search to the other finders, and wraps the loader that they find."""
+class _Watcher:
+    """Leaves the search to the other finders, and extends the loader that they find."""
 
     def __init__(self, name: str, action: Action) -> None:
         self.name = name
@@ -57,7 +50,7 @@ class _Watcher(MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != self.name or self._looking:
             return None
         self._looking = True
@@ -65,28 +58,15 @@ class _Watcher(MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenActing(spec.loader, self)
+        loader = spec.loader if spec is not None else None
+        if loader is not None:
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # the loader's own is back
+                loader.exec_module(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._action(module)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-    def act(self, module: ModuleType) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._action(module)
-
-
-class _ThenActing(Loader):
-    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
-        self._loader = loader
-        self._watcher = watcher
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # Restore the module's own loader: some modules find their resources through it.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._watcher.act(module)

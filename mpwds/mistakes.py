@@ -30,12 +30,7 @@ _TORCHS = {
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``": did you mean 'shuffle'?"`` if a public name among ``names`` is similar to ``name``; else empty.
-
-    Example:
-        >>> did_you_mean("shufle", ["map", "shuffle"])
-        ": did you mean 'shuffle'?"
-    """
+    """``": did you mean 'shuffle'?"`` if a public name among ``names`` is similar to ``name``; else empty."""
     similar = difflib.get_close_matches(name, [each for each in names if not each.startswith("_")], n=1)
     return f": did you mean {similar[0]!r}?" if similar else ""
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import importlib
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader
-else:
-    Loader = object  # importlib.abc imports tempfile and more
+from typing import Any
 
 MODULES = ("nest", "tenbin")
 
@@ -119,7 +114,7 @@ def find(name: str) -> Any:
     raise AttributeError(f"module 'mpwds' has no attribute {name!r}{similar}", name=name)
 
 
-class WebdatasetModules(Loader):
+class WebdatasetModules:
     """Makes ``import mpwds.filters`` import ``mpwds.compat.filters``, for each of ``WEBDATASET_MODULES``.
 
     Both names are the same module. The files ``mpwds/filters.pyi`` and so on are for type checkers.
@@ -132,7 +127,8 @@ class WebdatasetModules(Loader):
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        return ModuleSpec(fullname, self) if package == "mpwds" and name in WEBDATASET_MODULES else None
+        is_one = package == "mpwds" and name in WEBDATASET_MODULES
+        return ModuleSpec(fullname, self) if is_one else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(f"mpwds.compat.{spec.name.partition('.')[2]}")

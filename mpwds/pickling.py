@@ -15,15 +15,9 @@ def dumps(item: Any) -> bytes:
     """Pickles any object, with cloudpickle, for ``pickle.loads``.
 
     cloudpickle sends a class of ``__main__`` or of a function by value. In the process where the class came
-    from,
-    it then overwrites the class that is there: functions get other globals, and class attributes lose later
-    assignments. These pickles use the receiver's own class if it has one: the one it sent away, or one of
-    that
-    name.
-
-    Example:
-        >>> pickle.loads(dumps({"f": lambda: 7}))["f"]()
-        7
+    from, it then overwrites the class that is there: functions get other globals, and class attributes lose
+    later assignments. These pickles use the receiver's own class if it has one: the one it sent away, or one
+    of that name.
     """
     stream = io.BytesIO()
     _Pickler(stream, protocol=5).dump(item)
@@ -41,7 +35,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return reduced
         # By value, but as a separate pickle, which a receiver that has the class does not load.
         by_value = cloudpickle.dumps(item, protocol=5)
-        return _own_class, (_tracker_id(item), f"{item.__module__}:{item.__qualname__}", by_value)
+        return _own_class, (_tracked("CLASS", item), f"{item.__module__}:{item.__qualname__}", by_value)
 
 
 def _is_float8(tensor: Any) -> bool:
@@ -67,22 +61,10 @@ def find_class(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _own_class(tracker_id: str | None, name: str, by_value: bytes) -> type:
-    kind = _tracked_class(tracker_id) or find_class(name)
-    if kind is None:
-        loaded: type = pickle.loads(by_value)
-        return loaded
-    return kind
+def _own_class(tracker_id: str | None, name: str, by_value: bytes) -> Any:
+    return _tracked("ID", tracker_id) or find_class(name) or pickle.loads(by_value)
 
 
-def _tracker_id(kind: type) -> str | None:
-    """cloudpickle's identifier of a class that came here by value; ``None`` if it has none."""
-    tracked = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
-    tracker_id: str | None = tracked.get(kind)
-    return tracker_id
-
-
-def _tracked_class(tracker_id: str | None) -> type | None:
-    tracked = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-    kind: type | None = tracked.get(tracker_id)
-    return kind
+def _tracked(by: str, key: Any) -> Any:
+    """By ``"CLASS"``, cloudpickle's identifier of a class that came here by value; by ``"ID"``, the class."""
+    return getattr(cloudpickle.cloudpickle, f"_DYNAMIC_CLASS_TRACKER_BY_{by}", {}).get(key)

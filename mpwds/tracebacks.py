@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType
 
 from mpwds.errors import WorkerTraceback
-from mpwds.warn import is_ours
 
-FULL = "MPWDS_FULL_TRACEBACK"
-"""Environment variable that keeps all frames."""
+FULL = "MPWDS_FULL_TRACEBACK"  # environment variable that keeps all frames
 
 
 def shorten(error: BaseException, keep_first: bool = True) -> None:
     """Removes this package's frames from the traceback of ``error`` and of its causes and contexts.
 
-    Frames of the user and of other packages stay. So does the innermost frame, because it shows where the
-    error was raised. An exception that a worker raised has its frames in its cause. With the environment
-    variable ``MPWDS_FULL_TRACEBACK`` set to anything but ``0``, this does nothing.
-
-    Args:
-        error: The exception. Call this where it leaves the package, before ``raise``.
-        keep_first: Whether to keep the outermost frame, which is the caller's.
+    Call it where the error leaves the package, before ``raise``. Frames of the user and of other packages
+    stay. So does the innermost frame, because it shows where the error was raised, and with ``keep_first``
+    the outermost, which is the caller's. An exception that a worker raised has its frames in its cause. With
+    the environment variable ``MPWDS_FULL_TRACEBACK`` set to anything but ``0``, this does nothing.
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
         return
@@ -30,14 +25,16 @@ def shorten(error: BaseException, keep_first: bool = True) -> None:
         first = each.__traceback__
         if first is None:
             continue
-        frames = list(_frames(first))
-        kept = [frame for frame in frames[:-1] if not _is_ours(frame)]
-        if not (isinstance(each.__cause__, WorkerTraceback) and _is_ours(frames[-1])):
+        frames = [first]
+        while (following := frames[-1].tb_next) is not None:
+            frames.append(following)
+        kept = [frame for frame in frames[:-1] if not is_ours(frame.tb_frame)]
+        if not (isinstance(each.__cause__, WorkerTraceback) and is_ours(frames[-1].tb_frame)):
             kept.append(frames[-1])
         if not kept or (each is error and keep_first and kept[0] is not first):
             kept.insert(0, first)
-        for frame, following in zip(kept, [*kept[1:], None], strict=True):
-            frame.tb_next = following
+        for frame, after in zip(kept, [*kept[1:], None], strict=True):
+            frame.tb_next = after
         each.with_traceback(kept[0])  # an assignment fails for frozen dataclasses
 
 
@@ -53,12 +50,7 @@ def _with_those_behind(error: BaseException) -> Iterator[BaseException]:
             yield each
 
 
-def _frames(first: TracebackType) -> Iterator[TracebackType]:
-    frame: TracebackType | None = first
-    while frame is not None:
-        yield frame
-        frame = frame.tb_next
-
-
-def _is_ours(frame: TracebackType) -> bool:
-    return is_ours(frame.tb_frame.f_globals.get("__name__", ""))
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame runs this package's code."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] == __package__

@@ -2,7 +2,6 @@ import collections
 import dataclasses
 import enum
 import math
-import re
 import subprocess
 import sys
 import textwrap
@@ -292,16 +291,16 @@ def node_of(kind, values):
 
 
 @pytest.mark.parametrize(
-    ("key", "path"),
+    ("key", "name"),
     [
-        (node_of(Counted, [1]), "batch[0]'s key 1 is a Counted"),
-        (node_of(Frozen, [1]), "batch[0]'s key 1 is a Frozen"),
-        ([TUPLE, [0, node_of(Frozen, [1])]], "batch[0]'s key 1[1] is a Frozen"),
-        (node_of(Box, [0, node_of(Counted, [1])]), "batch[0]'s key 1.size is a Counted"),
+        (node_of(Counted, [1]), "Counted"),
+        (node_of(Frozen, [1]), "Frozen"),
+        ([TUPLE, [0, node_of(Frozen, [1])]], "Frozen"),
+        (node_of(Box, [0, node_of(Counted, [1])]), "Counted"),
     ],
 )
-def test_a_key_that_would_run_code_is_refused_with_its_path_where_unpickling_is_not_allowed(key, path):
-    with pytest.raises(TypeError, match=re.escape(path) + r" in a dict's key, whose own __hash__ .*trust"):
+def test_a_key_that_would_run_code_is_refused_where_unpickling_is_not_allowed(key, name):
+    with pytest.raises(TypeError, match=f"a {name} in a dict's key, whose own __hash__ .*trust"):
         nest.unflatten([LIST, [[DICT, ["a", key], [1, 2]]]], [])
 
 
@@ -337,7 +336,7 @@ def test_a_namedtuple_that_is_not_imported_comes_back_as_an_equivalent_one():
 def test_a_dataclass_that_is_not_imported_is_an_error_that_names_it(monkeypatch):
     structure, arrays = nest.flatten({"meta": [1, Frozen(2)]})
     monkeypatch.delitem(sys.modules, home.__name__)
-    with pytest.raises(TypeError, match=r'batch\["meta"\]\[1\] is a Frozen of module home_of_test_classes'):
+    with pytest.raises(TypeError, match="a Frozen of module home_of_test_classes"):
         nest.unflatten(structure, arrays)
 
 
@@ -474,16 +473,16 @@ def test_arrays_inside_a_pickled_object_are_correct():
 
 
 @pytest.mark.parametrize("batch", [{"meta": [0, {1}]}, {"meta": Box(0, {1})}, {"meta": {(1, 2): {1}}}])
-def test_a_pickle_is_refused_with_its_path_where_unpickling_is_not_allowed(batch):
+def test_a_pickle_is_refused_where_unpickling_is_not_allowed(batch):
     structure, arrays = nest.flatten(batch, allow_pickle=True)
-    with pytest.raises(TypeError, match=r'batch\["meta"\](\[1\]|\.size|\[.*\]) is pickled'):
+    with pytest.raises(TypeError, match="a value, which is pickled"):
         nest.unflatten(structure, arrays)
 
 
 def test_a_pickled_class_is_refused_where_unpickling_is_not_allowed():
     Local = collections.namedtuple("Local", "a")
     structure, arrays = nest.flatten([Local(1)], allow_pickle=True)
-    with pytest.raises(TypeError, match=r"batch\[0\] is pickled"):
+    with pytest.raises(TypeError, match="a class, which is pickled"):
         nest.unflatten(structure, arrays)
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from mpwds.cli.progress import Progress
-    from mpwds.cli.training import ImageTask, Outcome, Settings
+    from mpwds.cli.training import ImageTask, Outcome
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
@@ -49,36 +48,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own = parser.add_argument_group("your own shards")
-    own.add_argument(
-        "--data", nargs="+", metavar="PATTERN", help="shards to train on: 'DIR/{000..009}.tar', or several"
+    add = parser.add_argument
+    sizes = (
+        f"height and width to bring images to, {_SMALLEST_SIZE} to {_LARGEST_SIZE} (default: {_DEFAULT_SIZE})"
     )
-    own.add_argument("--test", nargs="+", metavar="PATTERN", help="shards with the held-out samples")
-    own.add_argument(
-        "--size",
-        type=_integer(_SMALLEST_SIZE, _LARGEST_SIZE),
-        metavar="PIXELS",
-        help=f"height and width to bring images to, {_SMALLEST_SIZE} to {_LARGEST_SIZE} "
-        f"(default: {_DEFAULT_SIZE})",
+    add("--data", nargs="+", metavar="PATTERN", help="shards to train on: 'DIR/{000..009}.tar', or several")
+    add("--test", nargs="+", metavar="PATTERN", help="shards with the held-out samples")
+    add("--size", type=_number(int, _SMALLEST_SIZE, _LARGEST_SIZE), metavar="PIXELS", help=sizes)
+    add("--epochs", type=_number(int, 1), default=12, metavar="N", help="default: %(default)s")
+    add("--workers", type=_number(int, 0), default=2, metavar="N", help="processes (default: %(default)s)")
+    add("--batch-size", type=_number(int, 1), default=64, metavar="N", help="default: %(default)s")
+    add(
+        "--lr",
+        type=_number(float, 0),
+        default=3e-3,
+        metavar="RATE",
+        help="learning rate (default: %(default)s)",
     )
-    training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=_integer(1), default=12, metavar="N", help="default: %(default)s")
-    training.add_argument(
-        "--workers", type=_integer(0), default=2, metavar="N", help="worker processes (default: %(default)s)"
-    )
-    training.add_argument(
-        "--batch-size", type=_integer(1), default=64, metavar="N", help="default: %(default)s"
-    )
-    training.add_argument(
-        "--lr", type=_positive, default=3e-3, metavar="RATE", help="learning rate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for the digits (default: mpwds/digits in $XDG_CACHE_HOME or ~/.cache)",
-    )
+    cache = "folder for the digits (default: mpwds/digits in $XDG_CACHE_HOME or ~/.cache)"
+    add("--cache-dir", type=Path, metavar="DIR", help=cache)
     parser.set_defaults(run=partial(_run, parser))
+
+
+def _number(kind: Callable[[str], float], least: float, most: float = math.inf) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            limit = "" if most == math.inf else f" to {most}"
+            raise argparse.ArgumentTypeError(f"expected a number from {least}{limit}, got {text!r}")
+        return value
+
+    return number
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
@@ -89,19 +89,18 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
     began_s = time.perf_counter()
     from mpwds.cli.digits import default_cache_dir
-    from mpwds.cli.progress import Progress
-    from mpwds.cli.training import Settings, train
+    from mpwds.cli.training import train
 
-    with Progress(sys.stdout) as progress:
-        task = _digits(arguments) if arguments.data is None else _own(arguments, progress)
-        # One worker reads a shard, so more workers than shards would have nothing to do.
-        settings = Settings(arguments.epochs, min(arguments.workers, task.shards), arguments.lr)
-        progress.show(f"starting {_count(settings.workers, 'worker')}")
-        outcome = train(task, settings, progress)
+    task = _digits(arguments) if arguments.data is None else _own(arguments)
+    # One worker reads a shard, so more workers than shards would have nothing to do.
+    workers = min(arguments.workers, task.shards)
+    outcome = train(task, epochs=arguments.epochs, workers=workers, lr=arguments.lr)
     picture = default_cache_dir().parent / "demo.png"
-    _write_picture(picture, task, outcome)
-    print(_summary(task, settings, outcome, picture, time.perf_counter() - began_s))
-    print(_suggestion(arguments.data is not None, task, settings, outcome))
+    labels = [task.names[number] for number in outcome.labels.tolist()]
+    title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
+    write_contact_sheet(picture, outcome.images.numpy(), labels, title)
+    print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
+    print(_suggestion(arguments, task, workers, outcome))
     if arguments.data is None and outcome.accuracy < _EXPECTED_ACCURACY:
         print(
             f"mpwds demo: {outcome.accuracy:.1%} is below the {_EXPECTED_ACCURACY:.0%} that the demo reaches "
@@ -116,41 +115,26 @@ def _digits(arguments: argparse.Namespace) -> ImageTask:
     from mpwds.cli import digits
 
     directory = (arguments.cache_dir or digits.default_cache_dir()).absolute()
-    written = digits.ensure_digits(directory)
-    print(
-        f"{'wrote' if written else 'found'} {digits.SAMPLES:,} handwritten digits in {directory}", flush=True
-    )
+    written = "wrote" if digits.ensure_digits(directory) else "found"
+    print(f"{written} {digits.SAMPLES:,} handwritten digits in {directory}", flush=True)
     return digits.digits_task(directory, arguments.batch_size)
 
 
-def _own(arguments: argparse.Namespace, progress: Progress) -> ImageTask:
+def _own(arguments: argparse.Namespace) -> ImageTask:
     from mpwds.cli.own_shards import own_task
 
-    return own_task(
-        arguments.data,
-        arguments.test or (),
-        size=arguments.size or _DEFAULT_SIZE,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
-        progress=progress,
-    )
+    size, batch_size, workers = arguments.size or _DEFAULT_SIZE, arguments.batch_size, arguments.workers
+    return own_task(arguments.data, arguments.test or (), size=size, batch_size=batch_size, workers=workers)
 
 
-def _write_picture(path: Path, task: ImageTask, outcome: Outcome) -> None:
-    from mpwds.cli.demo import write_contact_sheet
-
-    labels = [task.names[number] for number in outcome.labels.tolist()]
-    title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
-    write_contact_sheet(path, outcome.images.numpy(), labels, title)
-
-
-def _summary(task: ImageTask, settings: Settings, outcome: Outcome, picture: Path, total_s: float) -> str:
+def _summary(task: ImageTask, workers: int, outcome: Outcome, picture: Path, total_s: float) -> str:
+    stats = outcome.stats
     return f"""
   data       {task.place} ({_count(task.shards, "shard")})
   samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {len(task.names)} classes
   accuracy   {outcome.accuracy:.1%} on the held-out samples
-  speed      {outcome.samples / outcome.seconds:,.0f} samples/s with {_count(settings.workers, "worker")}
-  waiting    {outcome.first_batch_s:.1f} s for the first batch, then {outcome.waiting:.0%} of the time
+  speed      {stats.samples_per_s:,.0f} samples/s with {_count(workers, "worker")}
+  waiting    {stats.waiting_share:.0%} of the time, and {stats.first_batch_s:.1f} s before first batches
   picture    {picture}
   time       {total_s:.1f} s in all
 """
@@ -160,50 +144,19 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _suggestion(is_own: bool, task: ImageTask, settings: Settings, outcome: Outcome) -> str:
-    if not is_own:
+def _suggestion(arguments: argparse.Namespace, task: ImageTask, workers: int, outcome: Outcome) -> str:
+    if arguments.data is None:
         return "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
-    if outcome.waiting > _MUCH_WAITING and settings.workers < task.shards:
-        more = min(task.shards, max(2, 2 * settings.workers))
+    if outcome.stats.waiting_share > _MUCH_WAITING and workers < task.shards:
+        more = min(task.shards, max(2, 2 * workers))
         return f"Next, let more workers decode: the same command with --workers {more}"
-    return f"Next, train longer: the same command with --epochs {2 * settings.epochs}"
-
-
-def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
-    expected = f"a whole number from {least}" + ("" if most is None else f" to {most}")
-
-    def integer(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-        return value
-
-    return integer
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
+    return f"Next, train longer: the same command with --epochs {2 * arguments.epochs}"
 
 
 def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Sequence[Any], title: str) -> None:
-    """Writes a PNG with rows of 12 images, each above its label.
+    """Writes a PNG with rows of 12 images, each scaled to 64 pixels and above its label.
 
-    Images are scaled to 64 pixels: small ones by whole factors, so that their pixels show.
-
-    Args:
-        path: The file. Its folder is created if it is missing.
-        images: uint8 of shape (N, 3, height, width).
-        labels: N labels; their text is shown.
-        title: The line at the top.
+    ``images`` is uint8 of shape (N, 3, size, size).
     """
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
@@ -218,22 +171,13 @@ def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Seque
     for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         row, column = divmod(number, columns)
         left, top = _GAP + column * step_x, _TITLE_HEIGHT + row * step_y
-        tile = _scaled(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
-        sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
+        image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        # Of small images, the pixels show.
+        filter = Image.Resampling.NEAREST if image.width < _TILE else Image.Resampling.LANCZOS
+        sheet.paste(image.resize((_TILE, _TILE), filter), (left, top))
         middle = (left + _TILE / 2, top + _TILE + _LABEL_HEIGHT / 2 - 2)
         draw.text(middle, str(label)[:_LONGEST_LABEL], _INK, font, anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     sheet.save(unfinished, "PNG")
     unfinished.replace(path)
-
-
-def _scaled(image: Any) -> Any:
-    from PIL import Image
-
-    longer = max(image.size)
-    if longer <= _TILE:
-        factor = _TILE // longer
-        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((_TILE, _TILE), Image.Resampling.LANCZOS)
-    return image

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +53,9 @@ def digits_task(directory: Path, batch_size: int) -> ImageTask:
 def ensure_digits(directory: Path) -> bool:
     """Writes the digits to ``directory`` unless they are there and readable; returns whether it did.
 
-    1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``: 12 shards ``digits-train-000.tar``
-    and on, 4 shards ``digits-test-000.tar`` and on. The bytes are the same on every run, and each shard
-    appears only when it is complete, so several processes may do this at the same time.
+    1,797 images of 8 x 8 pixels as grey PNG, with their class in ``.cls``, in 12 shards to train on and 4 to
+    test. The bytes are the same on every run, and each shard appears only when it is complete, so several
+    processes may do this at the same time.
 
     Source:
         "Optical Recognition of Handwritten Digits" of the UCI Machine Learning Repository, as
@@ -65,35 +63,20 @@ def ensure_digits(directory: Path) -> bool:
     """
     if _is_complete(directory):
         return False
-    images, labels = _load()
-    directory.mkdir(parents=True, exist_ok=True)
-    order = _even_order(labels.tolist())
-    _write(directory, "train", order[:_TRAIN_SAMPLES], images, labels)
-    _write(directory, "test", order[_TRAIN_SAMPLES:], images, labels)
-    return True
-
-
-def _load() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'mpwds[demo]'") from error
     digits = load_digits()
-    return (digits.images * (255 / _BRIGHTEST)).round().astype("uint8"), digits.target
-
-
-def _even_order(labels: list[int]) -> list[int]:
-    """The samples' indices in random order, with an even share of each class in every part of it."""
-    order = list(range(len(labels)))
-    random.Random(SEED).shuffle(order)  # the original order is by writer
-    totals = Counter(labels)
-    counts: Counter[int] = Counter()
-    place = {}
-    for index in order:
-        label = labels[index]
-        place[index] = (counts[label] + 0.5) / totals[label]
-        counts[label] += 1
-    return sorted(order, key=place.__getitem__)
+    images, labels = (digits.images * (255 / _BRIGHTEST)).round().astype("uint8"), digits.target
+    directory.mkdir(parents=True, exist_ok=True)
+    train, test = train_test_split(
+        range(SAMPLES), train_size=_TRAIN_SAMPLES, stratify=labels, random_state=SEED
+    )
+    _write(directory, "train", train, images, labels)
+    _write(directory, "test", test, images, labels)
+    return True
 
 
 def _write(directory: Path, part: str, indices: list[int], images: Any, labels: Any) -> None:
@@ -110,10 +93,8 @@ def _is_complete(directory: Path) -> bool:
     from mpwds.pipeline.sources.samples import read_samples
 
     try:
-        counts = [
-            sum(1 for _ in read_samples(path))
-            for path in (*_paths(directory, "train"), *_paths(directory, "test"))
-        ]
+        paths = (*_paths(directory, "train"), *_paths(directory, "test"))
+        counts = [sum(1 for _ in read_samples(path)) for path in paths]
     except (OSError, ShardError):
         return False
     return max(counts) == _SAMPLES_PER_SHARD and sum(counts) == SAMPLES

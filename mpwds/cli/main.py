@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import signal
 import sys
@@ -13,34 +12,22 @@ from collections.abc import Callable, Sequence
 from mpwds.cli import demo
 from mpwds.errors import DecodeError, MpwdsError
 
-_COMMANDS = (demo,)
-
 _INTERRUPTED = 128 + signal.SIGINT
 _NOBODY_READS = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``mpwds``.
+    """Runs ``mpwds`` with the arguments of this process, or ``argv``; returns the exit status.
 
     Errors that a user can cause (missing files, damaged shards, missing packages, bad values) become one line
-    on stderr; ``--debug`` shows the traceback as well. Ctrl-C ends the command silently.
-
-    Args:
-        argv: The arguments behind the command's name; those of this process by default.
-
-    Returns:
-        The exit status: 0 for success, 1 for a failure, 2 for a command that is not understood, 130 after
-        Ctrl-C, 141 if the reader of the output is gone.
-
-    Raises:
-        SystemExit: After ``--help`` (0) or arguments that cannot be parsed (2), as argparse does.
+    on stderr and status 1; ``--debug`` shows the traceback as well. Ctrl-C ends the command silently. After
+    ``--help`` and arguments that cannot be parsed, argparse raises ``SystemExit``.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS
         mpwds ...
         0
     """
-    _make_stdout_take_everything()
     parser = _make_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:
@@ -58,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _silence_stdout()
+        # Buffered output goes nowhere, so that the interpreter does not fail on it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOBODY_READS
     except (MpwdsError, OSError, ValueError, ImportError) as error:
         if arguments.debug:
@@ -75,8 +63,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in _COMMANDS:
-        command.add_parser(subparsers)
+    demo.add_parser(subparsers)
     for subparser in subparsers.choices.values():
         # Suppressed: a default here would undo `mpwds --debug COMMAND`.
         subparser.add_argument(
@@ -93,18 +80,3 @@ def _in_one_line(error: BaseException) -> str:
     if not isinstance(error, DecodeError):  # whose message already contains its notes
         message = "; ".join([message, *getattr(error, "__notes__", ())])
     return " ".join(message.split())
-
-
-def _make_stdout_take_everything() -> None:
-    """Neither a file name that the terminal's encoding lacks nor a closed stdout ends the command."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-    elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _silence_stdout() -> None:
-    """Drops buffered output, so that the interpreter does not fail on it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

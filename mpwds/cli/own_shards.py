@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mpwds
-from mpwds.cli.progress import Progress
-from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask
+from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask, shows_progress
 from mpwds.pipeline.decoding.decoders import handle_extension
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.streams.patterns import expand_urls
@@ -24,8 +23,8 @@ from mpwds.storage.streams.urls import local_path
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Fields of a sample that may hold its image; the first one present counts.
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
-"""Fields of a sample that may hold its image; the first one present counts."""
 
 _LABEL_FIELD = "cls"
 _HELD_OUT_ONE_IN = 10
@@ -40,21 +39,12 @@ def own_task(
     size: int,
     batch_size: int,
     workers: int,
-    progress: Progress,
 ) -> ImageTask:
     """The task of classifying the images of the user's shards.
 
     A first pass reads the labels of all samples, without decoding images, to count samples and classes.
-    Labels may be any whole numbers from 0; the classes are those that occur, in their order.
-
-    Args:
-        patterns: Names of shards, with or without braces.
-        held_out_patterns: The shards with the held-out samples. If there are none, every tenth sample of the
-            others is held out, chosen by its key: the same ones in every run.
-        size: Height and width in pixels to which images are scaled.
-        batch_size: Samples in a batch.
-        workers: Worker processes for the first pass.
-        progress: Shows how many labels have been read.
+    Labels may be any whole numbers from 0; the classes are those that occur, in their order. Without
+    ``held_out_patterns``, every tenth sample is held out, chosen by its key: the same ones in every run.
 
     Raises:
         FileNotFoundError: A shard does not exist.
@@ -63,17 +53,14 @@ def own_task(
             samples to train on have one class; or no held-out sample has a class to train on.
     """
     urls, held_out_urls = _existing(patterns), _existing(held_out_patterns)
-    survey = _Survey()
     if held_out_urls:
-        survey.read(urls, lambda sample: False, workers, progress)
-        survey.read(held_out_urls, lambda sample: True, workers, progress)
+        train_labels, _ = _count_labels(urls, lambda sample: False, workers)
+        _, held_out_labels = _count_labels(held_out_urls, lambda sample: True, workers)
     else:
-        survey.read(urls, _is_held_out, workers, progress)
-    survey.check(" ".join(patterns), " ".join(held_out_patterns))
-
-    classes = {
-        label: number for number, label in enumerate(sorted(survey.train_labels | survey.held_out_labels))
-    }
+        train_labels, held_out_labels = _count_labels(urls, _is_held_out, workers)
+    _check(train_labels, held_out_labels, " ".join(patterns), " ".join(held_out_patterns))
+    labels = sorted(train_labels.keys() | held_out_labels)
+    classes = {label: number for number, label in enumerate(labels)}
 
     def batches(dataset: mpwds.WebDataset) -> mpwds.WebDataset:
         return (
@@ -93,8 +80,8 @@ def own_task(
     return ImageTask(
         train=batches(train.shuffle(SHUFFLED_SAMPLES)),
         held_out=batches(held_out),
-        train_samples=survey.train_samples,
-        held_out_samples=survey.held_out_samples,
+        train_samples=train_labels.total(),
+        held_out_samples=held_out_labels.total(),
         names=[str(label) for label in classes],
         size=size,
         shards=len(urls) + len(held_out_urls),
@@ -102,53 +89,47 @@ def own_task(
     )
 
 
-@dataclass
-class _Survey:
-    """The result of the first pass."""
+def _count_labels(urls: list[str], is_held_out: Any, workers: int) -> tuple[Counter[int], Counter[int]]:
+    """How many samples of each label there are to train on, and held out."""
+    dataset = mpwds.WebDataset(urls, empty_check=False).map(partial(_label, is_held_out=is_held_out))
+    train: Counter[int] = Counter()
+    held_out: Counter[int] = Counter()
+    with mpwds.MultiLoader(
+        dataset.batched(_LABELS_PER_BATCH),
+        workers=min(workers, len(urls)),
+        in_order=False,
+        output="numpy",
+        progress=shows_progress(),
+    ) as loader:
+        for labels, are_held_out in loader:
+            train.update(labels[~are_held_out].tolist())
+            held_out.update(labels[are_held_out].tolist())
+    return train, held_out
 
-    train_labels: set[int] = field(default_factory=set)
-    held_out_labels: set[int] = field(default_factory=set)
-    train_samples: int = 0
-    held_out_samples: int = 0
 
-    def read(self, urls: list[str], is_held_out: Any, workers: int, progress: Progress) -> None:
-        dataset = mpwds.WebDataset(urls, empty_check=False).map(partial(_label, is_held_out=is_held_out))
-        with mpwds.MultiLoader(
-            dataset.batched(_LABELS_PER_BATCH),
-            workers=min(workers, len(urls)),
-            in_order=False,
-            output="numpy",
-        ) as loader:
-            for labels, held_out in loader:
-                self.train_labels.update(labels[~held_out].tolist())
-                self.held_out_labels.update(labels[held_out].tolist())
-                self.train_samples += int((~held_out).sum())
-                self.held_out_samples += int(held_out.sum())
-                progress.show(f"reading labels  {self.train_samples + self.held_out_samples:,} samples")
-
-    def check(self, data: str, test: str) -> None:
-        samples = self.train_samples + self.held_out_samples
-        if not samples or (test and not self.train_samples):
-            raise ValueError(f"--data {data}: there are no samples in it")
-        if not self.held_out_samples and test:
-            raise ValueError(f"--test {test}: there are no samples in it")
-        if not self.held_out_samples or not self.train_samples:
-            raise ValueError(
-                f"--data {data}: of its {samples} samples, one in {_HELD_OUT_ONE_IN} is held out. That "
-                f"leaves {self.train_samples} for training and {self.held_out_samples} for the test: give "
-                "more samples, or name the held-out shards with --test"
-            )
-        if len(self.train_labels) == 1:
-            raise ValueError(
-                f"--data {data}: all {self.train_samples} samples to train on have the label "
-                f"{min(self.train_labels)}, and with one class there is nothing to learn"
-            )
-        if self.train_labels.isdisjoint(self.held_out_labels):
-            where = f"--test {test}" if test else f"--data {data}"
-            raise ValueError(
-                f"{where}: none of its {self.held_out_samples} held-out samples has a label that occurs "
-                "among those to train on"
-            )
+def _check(train: Counter[int], held_out: Counter[int], data: str, test: str) -> None:
+    samples = train.total() + held_out.total()
+    if not samples or (test and not train):
+        raise ValueError(f"--data {data}: there are no samples in it")
+    if test and not held_out:
+        raise ValueError(f"--test {test}: there are no samples in it")
+    if not held_out or not train:
+        raise ValueError(
+            f"--data {data}: of its {samples} samples, one in {_HELD_OUT_ONE_IN} is held out. That leaves "
+            f"{train.total()} for training and {held_out.total()} for the test: give more samples, or name "
+            "the held-out shards with --test"
+        )
+    if len(train) == 1:
+        raise ValueError(
+            f"--data {data}: all {train.total()} samples to train on have the label {min(train)}, and with "
+            "one class there is nothing to learn"
+        )
+    if train.keys().isdisjoint(held_out):
+        where = f"--test {test}" if test else f"--data {data}"
+        raise ValueError(
+            f"{where}: none of its {held_out.total()} held-out samples has a label that occurs among those "
+            "to train on"
+        )
 
 
 def _existing(patterns: Sequence[str]) -> list[str]:

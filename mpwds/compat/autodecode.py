@@ -59,10 +59,9 @@ def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
     }
 
 
+# By image specification, the function for each extension. A program may add functions for
+# Dataset(decoder=spec): default_handlers["rgb"]["mask"] = f.
 default_handlers = {spec: _handlers(spec) for spec in imagespecs}
-"""By image specification, the function for each extension. A program may add functions for
-``Dataset(decoder=spec)``: ``default_handlers["rgb"]["mask"] = f``."""
-
 _AS_MADE = {spec: dict(handlers) for spec, handlers in default_handlers.items()}
 
 

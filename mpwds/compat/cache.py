@@ -24,14 +24,7 @@ _REMOTE = re.compile(r"(https?|hdfs|gs|ais|s3):")
 def pipe_cleaner(spec: str) -> str:
     """The URL that a ``pipe:`` command probably reads: its first word that is a URL.
 
-    Args:
-        spec: A ``pipe:`` URL; any other is returned unchanged.
-
-    Returns:
-        The URL, or the command if no word of it is a URL.
-
-    Source:
-        ``webdataset.cache.pipe_cleaner``.
+    Without such a word it is the command; any other URL is returned unchanged.
 
     Example:
         >>> pipe_cleaner("pipe:curl -s -L https://host/000.tar || true")
@@ -53,9 +46,6 @@ class StreamingOpen:
     Args:
         verbose: Without effect.
         handler: What to do about a shard that cannot be opened; raises by default.
-
-    Source:
-        ``webdataset.cache.StreamingOpen``.
 
     Example:
         >>> import tempfile
@@ -101,12 +91,9 @@ class FileCache(StreamingOpen):
         verbose: Whether to print what is fetched and removed.
         validator: Takes a file's path, returns whether to keep it. By default complete tar archives are
             kept; ``None`` keeps everything.
-        handler: What to do about a shard that cannot be opened; raises by default.
+        handler: As for ``StreamingOpen``.
         cache_size: Size limit in bytes; no limit below 1.
         cache_cleanup_interval: Without effect.
-
-    Source:
-        ``webdataset.cache.FileCache``.
 
     Example:
         >>> FileCache("/tmp").cache_dir
@@ -148,9 +135,6 @@ class LRUCleanup:
         verbose: Print on standard error which files are removed.
         interval: Seconds after a clean-up in which :meth:`cleanup` does nothing; ``None`` for 0.
 
-    Source:
-        ``webdataset.cache.LRUCleanup``.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -178,16 +162,10 @@ class LRUCleanup:
         self.last_run = 0.0
 
     def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
-        """Sets the directory."""
         self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
-        """Removes files until the rest is small enough; does nothing if the directory does not exist.
-
-        Raises:
-            ValueError: No directory was given.
-            PermissionError: A file may not be removed.
-        """
+        """Removes files until the rest is small enough; does nothing if the directory does not exist."""
         if self.cache_dir is None:
             raise ValueError("LRUCleanup: no directory to clean up: give cache_dir or call set_cache_dir")
         now = time.time()

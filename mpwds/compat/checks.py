@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-__all__ = ["check", "checkcallable", "checkmember", "checknotnone", "checkrange", "checktype"]
-
 
 def check(value: object, msg: str = "") -> None:
     """Checks that ``value`` is true.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from mpwds.compat.autodecode import default_handlers as default_handlers
@@ -39,19 +40,16 @@ _QUOTED_DOT = "\0"  # no name in a tar file contains it
 _PASSED_AT_ONCE = 256 * 1024
 
 
-def _hook(name: str, doc: str) -> Any:
-    return property(
-        lambda self: getattr(self._hooks, name), lambda self, hook: self._set(**{name: hook}), doc=doc
-    )
+def _hook(name: str) -> Any:
+    return property(lambda self: getattr(self._hooks, name), lambda self, hook: self._set(**{name: hook}))
 
 
 class Dataset(DataPipeline):
     """A dataset of tar shards with the options of webdataset's first releases.
 
     For programs written for those; new ones use ``mpwds.WebDataset``. It takes the options of all releases up
-    to 0.1.40, also those that methods replaced, and has their hooks, which can also be set as attributes
-    until it is iterated. Unlike then, shards are divided among nodes too, methods return copies, and shuffles
-    are reproducible.
+    to 0.1.40, also those that methods replaced. Hooks can also be set as attributes until it is iterated.
+    Unlike then, shards are divided among nodes too, methods return copies, and shuffles are reproducible.
 
     Args:
         urls: A URL or path with braces, or several.
@@ -72,12 +70,11 @@ class Dataset(DataPipeline):
         initial_pipeline: Functions of an iterator, instead of ``[group_by_keys(keys, suffixes=suffixes)]``.
             The first one gets a shard's members as pairs of name and bytes.
         node_selection: Hook: chooses this node's shards, a function from a list of URLs to a list of URLs.
-        shard_selection: Hook: chooses this worker's among them.
+            By default every n-th.
+        shard_selection: Hook: chooses this worker's among them; by default every n-th.
         shard_shuffle: Hook: orders this worker's shards.
         seed: Determines, with the epoch, all random choices; 0 by default.
-        options: ``container``, ``decoder``, ``associate``, ``extensions``, ``transforms``, ``pipeline``,
-            ``errors``, ``verbose`` and ``allow_pickle``: see
-            :class:`~mpwds.compat.sample_options.SampleOptions`.
+        options: Those of :class:`~mpwds.compat.sample_options.SampleOptions`.
 
     Raises:
         ValueError: There are no shards, or an option is invalid.
@@ -122,10 +119,10 @@ class Dataset(DataPipeline):
         handler = work.handler(handler)
         opener = opener if open_fn is None else open_fn
         self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
-        open_at = _OpenedBy(opener) if callable(opener) else None
+        open_at = partial(_opened_by, opener) if callable(opener) else None
         if prepare_for_worker is False and shard_selection is None:
             shard_selection = all_urls
-        self._hooks = ShardHooks(
+        self._hooks = _ShardHooks(
             before=prepare_for_worker if callable(prepare_for_worker) else None,
             node_selection=node_selection,
             shard_selection=shard_selection,
@@ -139,13 +136,13 @@ class Dataset(DataPipeline):
             wanted = work.suffixes() if suffixes is None else set(suffixes)
             reader: Any = TarSamples(
                 tarhandler,
-                select_files=None if wanted is None else _Wanted(frozenset(wanted)),
-                rename_files=None if keys is None else _Keyed(keys),
+                select_files=None if wanted is None else partial(_is_wanted, wanted),
+                rename_files=None if keys is None else partial(_renamed, keys),
                 open_at=open_at,
             )
             grouping: list[Any] = [] if keys is None else [map(_unquoted)]
         else:
-            reader = _Members(open_at, tarhandler)
+            reader = partial(_members, open=open_at or gopen, handler=tarhandler)
             grouping = list(initial_pipeline)
         super().__init__(*head, reader, *grouping, *work.stages(handler), seed=seed)
         self._shown_from = self._head + len(grouping)
@@ -155,14 +152,10 @@ class Dataset(DataPipeline):
             length = sum(size(url) for url in expand_urls(self._urls)) if callable(size) else size
         self._length = length
 
-    node_selection = _hook(
-        "node_selection", "Chooses this node's shards among all; ``None`` takes every n-th."
-    )
-    shard_selection = _hook("shard_selection", "Chooses this worker's among them; ``None`` takes every n-th.")
-    shard_shuffle = _hook(
-        "shard_shuffle", "Orders this worker's shards; ``None`` leaves them in their order."
-    )
-    reseed_hook = _hook("before", "Called in every worker, before an epoch's first shard is chosen.")
+    node_selection = _hook("node_selection")
+    shard_selection = _hook("shard_selection")
+    shard_shuffle = _hook("shard_shuffle")
+    reseed_hook = _hook("before")
 
     def shuffle(self, size: int, *args: Any, **options: Any) -> Dataset:
         """Shuffles samples through a buffer of ``size``, and the shards."""
@@ -187,19 +180,14 @@ def _piped(urls: Urls, command: str) -> Urls:
     return [f"pipe:{command.format(url)}" for url in expand_urls(urls)]
 
 
-@dataclass(frozen=True)
-class _OpenedBy:
+def _opened_by(opener: Callable[[str], Any], url: str, offset: int = 0) -> Any:
     """Opens a URL at a byte, by a function of the URL alone."""
-
-    function: Callable[[str], Any]
-
-    def __call__(self, url: str, offset: int = 0) -> Any:
-        stream = self.function(url)
-        if not hasattr(stream, "read"):
-            stream = _Entered(stream)
-        while offset > 0 and (passed := stream.read(min(offset, _PASSED_AT_ONCE))):
-            offset -= len(passed)
-        return stream
+    stream = opener(url)
+    if not hasattr(stream, "read"):
+        stream = _Entered(stream)
+    while offset > 0 and (passed := stream.read(min(offset, _PASSED_AT_ONCE))):
+        offset -= len(passed)
+    return stream
 
 
 class _Entered:
@@ -213,41 +201,26 @@ class _Entered:
         self._context.__exit__(None, None, None)
 
 
-@dataclass(frozen=True)
-class _Members:
-    """Generator function of shards: yields the members of each as pairs of a name and bytes."""
-
-    open_at: Callable[[str], Any] | None
-    handler: Handler
-
-    def __call__(self, shards: Iterator[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-        streams = opened(shards, self.handler, self.open_at or gopen, "Dataset()")
-        for member in tar_file_expander(streams, self.handler, eof_value=None):
-            yield member["fname"], member["data"]
+def _members(
+    shards: Iterator[dict[str, Any]], open: Callable[[str], Any], handler: Handler
+) -> Iterator[tuple[str, bytes]]:
+    """Yields the members of shards as pairs of a name and bytes."""
+    streams = opened(shards, handler, open, "Dataset()")
+    for member in tar_file_expander(streams, handler, eof_value=None):
+        yield member["fname"], member["data"]
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Whether a member is one of the fields to read."""
-
-    suffixes: frozenset[str]
-
-    def __call__(self, name: str) -> bool:
-        return split_name(name)[1].lower() in self.suffixes
+def _is_wanted(suffixes: Container[str], name: str) -> bool:
+    return split_name(name)[1].lower() in suffixes
 
 
-@dataclass(frozen=True)
-class _Keyed:
-    """Renames a member so that its name splits as ``keys`` splits it; a name without a dot is left out."""
-
-    keys: Callable[[str], tuple[str | None, str | None]]
-
-    def __call__(self, name: str) -> str:
-        key, field = self.keys(name)
-        if key is None or field is None:
-            return "left-out"
-        folder, slash, last = key.rpartition("/")
-        return f"{folder}{slash}{last.replace('.', _QUOTED_DOT)}.{field}"
+def _renamed(keys: Callable[[str], tuple[str | None, str | None]], name: str) -> str:
+    """A member's name changed so that it splits as ``keys`` splits it; a name without a dot is left out."""
+    key, field = keys(name)
+    if key is None or field is None:
+        return "left-out"
+    folder, slash, last = key.rpartition("/")
+    return f"{folder}{slash}{last.replace('.', _QUOTED_DOT)}.{field}"
 
 
 def _unquoted(sample: dict[str, Any]) -> dict[str, Any]:
@@ -270,7 +243,7 @@ def worker_urls(urls: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ShardHooks:
+class _ShardHooks:
     """How a dataset's shards are chosen and ordered: the hooks of ``Dataset``, each of them optional."""
 
     before: Callable[[], Any] | None = None
@@ -290,32 +263,24 @@ class ShardHooks:
         )
         stages: list[Stage] = []
         if self.before is not None:
-            stages.append(Splitter(_Prepared(self.before)))
+            stages.append(Splitter(partial(_after, self.before)))
         if self.shard_shuffle is not None:
-            stages.append(Splitter(_Chosen(self.shard_shuffle)))
+            stages.append(Splitter(partial(_chosen, self.shard_shuffle)))
         return [shards, *stages]
 
 
 def _splitter(hook: UrlHook | None, default: Stage) -> Split:
-    return default if hook is None else Splitter(_Chosen(hook))
+    return default if hook is None else Splitter(partial(_chosen, hook))
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    hook: UrlHook
-
-    def __call__(self, shards: Iterator[Any]) -> Iterator[Any]:
-        for url in self.hook([shard["url"] for shard in shards]):
-            yield {"url": url}
+def _chosen(hook: UrlHook, shards: Iterator[Any]) -> Iterator[Any]:
+    for url in hook([shard["url"] for shard in shards]):
+        yield {"url": url}
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    before: Callable[[], Any]
-
-    def __call__(self, shards: Iterator[Any]) -> Iterator[Any]:
-        self.before()
-        yield from shards
+def _after(before: Callable[[], Any], shards: Iterator[Any]) -> Iterator[Any]:
+    before()
+    yield from shards
 
 
 class Processor:
@@ -323,20 +288,10 @@ class Processor:
 
     ``Processor(f, *args, **keywords)(source)`` is ``DataPipeline(source).pipe(f, *args, **keywords)``, and so
     is ``Processor(source, f, *args, **keywords)``, as the first generation wrote it. A processor is a stage
-    as
-    well: ``DataPipeline(source, Processor(f))``.
-
-    Args:
-        f: A stage; or a function that makes one (``mpwds.shuffle``); or a generator function
-            ``f(elements, *args, **keywords)``.
-        args: Further arguments of ``f``.
-        keywords: Keyword arguments of ``f``.
-
-    Raises:
-        TypeError: ``f`` is not one of these, or does not take these arguments.
+    as well: ``DataPipeline(source, Processor(f))``.
 
     Example:
-        >>> from mpwds.pipeline.stages.batched import (batched)
+        >>> from mpwds.pipeline.stages.batched import batched
         >>> def repeated(elements, times):
         ...     for element in elements:
         ...         yield from [element] * times
@@ -348,8 +303,8 @@ class Processor:
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        if arguments and _is_source(arguments[0]):
-            source, *rest = arguments
+        if arguments and (isinstance(arguments[0], Iterable) or not callable(arguments[0])):
+            source, *rest = arguments  # the first is neither a function nor a stage
             return DataPipeline(source, stage_of(*rest, **keywords))
         return super().__new__(cls)
 
@@ -366,8 +321,3 @@ class Processor:
     def __call__(self, source: Any) -> Any:
         """The dataset of ``source``, anything that ``DataPipeline`` takes, with the stage appended."""
         return DataPipeline(source, self._stage)
-
-
-def _is_source(first: Any) -> bool:
-    """Whether it is a dataset, not a function or a stage."""
-    return isinstance(first, Iterable) or not callable(first)

@@ -1,40 +1,25 @@
-"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``."""
+"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``, as in webdataset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import repeat
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.stream import Address, Description, Stream
-
-__all__ = [
-    "ChoppedDataset",
-    "MockDataset",
-    "ResizedDataset",
-    "guess_batchsize",
-    "repeatedly",
-    "with_epoch",
-    "with_length",
-]
+from mpwds.pipeline.stream import Source, Stream
 
 
 class ResizedDataset(DataPipeline):
     """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.
 
+    Each epoch starts the dataset anew; up to webdataset 0.1 it continued where the last one ended.
+
     Args:
         dataset: Anything that a pipeline can begin with: another pipeline, a list, an iterable.
-        length: Elements in an epoch, in each worker; ``len(dataset)`` by default.
+        length: Elements in an epoch, in each worker, at least 1; ``len(dataset)`` by default.
         nominal: Result of ``len()``; ``length`` by default.
-
-    Raises:
-        TypeError: ``length`` is not given and ``dataset`` has no length.
-        ValueError: ``length`` is below 1, or ``nominal`` negative.
-
-    Source:
-        ``webdataset.ResizedDataset`` up to 0.1, whose epochs continue where the last one ended. Here each
-        epoch starts the dataset anew, as with ``with_epoch``.
 
     Example:
         >>> dataset = ResizedDataset([1, 2, 3], length=5, nominal=100)
@@ -55,9 +40,6 @@ ChoppedDataset = ResizedDataset
 def with_epoch(dataset: Any, length: int) -> DataPipeline:
     """A dataset with epochs of ``length`` elements: ``DataPipeline(dataset).with_epoch(length)``.
 
-    Source:
-        ``webdataset.with_epoch``.
-
     Example:
         >>> list(with_epoch("abc", 5))
         ['a', 'b', 'c', 'a', 'b']
@@ -67,9 +49,6 @@ def with_epoch(dataset: Any, length: int) -> DataPipeline:
 
 def with_length(dataset: Any, length: int) -> DataPipeline:
     """A dataset whose ``len()`` is ``length``: ``DataPipeline(dataset).with_length(length, silent=True)``.
-
-    Source:
-        ``webdataset.with_length``.
 
     Example:
         >>> len(with_length("abc", 1000))
@@ -85,7 +64,7 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[[Any], int] | None = None,
 ) -> Iterator[Any]:
-    """Yields the elements of ``source`` again and again.
+    """Yields the elements of ``source`` again and again; nothing if it is empty.
 
     Args:
         source: An iterable, such as a loader.
@@ -93,9 +72,6 @@ def repeatedly(
         nbatches: Elements after which to end.
         nsamples: Samples after which to end, if the elements are batches.
         batchsize: Returns the number of samples in a batch; by default the length of its first column.
-
-    Source:
-        ``webdataset.utils.repeatedly``, which hangs on an empty source.
 
     Example:
         >>> list(repeatedly("ab", nbatches=5))
@@ -126,16 +102,9 @@ def guess_batchsize(batch: Any) -> int:
 
 
 class MockDataset(DataPipeline):
-    """A dataset that yields the same object again and again: what a pipeline costs without reading.
+    """A dataset that yields ``sample`` again and again: what a pipeline costs without reading.
 
-    Every worker yields all of it, as in webdataset.
-
-    Args:
-        sample: The object to yield.
-        length: How often an epoch yields it, in each worker.
-
-    Raises:
-        ValueError: ``length`` is negative.
+    As in webdataset, an epoch yields it ``length`` times in every worker.
 
     Example:
         >>> list(MockDataset("x", 3).map(str.upper))
@@ -164,34 +133,4 @@ class _Mock:
         return self._length
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _Mocked(self._sample, self._length, context)
-
-
-class _Mocked:
-    def __init__(self, sample: Any, length: int, context: Context) -> None:
-        self._sample = sample
-        self._length = length
-        self._place = context.rank, context.worker
-        self._cursor = 0
-
-    def __iter__(self) -> _Mocked:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
-        cursor = self._cursor
-        if cursor >= self._length:
-            raise StopIteration
-        self._cursor = cursor + 1
-        return (*self._place, cursor), self._sample
-
-    def fetch(self, address: Any) -> Any:
-        return self._sample
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return Description.of_sample(element, Description(f"element {address[-1]} of a MockDataset"))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
+        return Source(repeat(self._sample, self._length))

@@ -13,20 +13,8 @@ from typing import Any
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderPipeline
-from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.output.replacing import pinned
-
-__all__ = [
-    "D",
-    "MultiDataset",
-    "MultiDatasetIterator",
-    "MultiLoader",
-    "copy_and_delete_tensors",
-    "maybe_copy",
-    "omp_warning",
-    "timeout",
-    "verbose",
-]
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
 timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))
@@ -57,11 +45,6 @@ class MultiDataset(LoaderPipeline):
 
     Attributes:
         loader: The ``MultiLoader`` behind it.
-
-    Raises:
-        ValueError: An option is out of range.
-        TypeError: ``dataset`` is not iterable; or, for ``len()``, there is no ``nominal`` and the number of
-            elements is not known without running the epoch.
 
     Example:
         >>> import numpy as np
@@ -102,13 +85,7 @@ class MultiDataset(LoaderPipeline):
 
 
 class MultiDatasetIterator(Iterator[Any]):
-    """One epoch of a :class:`MultiDataset`, or of another dataset as ``MultiDataset`` runs it.
-
-    Args:
-        dataset: The dataset. For a ``MultiDataset`` the other arguments have no effect.
-        workers: Worker processes.
-        output_size: Limit on the batches in flight, over all workers.
-        pin_memory: Whether to deliver tensors in pinned memory, if there is CUDA.
+    """One epoch of a :class:`MultiDataset`, or of another dataset with the arguments of ``MultiDataset``.
 
     Example:
         >>> from mpwds import DataPipeline

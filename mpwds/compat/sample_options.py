@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -49,17 +50,12 @@ class SampleOptions:
     verbose: bool = False
     allow_pickle: bool = False
 
-    def __post_init__(self) -> None:
-        if self.errors not in (None, True, False, "warn"):
-            raise ValueError(f"Dataset: errors must be True, False or 'warn', got {self.errors!r}")
-
     def handler(self, given: Handler) -> Handler:
         """The error handler that ``errors`` selects, or ``given``."""
-        if self.errors is None:
-            return given
-        if self.errors == "warn":
-            return warn_and_continue
-        return reraise_exception if self.errors else ignore_and_continue
+        named = {None: given, "warn": warn_and_continue, True: reraise_exception, False: ignore_and_continue}
+        if self.errors not in named:
+            raise ValueError(f"Dataset: errors must be True, False or 'warn', got {self.errors!r}")
+        return named[self.errors]
 
     def specs(self) -> list[str]:
         """The fields that ``extensions`` names, one spec for each."""
@@ -78,7 +74,7 @@ class SampleOptions:
         """The stages that the options stand for."""
         stages: list[Any] = []
         if self.container is not None:
-            stages.append(map(Unpacked(self.container, self.allow_pickle), handler))
+            stages.append(map(partial(_unpacked, self.container, self.allow_pickle), handler))
         decoding = self._decoding(handler) if self.container != "ten" else None
         if decoding is not None:
             stages.append(decoding)
@@ -89,7 +85,7 @@ class SampleOptions:
         if self.shuffle > 1:
             stages.append(shuffle(int(self.shuffle)))
         if self.transforms is not None:
-            stages.append(map(_Transformed(self.transforms), handler))
+            stages.append(map(partial(_transformed, self.transforms), handler))
         if self.pipeline is not None:
             stages.append(self.pipeline)
         return stages
@@ -106,48 +102,32 @@ class SampleOptions:
             handlers = [handle_extension(extension, function) for extension, function in spec.items()]
             return decode(*handlers, pre=[], post=[], handler=handler)
         image = "rgb" if spec is True else spec
-        partial = self.container is not None
         return decode(
-            *added_handlers(image), image, partial=partial, handler=handler, allow_pickle=self.allow_pickle
+            *added_handlers(image),
+            image,
+            partial=self.container is not None,
+            handler=handler,
+            allow_pickle=self.allow_pickle,
         )
 
 
-@dataclass(frozen=True)
-class _Transformed:
-    functions: Any
+def _transformed(functions: Any, sample: Any) -> Any:
+    turns = cycle(functions if isinstance(functions, (list, tuple)) else [functions])
+    return tuple(value if f is None else f(value) for value, f in zip(sample, turns, strict=False))
 
-    def __call__(self, sample: Any) -> Any:
-        functions = self.functions if isinstance(self.functions, (list, tuple)) else [self.functions]
-        return tuple(
-            value if f is None else f(value) for value, f in zip(sample, cycle(functions), strict=False)
+
+def _unpacked(extension: str, allow_pickle: bool, sample: dict[str, Any]) -> Any:
+    """The content of a sample's one member with an extension; ``None``, which is dropped, without one."""
+    fields = [field for field in sample if f".{field}".endswith(f".{extension}")]
+    if not fields:
+        return None
+    if len(fields) > 1:
+        raise ValueError(
+            f"container={extension!r}: expected one such member in a sample, got {', '.join(fields)}"
         )
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """Function for ``map`` that replaces a sample by the content of its one member with an extension.
-
-    A sample without such a member is dropped; one with several is a ``ValueError``.
-
-    Example:
-        >>> Unpacked("json")({"__key__": "0017", "json": b'{"cls": 7}'})
-        {'__key__': '0017.json', 'cls': 7}
-    """
-
-    extension: str
-    allow_pickle: bool = False
-
-    def __call__(self, sample: dict[str, Any]) -> Any:
-        fields = [field for field in sample if f".{field}".endswith(f".{self.extension}")]
-        if not fields:
-            return None
-        if len(fields) > 1:
-            raise ValueError(
-                f"container={self.extension!r}: expected one such member in a sample, got {', '.join(fields)}"
-            )
-        (field,) = fields
-        decoder = Decoder([], allow_pickle=self.allow_pickle)
-        content = decoder({"__key__": sample["__key__"], field: sample[field]})[field]
-        if isinstance(content, dict):
-            return {"__key__": f"{sample['__key__']}.{field}", **content}
-        return tuple(content) if isinstance(content, list) else content
+    (field,) = fields
+    decoder = Decoder([], allow_pickle=allow_pickle)
+    content = decoder({"__key__": sample["__key__"], field: sample[field]})[field]
+    if isinstance(content, dict):
+        return {"__key__": f"{sample['__key__']}.{field}", **content}
+    return tuple(content) if isinstance(content, list) else content

@@ -1,6 +1,7 @@
 """webdataset.tariterators: tar shards read step by step by generator functions, for pipelines of small parts.
 
-``tarfile_to_samples`` reads the same samples in one stage, faster, and with addresses.
+``tarfile_to_samples`` reads the same samples in one stage, faster, and with addresses. Functions here are
+webdataset's of the same names.
 """
 
 from __future__ import annotations
@@ -8,28 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeGuard
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
-from mpwds.pipeline.sources.samples import split_name, tarfile_samples, tarfile_to_samples
+from mpwds.pipeline.sources.samples import split_name
+from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
+from mpwds.pipeline.sources.samples import tarfile_to_samples as tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.tar.entries import Member, read_members
 
-__all__ = [
-    "base_plus_ext",
-    "group_by_keys",
-    "tar_file_expander",
-    "tar_file_iterator",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "url_opener",
-    "valid_sample",
-]
-
 Name = Callable[[str], Any]
+Keys = Callable[[str], "tuple[str | None, str | None]"]
 
 _META = r"__[^/]*__($|/)"
 
@@ -40,15 +34,9 @@ def url_opener(
     """Opens shards: adds ``stream`` to each ``{"url": ...}``.
 
     Args:
-        data: Shards.
+        data: Shards; other elements are a ``TypeError``.
         handler: What to do about a shard that cannot be opened: to continue leaves it out.
         kw: Options for ``gopen``.
-
-    Raises:
-        TypeError: An element of ``data`` is not a shard.
-
-    Source:
-        ``webdataset.tariterators.url_opener``.
 
     Example:
         >>> for shard in url_opener([{"url": "pipe:echo hello"}]):
@@ -95,9 +83,6 @@ def tar_file_iterator(
     Raises:
         ShardError: The archive is damaged.
 
-    Source:
-        ``webdataset.tariterators.tar_file_iterator``.
-
     Example:
         >>> import io
         >>> from mpwds.storage.writing.tar_writer import TarWriter
@@ -107,7 +92,8 @@ def tar_file_iterator(
         [{'fname': '0.txt', 'data': b'hello'}]
     """
     name = str(getattr(fileobj, "name", "") or "a tar file")
-    for member in _members(_Borrowed(fileobj), name, skip_meta, handler, select_files, rename_files):
+    borrowed = SimpleNamespace(read=fileobj.read, close=lambda: None)  # its owner closes it
+    for member in _members(borrowed, name, skip_meta, handler, select_files, rename_files):
         yield {"fname": member.name, "data": member.data}
 
 
@@ -125,16 +111,12 @@ def tar_file_expander(
     Args:
         data: The elements of ``url_opener``: ``{"url": ..., "stream": ...}``, perhaps with ``local_path``.
         handler: What to do about a damaged shard: to continue skips the rest of it.
-        select_files: As for ``tar_file_iterator``.
-        rename_files: Likewise.
+        select_files: As for ``tar_file_iterator``, like ``rename_files``.
         eof_value: Yielded after each shard, so that samples of two shards are kept apart; nothing if
             ``None``.
 
     Raises:
         TypeError: An element of ``data`` has no stream.
-
-    Source:
-        ``webdataset.tariterators.tar_file_expander``.
     """
     for shard in data:
         url = url_of(shard)
@@ -153,7 +135,7 @@ def tar_file_expander(
 
 def group_by_keys(
     data: Any = None,
-    keys: Callable[[str], tuple[str | None, str | None]] | None = None,
+    keys: Keys | None = None,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
@@ -175,9 +157,6 @@ def group_by_keys(
     Raises:
         ValueError: A sample has a member twice.
 
-    Source:
-        ``webdataset.tariterators.group_by_keys``.
-
     Example:
         >>> names = ["0.png", "0.cls", "1.png", "1.cls"]
         >>> members = [{"fname": name, "data": b"", "__url__": "x.tar"} for name in names]
@@ -190,11 +169,7 @@ def group_by_keys(
 
 
 def _grouped(
-    data: Iterable[Any],
-    keys: Callable[[str], tuple[str | None, str | None]],
-    lcase: bool,
-    suffixes: Collection[str] | None,
-    handler: Handler,
+    data: Iterable[Any], keys: Keys, lcase: bool, suffixes: Collection[str] | None, handler: Handler
 ) -> Iterator[dict[str, Any]]:
     current: dict[str, Any] | None = None
     for member in data:
@@ -235,9 +210,6 @@ def _grouped(
 def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
     """A member's sample key and its extension; two ``None`` for a name without an extension.
 
-    Source:
-        ``webdataset.tariterators.base_plus_ext``.
-
     Example:
         >>> base_plus_ext("train/0017.seg.PNG"), base_plus_ext("README")
         (('train/0017', 'seg.PNG'), (None, None))
@@ -254,16 +226,6 @@ def valid_sample(sample: Any) -> TypeGuard[dict[str, Any]]:
         (True, False, False)
     """
     return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
-
-
-class _Borrowed:
-    """A stream that its owner closes."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.read = stream.read
-
-    def close(self) -> None:
-        pass
 
 
 class _Stop(Exception):

@@ -2,14 +2,14 @@
 
 A *structure* is a batch without its arrays. Plain values stand for themselves, everything else is a node
 ``[tag, ...]`` of msgpack's types (``mpwds.nest.nodes``). The arrays follow in depth-first order, so the node
-of an array needs no number. An *envelope* is a msgpack map that carries the structure and further fields.
+of an array needs no number. An *envelope* is a msgpack map with a version, which carries the structure and
+further fields.
 """
 
 from __future__ import annotations
 
-from mpwds.nest.decode import unflatten
-from mpwds.nest.encode import flatten
-from mpwds.nest.envelope import VERSION, pack, unpack
-from mpwds.nest.nodes import MAX_DEPTH, Structure
+from mpwds.nest.decode import unflatten, unpack
+from mpwds.nest.encode import flatten, pack
+from mpwds.nest.nodes import MAX_DEPTH, VERSION, Structure
 
 __all__ = ["MAX_DEPTH", "VERSION", "Structure", "flatten", "pack", "unflatten", "unpack"]

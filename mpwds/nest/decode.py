@@ -1,11 +1,12 @@
-"""Puts a batch together again from the nodes of its structure. Trusts none of them."""
+"""The receiver's side: structure and arrays to a batch, an envelope to its fields. Trusts neither."""
 
 from __future__ import annotations
 
 import collections
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgpack
 
 from mpwds.errors import EnvelopeError
 from mpwds.nest.nodes import (
@@ -21,6 +22,7 @@ from mpwds.nest.nodes import (
     LIST,
     MAX_DEPTH,
     NAMEDTUPLE,
+    OF_ARRAYS,
     ORDERED_DICT,
     PICKLE,
     PLAIN,
@@ -30,16 +32,27 @@ from mpwds.nest.nodes import (
     SCALAR,
     STR,
     TUPLE,
+    VERSION,
     Structure,
     fields_of,
-    has_own_equality,
-    path,
+    malformed,
+    part_with_own_equality,
     stand_in,
-    subscript,
-    unpicklable,
+    unpickle,
     unpickle_class,
 )
 from mpwds.pickling import find_class
+from mpwds.tenbin import Buffer
+
+# Of the node of each tag, with the tag.
+_LENGTHS = {
+    **dict.fromkeys((ARRAY, SCALAR), 1),
+    **dict.fromkeys((LIST, TUPLE, PLAIN_LIST, PLAIN_TUPLE, BIG_INT, BYTEARRAY, PICKLE), 2),
+    **dict.fromkeys((DICT, ORDERED_DICT, COMPLEX), 3),
+    **dict.fromkeys((DEFAULT_DICT,), 4),
+    **dict.fromkeys((NAMEDTUPLE, DATACLASS), 5),
+}
+_IS_PICKLED = "the structure holds a {}, which is pickled: pass allow_pickle=True if you trust the sender"
 
 
 def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool = False) -> Any:
@@ -67,237 +80,165 @@ def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool
         {'x': array([0., 0.]), 'y': (1, None)}
     """
     remaining = iter(arrays)
-    try:
-        batch = _from_node(structure, remaining, allow_pickle, 0)
-    except _CannotReceive as error:
-        raise TypeError(f"{path(structure, error.node, _children)} {error.reason}") from error.__cause__
+    batch = _from_node(structure, remaining, allow_pickle, 0)
     if next(remaining, END) is not END:
         raise EnvelopeError(f"the structure has fewer arrays than the {len(arrays)} that came with it")
     return batch
 
 
-class _CannotReceive(Exception):
-    """A node must not be decoded; ``unflatten`` raises a ``TypeError`` that says where it is."""
+def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
+    """Open an envelope.
 
-    def __init__(self, node: Any, reason: str) -> None:
-        self.node = node
-        self.reason = reason
+    Args:
+        data: The envelope; any C-contiguous buffer.
+        trusted: Parse the bytes at once: they come from another process of this program. Bytes of a file or a
+            network are first checked, so that a false length in them costs no memory.
 
-
-_Decoder: TypeAlias = Callable[[Any, "Iterator[Any]", bool, int], Any]
+    Raises:
+        EnvelopeError: The bytes are not an envelope, or of another version.
+    """
+    try:
+        if not trusted:
+            # Each of many nested arrays may claim as many elements as there are bytes, and msgpack allocates
+            # all of them. Skipping allocates nothing, and fails at the first false claim.
+            scout = msgpack.Unpacker(max_buffer_size=memoryview(data).nbytes)
+            scout.feed(data)
+            scout.skip()
+        fields = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise EnvelopeError(f"the bytes are not an envelope: {error or type(error).__name__}") from error
+    version = fields.pop("mpwds", None) if type(fields) is dict else None
+    if type(version) is not int:
+        raise EnvelopeError("the message is not an envelope of mpwds: it has no version")
+    if version != VERSION:
+        raise EnvelopeError(
+            f"the envelope is of version {version}, this mpwds speaks version {VERSION}: "
+            "use the same mpwds on both sides"
+        )
+    if not set(map(type, fields)) <= STR:
+        raise EnvelopeError("the envelope has a field whose name is not a str")
+    opened: dict[str, Any] = fields
+    return opened
 
 
 def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``."""
-    kind = type(node)
-    if kind is list:
-        if node and type(node[0]) is int:
-            decoder, length = _DECODERS.get(node[0], _NO_DECODER)
-            if len(node) == length:
-                return decoder(node, arrays, allow_pickle, depth)
-        raise EnvelopeError("the structure is malformed: it has a node that mpwds does not know")
-    if kind in PLAIN_OR_INT:
-        return node
-    raise EnvelopeError(f"the structure is malformed: it has a {kind.__qualname__}")
-
-
-def _read_array(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    array = next(arrays, END)
-    if array is END:
-        raise EnvelopeError("the structure has more arrays than came with it")
-    return array
-
-
-def _read_scalar(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    array = _read_array(node, arrays, allow_pickle, depth)
-    if len(array.shape):
-        raise EnvelopeError(f"the structure has a scalar for an array of shape {tuple(array.shape)}")
-    return array[()]
-
-
-def _read_list(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return _from_nodes(node[1], arrays, allow_pickle, depth)
-
-
-def _read_tuple(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return tuple(_from_nodes(node[1], arrays, allow_pickle, depth))
-
-
-def _read_dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    keys = _from_nodes(node[1], arrays, allow_pickle, depth)
-    values = _from_nodes(node[2], arrays, allow_pickle, depth)
-    if not allow_pickle and list in map(type, node[1]):
-        for key_node, key in zip(node[1], keys, strict=True):
-            _check_key(key_node, key)
-    try:
-        result = dict(zip(keys, values, strict=True))
-    except (TypeError, ValueError) as error:
-        raise EnvelopeError(f"the structure is malformed: it has a dict with a bad key ({error})") from error
-    if len(result) != len(keys):
-        raise EnvelopeError("the structure is malformed: it has a dict with the same key twice")
-    return result
-
-
-def _check_key(node: Any, key: Any) -> None:
-    """Refuse a key if a dict would run code of its class, which the sender chose."""
-    if type(node) is not list or node[0] not in (TUPLE, NAMEDTUPLE, DATACLASS):
-        return
-    if node[0] != TUPLE and has_own_equality(type(key)):
-        raise _CannotReceive(
-            node,
-            f"is a {type(key).__qualname__} in a dict's key, whose own __hash__ and __eq__ would run: "
-            "pass allow_pickle=True to let them, if you trust the sender",
-        )
-    if node[0] != DATACLASS:
-        for part_node, part in zip(node[1], tuple.__iter__(key), strict=True):
-            _check_key(part_node, part)
-
-
-def _read_ordered_dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return collections.OrderedDict(_read_dict(node, arrays, allow_pickle, depth))
-
-
-def _read_default_dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    name = node[3]
-    factory = FACTORIES.get(name) if type(name) is str else None
-    if name is not None and factory is None:
-        raise EnvelopeError("the structure is malformed: it has a defaultdict of an unknown type")
-    return collections.defaultdict(factory, _read_dict(node, arrays, allow_pickle, depth))
-
-
-def _read_plain_list(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    values = node[1]
-    if type(values) is not list or not set(map(type, values)) <= PLAIN_OR_INT:
-        raise EnvelopeError("the structure is malformed: it has a plain list of other things")
-    return values.copy()
-
-
-def _read_plain_tuple(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return tuple(_read_plain_list(node, arrays, allow_pickle, depth))
-
-
-def _read_big_int(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return int.from_bytes(_bytes_of(node), "little", signed=True)
-
-
-def _read_complex(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    if type(node[1]) is not float or type(node[2]) is not float:
-        raise EnvelopeError("the structure is malformed: it has a complex number of other things")
-    return complex(node[1], node[2])
-
-
-def _read_bytearray(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    return bytearray(_bytes_of(node))
-
-
-def _read_pickle(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    data = _bytes_of(node)
+    if type(node) is not list:
+        if type(node) in PLAIN_OR_INT:
+            return node
+        raise malformed(f"it has a {type(node).__qualname__}")
+    tag = node[0] if node and type(node[0]) is int else -1
+    if _LENGTHS.get(tag) != len(node):
+        raise malformed("it has a node that mpwds does not know")
+    if tag in OF_ARRAYS:
+        array = next(arrays, END)
+        if array is END:
+            raise EnvelopeError("the structure has more arrays than came with it")
+        if tag == ARRAY:
+            return array
+        if len(array.shape):
+            raise EnvelopeError(f"the structure has a scalar for an array of shape {tuple(array.shape)}")
+        return array[()]
+    content = node[1]
+    if tag == TUPLE:
+        return tuple(_from_nodes(content, arrays, allow_pickle, depth))
+    if tag == LIST:
+        return _from_nodes(content, arrays, allow_pickle, depth)
+    if tag == DICT:
+        return _dict(node, arrays, allow_pickle, depth)
+    if tag in (PLAIN_LIST, PLAIN_TUPLE):
+        if type(content) is not list or not set(map(type, content)) <= PLAIN_OR_INT:
+            raise malformed("it has a plain list of other things")
+        return content.copy() if tag == PLAIN_LIST else tuple(content)
+    if tag in (NAMEDTUPLE, DATACLASS):
+        return _instance(node, arrays, allow_pickle, depth)
+    if tag == ORDERED_DICT:
+        return collections.OrderedDict(_dict(node, arrays, allow_pickle, depth))
+    if tag == DEFAULT_DICT:
+        factory = FACTORIES.get(node[3]) if type(node[3]) is str else None
+        if node[3] is not None and factory is None:
+            raise malformed("it has a defaultdict of an unknown type")
+        return collections.defaultdict(factory, _dict(node, arrays, allow_pickle, depth))
+    if tag == COMPLEX:
+        if type(content) is not float or type(node[2]) is not float:
+            raise malformed("it has a complex number of other things")
+        return complex(content, node[2])
+    if type(content) is not bytes:
+        raise malformed("it has a node without its bytes")
+    if tag == BIG_INT:
+        return int.from_bytes(content, "little", signed=True)
+    if tag == BYTEARRAY:
+        return bytearray(content)
     if not allow_pickle:
-        raise _CannotReceive(node, _NO_UNPICKLING)
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise unpicklable(error) from error
-
-
-def _read_namedtuple(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    fields, kind = _class_of(node, allow_pickle)
-    values = _from_nodes(node[1], arrays, allow_pickle, depth)
-    _check_count(values, fields)
-    if kind is None or not issubclass(kind, tuple):
-        kind = stand_in(node[2], tuple(fields))
-    return tuple.__new__(kind, values)
-
-
-def _read_dataclass(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    fields, kind = _class_of(node, allow_pickle)
-    if kind is None or issubclass(kind, tuple):
-        module, _, qualname = node[2].partition(":")
-        raise _CannotReceive(
-            node,
-            f"is a {qualname} of module {module}, and no dataclass of that name with the fields "
-            f"{fields} is imported: import it before receiving",
-        )
-    values = _from_nodes(node[1], arrays, allow_pickle, depth)
-    _check_count(values, fields)
-    instance = object.__new__(kind)
-    for name, value in zip(fields, values, strict=True):
-        object.__setattr__(instance, name, value)
-    return instance
-
-
-_NO_DECODER: tuple[_Decoder, int] = (_read_array, -1)
-_DECODERS: dict[int, tuple[_Decoder, int]] = {  # with the node's length
-    ARRAY: (_read_array, 1),
-    SCALAR: (_read_scalar, 1),
-    LIST: (_read_list, 2),
-    TUPLE: (_read_tuple, 2),
-    DICT: (_read_dict, 3),
-    ORDERED_DICT: (_read_ordered_dict, 3),
-    DEFAULT_DICT: (_read_default_dict, 4),
-    PLAIN_LIST: (_read_plain_list, 2),
-    PLAIN_TUPLE: (_read_plain_tuple, 2),
-    NAMEDTUPLE: (_read_namedtuple, 5),
-    DATACLASS: (_read_dataclass, 5),
-    BIG_INT: (_read_big_int, 2),
-    COMPLEX: (_read_complex, 3),
-    BYTEARRAY: (_read_bytearray, 2),
-    PICKLE: (_read_pickle, 2),
-}
-_NO_UNPICKLING = "is pickled: pass allow_pickle=True to unpickle it, if you trust the sender"
+        raise TypeError(_IS_PICKLED.format("value"))
+    return unpickle(content)
 
 
 def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> list[Any]:
     if type(nodes) is not list:
-        raise EnvelopeError("the structure is malformed: it has a container without a list")
+        raise malformed("it has a container without a list")
     if depth >= MAX_DEPTH:
-        raise EnvelopeError(f"the structure is malformed: it is nested more than {MAX_DEPTH} levels deep")
+        raise malformed(f"it is nested more than {MAX_DEPTH} levels deep")
     depth += 1
     return [node if type(node) in PLAIN else _from_node(node, arrays, allow_pickle, depth) for node in nodes]
 
 
-def _bytes_of(node: Any) -> bytes:
-    if type(node[1]) is not bytes:
-        raise EnvelopeError("the structure is malformed: it has a node without its bytes")
-    return node[1]
+def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> dict[Any, Any]:
+    keys = _from_nodes(node[1], arrays, allow_pickle, depth)
+    values = _from_nodes(node[2], arrays, allow_pickle, depth)
+    if not allow_pickle and list in map(type, node[1]):
+        for key in keys:
+            part = part_with_own_equality(key)
+            if part is not None:
+                raise TypeError(
+                    f"the structure has a {type(part).__qualname__} in a dict's key, whose own __hash__ and "
+                    "__eq__ would run: pass allow_pickle=True to let them, if you trust the sender"
+                )
+    try:
+        result = dict(zip(keys, values, strict=True))
+    except (TypeError, ValueError) as error:
+        raise malformed(f"it has a dict with a bad key ({error})") from error
+    if len(result) != len(keys):
+        raise malformed("it has a dict with the same key twice")
+    return result
 
 
-def _check_count(values: list[Any], fields: list[str]) -> None:
-    if len(values) != len(fields):
-        raise EnvelopeError(f"the structure is malformed: it has {len(values)} values for fields {fields}")
-
-
-def _class_of(node: Any, allow_pickle: bool) -> tuple[list[str], type | None]:
-    """A node's field names and its class, ``None`` if that is not found."""
-    _, _, name, fields, pickled = node
+def _instance(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
+    tag, nodes, name, fields, pickled = node
     if type(name) is not str or type(fields) is not list or not set(map(type, fields)) <= STR:
-        raise EnvelopeError("the structure is malformed: it has an instance without a class")
+        raise malformed("it has an instance without a class")
+    kind = _class_of(name, fields, pickled, allow_pickle)
+    values = _from_nodes(nodes, arrays, allow_pickle, depth)
+    if len(values) != len(fields):
+        raise malformed(f"it has {len(values)} values for fields {fields}")
+    if tag == NAMEDTUPLE:
+        if kind is None or not issubclass(kind, tuple):
+            kind = stand_in(name, tuple(fields))
+        return tuple.__new__(kind, values)
+    if kind is None or issubclass(kind, tuple):
+        module, _, qualname = name.partition(":")
+        raise TypeError(
+            f"the structure has a {qualname} of module {module}, and no dataclass of that name with the "
+            f"fields {fields} is imported: import it before receiving"
+        )
+    instance = object.__new__(kind)
+    for field, value in zip(fields, values, strict=True):
+        object.__setattr__(instance, field, value)
+    return instance
+
+
+def _class_of(name: str, fields: list[str], pickled: Any, allow_pickle: bool) -> type | None:
+    """The class of an instance; ``None`` if this process does not have it and it was not sent."""
     kind = find_class(name)
     if kind is not None and fields_of(kind) == fields:
-        found: type | None = kind
-    else:
-        found = None
+        return kind
     if pickled is None:
-        return fields, found
+        return None
     if type(pickled) is not bytes:
-        raise EnvelopeError("the structure is malformed: it has a class without its bytes")
+        raise malformed("it has a class without its bytes")
     if not allow_pickle:
-        raise _CannotReceive(node, _NO_UNPICKLING)
-    if found is None:
-        found = unpickle_class(pickled)
-        if fields_of(found) != fields:
-            raise EnvelopeError(f"the structure is malformed: the class {name} has not the fields {fields}")
-    return fields, found
-
-
-def _children(node: Any) -> Iterator[tuple[str, Any]]:
-    if type(node) is not list or len(node) < 2 or type(node[1]) is not list:
-        return
-    tag, items = node[0], node[1]
-    if tag in (DICT, ORDERED_DICT, DEFAULT_DICT):
-        yield from ((f"'s key {index}", key) for index, key in enumerate(items))
-        yield from ((subscript(key), value) for key, value in zip(items, node[2], strict=False))
-    elif tag in (NAMEDTUPLE, DATACLASS):
-        yield from ((f".{name}", value) for name, value in zip(node[3], items, strict=False))
-    elif tag in (LIST, TUPLE):
-        yield from ((f"[{index}]", value) for index, value in enumerate(items))
+        raise TypeError(_IS_PICKLED.format("class"))
+    kind = unpickle_class(pickled)
+    if fields_of(kind) != fields:
+        raise malformed(f"the class {name} has not the fields {fields}")
+    return kind

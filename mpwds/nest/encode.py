@@ -1,14 +1,13 @@
-"""Takes a batch apart into the nodes of a structure and its arrays."""
+"""The sender's side: a batch to structure and arrays, fields to an envelope."""
 
 from __future__ import annotations
 
 import collections
-import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
+import msgpack
 import numpy as np
 
 from mpwds import tenbin
@@ -22,12 +21,10 @@ from mpwds.nest.nodes import (
     DICT,
     END,
     FACTORIES,
-    INT,
-    INT_MAX,
-    INT_MIN,
     LIST,
     MAX_DEPTH,
     NAMEDTUPLE,
+    OF_ARRAYS,
     ORDERED_DICT,
     PICKLE,
     PLAIN,
@@ -36,14 +33,17 @@ from mpwds.nest.nodes import (
     PLAIN_TUPLE,
     SCALAR,
     TUPLE,
-    ClassAsSent,
+    VERSION,
     Structure,
     fields_of,
-    has_own_equality,
+    part_with_own_equality,
     path,
-    subscript,
+    pickled_class,
 )
 from mpwds.pickling import dumps
+
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1  # of msgpack
+_INT = {int}
 
 
 def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[tenbin.Array]]:
@@ -78,8 +78,37 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
     try:
         return _to_node(batch, arrays, allow_pickle, 0), arrays
     except _CannotSend as error:
-        where = path(batch, error.item, _children)
+        where = path(batch, error.item)
         raise TypeError(f"{where} is a {type(error.item).__qualname__}, {error.reason}") from error.__cause__
+
+
+def pack(fields: dict[str, Any]) -> bytes:
+    """Make an envelope.
+
+    Args:
+        fields: Values of msgpack's types: None, bool, int of 64 bits, float, str, bytes, list, dict. The
+            name ``"mpwds"`` is taken by the version. Tuples arrive as lists.
+
+    Raises:
+        TypeError: A value is of another type.
+        ValueError: A value is out of msgpack's range, or a field is called ``"mpwds"``.
+
+    Example:
+        >>> from mpwds.nest import unpack
+        >>> unpack(pack({"sequence": 7}))
+        {'sequence': 7}
+    """
+    if "mpwds" in fields:
+        raise ValueError("an envelope's field 'mpwds' holds its version: use another name")
+    envelope = {"mpwds": VERSION, **fields}
+    try:
+        try:
+            packed: bytes = msgpack.packb(envelope)
+        except UnicodeEncodeError:  # a lone surrogate, from a file name for instance, is str too
+            packed = msgpack.packb(envelope, unicode_errors="surrogatepass")
+    except OverflowError as error:
+        raise ValueError(f"cannot send this in an envelope: {error}") from error
+    return packed
 
 
 class _CannotSend(Exception):
@@ -90,92 +119,79 @@ class _CannotSend(Exception):
         self.reason = reason
 
 
-_Encoder: TypeAlias = Callable[[Any, "list[Any]", bool, int], Any]
+_TAGS: dict[type, int] = {
+    int: BIG_INT,
+    complex: COMPLEX,
+    bytearray: BYTEARRAY,
+    list: LIST,
+    tuple: TUPLE,
+    dict: DICT,
+    collections.OrderedDict: ORDERED_DICT,
+    collections.defaultdict: DEFAULT_DICT,
+    np.ndarray: ARRAY,
+    np.memmap: ARRAY,
+}
+_learned_tags: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 
 def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
     """The node of an item that lies ``depth`` containers deep. Its arrays are appended to ``arrays``."""
-    encoder = _ENCODERS.get(type(item))
-    if encoder is None:
-        encoder = _learned.get(type(item))
-        if encoder is None:
-            encoder = _learned[type(item)] = _encoder_for(type(item))
-    return encoder(item, arrays, allow_pickle, depth)
-
-
-def _plain(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    return item
-
-
-def _int(item: int, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if INT_MIN <= item <= INT_MAX:
+    kind = type(item)
+    if kind in PLAIN:
         return item
-    return [BIG_INT, item.to_bytes(item.bit_length() // 8 + 1, "little", signed=True)]
+    tag = _TAGS.get(kind)
+    if tag is None:
+        tag = _learned_tags.get(kind)
+        if tag is None:
+            tag = _learned_tags[kind] = _tag_of(kind)
+    if tag in OF_ARRAYS:
+        if not tenbin.holds(item):
+            return _pickled(item, allow_pickle)
+        arrays.append(item if tag == ARRAY else np.asarray(item))
+        return [tag]
+    if tag == TUPLE:
+        if _all_plain(item):
+            return [PLAIN_TUPLE, list(item)]
+        return [TUPLE, _to_nodes(item, arrays, allow_pickle, depth)]
+    if tag == LIST:
+        if _all_plain(item):
+            return [PLAIN_LIST, item]
+        return [LIST, _to_nodes(item, arrays, allow_pickle, depth)]
+    if tag in (DICT, ORDERED_DICT):
+        return [tag, *_to_pairs(item, arrays, allow_pickle, depth)]
+    if tag == BIG_INT:
+        if _INT_MIN <= item <= _INT_MAX:
+            return item
+        return [BIG_INT, item.to_bytes(item.bit_length() // 8 + 1, "little", signed=True)]
+    if tag in (NAMEDTUPLE, DATACLASS):
+        return _instance(tag, item, arrays, allow_pickle, depth)
+    if tag == DEFAULT_DICT:
+        factory = item.default_factory
+        name = getattr(factory, "__name__", None)
+        if factory is not None and (type(name) is not str or FACTORIES.get(name) is not factory):
+            return _pickled(item, allow_pickle)
+        return [DEFAULT_DICT, *_to_pairs(item, arrays, allow_pickle, depth), name]
+    if tag == COMPLEX:
+        return [COMPLEX, item.real, item.imag]
+    if tag == BYTEARRAY:
+        return [BYTEARRAY, bytes(item)]
+    return _pickled(item, allow_pickle)
 
 
-def _complex(item: complex, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    return [COMPLEX, item.real, item.imag]
-
-
-def _bytearray(item: bytearray, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    return [BYTEARRAY, bytes(item)]
-
-
-def _array(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if not tenbin.holds(item):
-        return _other(item, arrays, allow_pickle, depth)
-    arrays.append(item)
-    return [ARRAY]
-
-
-def _scalar(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if not tenbin.holds(item):
-        return _other(item, arrays, allow_pickle, depth)
-    arrays.append(np.asarray(item))
-    return [SCALAR]
-
-
-def _list(item: list[Any], arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if _all_plain(item):
-        return [PLAIN_LIST, item]
-    return [LIST, _to_nodes(item, arrays, allow_pickle, depth)]
-
-
-def _tuple(item: tuple[Any, ...], arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if _all_plain(item):
-        return [PLAIN_TUPLE, list(item)]
-    return [TUPLE, _to_nodes(item, arrays, allow_pickle, depth)]
-
-
-def _dict(item: dict[Any, Any], arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    return [DICT, *_to_pairs(item, arrays, allow_pickle, depth)]
-
-
-def _ordered_dict(item: dict[Any, Any], arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    return [ORDERED_DICT, *_to_pairs(item, arrays, allow_pickle, depth)]
-
-
-def _default_dict(
-    item: collections.defaultdict[Any, Any], arrays: list[Any], allow_pickle: bool, depth: int
-) -> Any:
-    factory = item.default_factory
-    name = getattr(factory, "__name__", None)
-    if factory is not None and (type(name) is not str or FACTORIES.get(name) is not factory):
-        return _other(item, arrays, allow_pickle, depth)
-    return [DEFAULT_DICT, *_to_pairs(item, arrays, allow_pickle, depth), name]
-
-
-def _other(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
-    if not allow_pickle:
-        raise _CannotSend(
-            item,
-            "which can only be sent pickled: pass allow_pickle=True if the receiver may unpickle it, or "
-            "convert it to arrays, numbers, text or containers of these",
-        )
-    try:
-        return [PICKLE, dumps(item)]
-    except Exception as error:
-        raise _CannotSend(item, f"which cannot be pickled: {error}") from error
+def _tag_of(kind: type) -> int:
+    """The tag of a type that is not in ``_TAGS``."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not None and kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
+        return ARRAY
+    if issubclass(kind, np.generic):
+        return SCALAR
+    if issubclass(kind, np.ndarray) or (tensor is not None and issubclass(kind, tensor)):
+        return PICKLE
+    if hasattr(kind, "write_into"):
+        return ARRAY
+    if fields_of(kind) is None:
+        return PICKLE
+    return NAMEDTUPLE if issubclass(kind, tuple) else DATACLASS
 
 
 def _all_plain(items: list[Any] | tuple[Any, ...]) -> bool:
@@ -184,7 +200,7 @@ def _all_plain(items: list[Any] | tuple[Any, ...]) -> bool:
     if type(items[0]) not in PLAIN_OR_INT:
         return False
     kinds = set(map(type, items))
-    return kinds <= PLAIN or (kinds == INT and min(items) >= INT_MIN and max(items) <= INT_MAX)
+    return kinds <= PLAIN or (kinds == _INT and min(items) >= _INT_MIN and max(items) <= _INT_MAX)
 
 
 def _to_nodes(items: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> list[Any]:
@@ -201,86 +217,48 @@ def _to_pairs(
         keys = list(item)
     else:
         keys = _to_nodes(item, arrays, allow_pickle, depth)
-        if not allow_pickle:
-            for key in item:
-                _check_key(key)
+        for key in item if not allow_pickle else ():
+            part = part_with_own_equality(key)
+            if part is not None:
+                raise _CannotSend(
+                    part,
+                    "whose own __hash__ and __eq__ the receiver would have to run: pass allow_pickle=True if "
+                    "it may run and unpickle what you send, or use keys of text, numbers and tuples",
+                )
     return keys, _to_nodes(item.values(), arrays, allow_pickle, depth)
 
 
-def _check_key(key: Any) -> None:
-    """Refuses a key that the receiver would refuse unless it may unpickle."""
-    if fields_of(type(key)) is not None and has_own_equality(type(key)):
-        raise _CannotSend(
-            key,
-            "whose own __hash__ and __eq__ the receiver would have to run: pass allow_pickle=True if it may "
-            "run and unpickle what you send, or use keys of text, numbers and tuples",
-        )
-    if isinstance(key, tuple):
-        for part in key:
-            _check_key(part)
-
-
-_ENCODERS: dict[type, _Encoder] = {
-    **dict.fromkeys(PLAIN, _plain),
-    int: _int,
-    complex: _complex,
-    bytearray: _bytearray,
-    list: _list,
-    tuple: _tuple,
-    dict: _dict,
-    collections.OrderedDict: _ordered_dict,
-    collections.defaultdict: _default_dict,
-    np.ndarray: _array,
-    np.memmap: _array,
-}
-_learned: weakref.WeakKeyDictionary[type, _Encoder] = weakref.WeakKeyDictionary()
-
-
-def _encoder_for(kind: type) -> _Encoder:
-    """The encoder of a type that is not in ``_ENCODERS``."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is not None and kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
-        return _array
-    if issubclass(kind, np.generic):
-        return _scalar
-    if issubclass(kind, np.ndarray) or (tensor is not None and issubclass(kind, tensor)):
-        return _other
-    if hasattr(kind, "write_into"):
-        return _array
-    if fields_of(kind) is None:
-        return _other
-    return functools.partial(_instance, sent=ClassAsSent(kind))
-
-
-def _instance(item: Any, arrays: list[Any], allow_pickle: bool, depth: int, *, sent: ClassAsSent) -> Any:
+def _instance(tag: int, item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:
     kind = type(item)
     fields = fields_of(kind) or []
-    values = item if issubclass(kind, tuple) else [getattr(item, name, END) for name in fields]
+    values = item if tag == NAMEDTUPLE else [getattr(item, name, END) for name in fields]
     held = getattr(item, "__dict__", None)
     if len(values) != len(fields) or any(value is END for value in values) or (held and held.keys() - fields):
-        return _other(item, arrays, allow_pickle, depth)  # has other attributes, or lacks fields
+        return _pickled(item, allow_pickle)  # has other attributes, or lacks fields
+    name = f"{kind.__module__}:{kind.__qualname__}"
     pickled = None
     if allow_pickle:
         try:
-            pickled = sent.pickled(kind)
+            pickled = pickled_class(kind, name)
         except Exception as error:
             raise _CannotSend(item, f"whose class cannot be pickled: {error}") from error
-    elif values is not item and "<locals>" in sent.name:
+    elif tag == DATACLASS and "<locals>" in name:
         raise _CannotSend(
             item,
             "a dataclass that is local to a function, which can only be sent pickled: pass "
             "allow_pickle=True if the receiver may unpickle it, or define it in a module",
         )
-    tag = NAMEDTUPLE if values is item else DATACLASS
-    return [tag, _to_nodes(values, arrays, allow_pickle, depth), sent.name, fields, pickled]
+    return [tag, _to_nodes(values, arrays, allow_pickle, depth), name, fields, pickled]
 
 
-def _children(item: Any) -> Iterator[tuple[str, Any]]:
-    kind = type(item)  # subclasses are leaves: they are sent pickled
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
-        yield from ((f"'s key {key!r}", key) for key in item)
-        yield from ((subscript(key), value) for key, value in item.items())
-    elif kind in (list, tuple):
-        yield from ((f"[{index}]", value) for index, value in enumerate(item))
-    else:
-        yield from ((f".{name}", getattr(item, name, None)) for name in fields_of(kind) or [])
+def _pickled(item: Any, allow_pickle: bool) -> Any:
+    if not allow_pickle:
+        raise _CannotSend(
+            item,
+            "which can only be sent pickled: pass allow_pickle=True if the receiver may unpickle it, or "
+            "convert it to arrays, numbers, text or containers of these",
+        )
+    try:
+        return [PICKLE, dumps(item)]
+    except Exception as error:
+        raise _CannotSend(item, f"which cannot be pickled: {error}") from error

@@ -10,7 +10,7 @@ import json
 import pickle
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from mpwds.errors import EnvelopeError
@@ -18,6 +18,7 @@ from mpwds.pickling import dumps, find_class
 
 Structure: TypeAlias = "bool | int | float | str | bytes | list[Any] | None"
 
+VERSION = 1
 MAX_DEPTH = 128  # msgpack's packer takes 511 levels, of which a container here has two
 
 # Tags of nodes. They go over the wire: you may add new ones, but must not change the meaning of one.
@@ -36,16 +37,14 @@ BIG_INT = 11  # [tag, signed little-endian bytes]
 COMPLEX = 12  # [tag, real, imaginary]
 BYTEARRAY = 13  # [tag, bytes]
 PICKLE = 14  # [tag, bytes]
+OF_ARRAYS = (ARRAY, SCALAR)
 
-_NoneType = type(None)
-PLAIN = {str, bytes, float, bool, _NoneType}  # with int, which has a range in msgpack
+PLAIN = {str, bytes, float, bool, type(None)}  # with int, which has a range in msgpack
 PLAIN_OR_INT = PLAIN | {int}
 STR = {str}
-INT = {int}
-INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
 FACTORIES = {kind.__name__: kind for kind in (list, dict, set, tuple, str, bytes, int, float, complex, bool)}
 
-END = object()  # stands for a missing value: the iterator has ended, or the field was never set
+END: Any = object()  # stands for a missing value: the iterator has ended, or the field was never set
 
 
 def fields_of(kind: type) -> list[str] | None:
@@ -77,47 +76,49 @@ def _find_fields(kind: type) -> list[str] | None:
     return None if any(_is_computed(kind, name) for name in names) else names
 
 
-def has_own_equality(kind: type) -> bool:
-    """Whether a dict with keys of this class runs the class's code."""
-    base = tuple if issubclass(kind, tuple) else object
-    return any(getattr(kind, name) is not getattr(base, name) for name in ("__hash__", "__eq__"))
-
-
 def _is_computed(kind: type, name: str) -> bool:
     """Whether setting the attribute runs code, as a property's does and a slot's does not."""
     attribute = inspect.getattr_static(kind, name, None)
     return hasattr(type(attribute), "__set__") and type(attribute) is not types.MemberDescriptorType
 
 
-class ClassAsSent:
-    """A class as it is sent: by name, or pickled if the receiver cannot find it by name."""
+def part_with_own_equality(key: Any) -> Any:
+    """The part of a dict's key whose class runs its own ``__hash__`` or ``__eq__``; ``None`` if none does."""
+    kind = type(key)
+    base: type = tuple if issubclass(kind, tuple) else object
+    own = (name for name in ("__hash__", "__eq__") if getattr(kind, name) is not getattr(base, name))
+    if fields_of(kind) is not None and any(own):
+        return key
+    parts = tuple.__iter__(key) if base is tuple else ()
+    return next((found for part in parts if (found := part_with_own_equality(part)) is not None), None)
 
-    def __init__(self, kind: type) -> None:
-        self.name = f"{kind.__module__}:{kind.__qualname__}"
-        self.found_by_name = kind.__module__ != "__main__" and find_class(self.name) is kind
-        self._pickled: bytes | None = None
 
-    def pickled(self, kind: type) -> bytes | None:
-        if self._pickled is None and not self.found_by_name:
-            self._pickled = dumps(kind)
-        return self._pickled
+_pickled_classes: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+
+
+def pickled_class(kind: type, name: str) -> bytes | None:
+    """The pickle of a class that the receiver cannot find by name; ``None`` for others."""
+    if kind.__module__ != "__main__" and find_class(name) is kind:
+        return None
+    if kind not in _pickled_classes:
+        _pickled_classes[kind] = dumps(kind)
+    return _pickled_classes[kind]
 
 
 @functools.lru_cache(maxsize=256)
 def unpickle_class(data: bytes) -> type:
-    """The class that ``ClassAsSent`` pickled; the same object for the same bytes."""
-    try:
-        found = pickle.loads(data)
-    except Exception as error:
-        raise unpicklable(error) from error
+    """The class that ``pickled_class`` pickled; the same object for the same bytes."""
+    found = unpickle(data)
     if not isinstance(found, type):
-        raise EnvelopeError("the structure is malformed: its pickled class is not a class")
+        raise malformed("its pickled class is not a class")
     return found
 
 
-def unpicklable(error: Exception) -> EnvelopeError:
-    """The error for a pickle that raises ``error``."""
-    return EnvelopeError(f"the structure holds a pickle that cannot be opened: {error!r}")
+def unpickle(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise EnvelopeError(f"the structure holds a pickle that cannot be opened: {error!r}") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -128,33 +129,41 @@ def stand_in(name: str, fields: tuple[str, ...]) -> type:
         # rename: namedtuples that were made with it have fields that would be refused.
         kind = collections.namedtuple(qualname.rpartition(".")[2], fields, rename=True, module=module)  # type: ignore[misc]  # fields are known at run time only
     except (ValueError, SyntaxError, TypeError) as error:
-        raise EnvelopeError(f"the structure is malformed: bad namedtuple ({error})") from error
+        raise malformed(f"bad namedtuple ({error})") from error
     if kind._fields != fields:
-        raise EnvelopeError(f"the structure is malformed: a namedtuple cannot have the fields {fields}")
+        raise malformed(f"a namedtuple cannot have the fields {fields}")
     return kind
 
 
-Children: TypeAlias = Callable[[Any], "Iterator[tuple[str, Any]]"]
-"""Yields the steps from an item, ``[0]`` or ``.name``, and where they lead."""
+def malformed(what: str) -> EnvelopeError:
+    return EnvelopeError(f"the structure is malformed: {what}")
 
 
-def path(root: Any, target: Any, children: Children) -> str:
-    """The first way from the batch ``root`` to ``target``, such as ``batch["meta"][1]``."""
-    return "batch" + (_way(root, target, children, 0, {}) or "")
+def path(batch: Any, target: Any) -> str:
+    """The first way from a batch to an item in it, such as ``batch["meta"][1]``."""
+    return "batch" + (_way(batch, target, 0, {}) or "")
 
 
-def subscript(key: Any) -> str:
-    """The step to the value of a dict's key: ``["png"]``."""
-    return f"[{json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)}]"
-
-
-def _way(here: Any, target: Any, children: Children, depth: int, visited: dict[int, Any]) -> str | None:
+def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | None:
     if here is target:
         return ""
     if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
         visited[id(here)] = here  # keeps it alive, so that no other object gets its id
-        for step, child in children(here):
-            rest = _way(child, target, children, depth + 1, visited)
+        for step, child in _children(here):
+            rest = _way(child, target, depth + 1, visited)
             if rest is not None:
                 return step + rest
     return None
+
+
+def _children(item: Any) -> Iterator[tuple[str, Any]]:
+    """The steps from an item, ``[0]`` or ``.name``, and where they lead."""
+    kind = type(item)  # subclasses are leaves: they are sent pickled
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        yield from ((f"'s key {key!r}", key) for key in item)
+        for key, value in item.items():
+            yield f"[{json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)}]", value
+    elif kind in (list, tuple):
+        yield from ((f"[{index}]", value) for index, value in enumerate(item))
+    else:
+        yield from ((f".{name}", getattr(item, name, None)) for name in fields_of(kind) or [])

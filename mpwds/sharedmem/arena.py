@@ -21,9 +21,7 @@ from typing import NamedTuple
 from mpwds.sharedmem import segment
 
 MOST_BLOCKS = segment.PAGE_NBYTES // 16
-
-GROWTH = 1.25
-
+_GROWTH = 1.25
 _COMMIT_STEP = 1 << 20
 
 
@@ -62,13 +60,8 @@ class Arena:
     used, as much as the batch in it needs. The lowest free block is used first: a consumer that keeps up
     makes the producer reuse few blocks, which stay in the processor's cache.
 
-    Args:
-        blocks: Number of blocks, at most 256.
-        announce: Called with the layout and the file descriptor of each new segment, before any of
-            its blocks is handed out; the arena keeps and closes the descriptor.
-
-    Raises:
-        ValueError: ``blocks`` is not between 1 and 256.
+    ``announce`` is called with the layout and the file descriptor of each new segment, before any of its
+    blocks is handed out; the arena keeps and closes the descriptor.
     """
 
     def __init__(self, blocks: int, announce: Callable[[Layout, int], None]) -> None:
@@ -79,11 +72,7 @@ class Arena:
         self._segment: _Segment | None = None
 
     def acquire(self, nbytes: int) -> Block | None:
-        """A free block of at least ``nbytes`` bytes, taken; ``None`` while all are in use.
-
-        Raises:
-            SharedMemoryError: There is no memory for the block.
-        """
+        """A free block of at least ``nbytes`` bytes, taken; ``None`` while all are in use."""
         current = self._segment
         if current is None or nbytes > current.layout.block_nbytes:
             current = self._grow(nbytes)
@@ -100,8 +89,8 @@ class Arena:
 
     def _grow(self, nbytes: int) -> _Segment:
         if self._segment is not None:
-            nbytes = max(nbytes, int(self._segment.layout.block_nbytes * GROWTH))
-        self.close()
+            nbytes = max(nbytes, int(self._segment.layout.block_nbytes * _GROWTH))
+            self._segment = None
         layout = Layout(self._blocks, -(-nbytes // segment.PAGE_NBYTES) * segment.PAGE_NBYTES)
         grown = _Segment(layout)
         self._announce(layout, grown.descriptor)

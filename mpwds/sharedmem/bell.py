@@ -7,19 +7,15 @@ import os
 
 
 class Bell:
-    """An eventfd. Ringing takes no lock and never blocks, so a finalizer may do it.
+    """An eventfd, new or taken over. Ringing takes no lock and never blocks, so a finalizer may do it.
 
     Code that may still ring keeps a reference to the bell, and the last reference closes the descriptor. So
     nothing is written to a descriptor number that the system has given away again.
-
-    Args:
-        descriptor: An eventfd to take over; ``None`` makes a new one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        if descriptor is None:
-            descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._descriptor = descriptor
+        new = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        self._descriptor = os.eventfd(0, new) if descriptor is None else descriptor
         # Bound here, because the last ring and the end may come after modules are gone.
         self._write = os.eventfd_write
         self._close = os.close

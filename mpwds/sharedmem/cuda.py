@@ -96,14 +96,10 @@ class Runtime:
 
 
 class Fence:
-    """A point in the work of the devices, after everything that had begun when it was made.
-
-    Args:
-        events: Events made with ``blocking``, so that waiting for them takes no processor time.
-    """
+    """A point in the work of the devices, after everything that had begun when it was made."""
 
     def __init__(self, events: list[Any]) -> None:
-        self._events = events
+        self._events = events  # made with `blocking`: waiting for them takes no processor time
 
     def done(self) -> bool:
         """Whether the devices have passed it."""

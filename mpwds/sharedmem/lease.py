@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import sys
 import weakref
@@ -30,21 +29,14 @@ class LeasedArena:
     A device may still copy from pinned memory when the last view is gone. Then a fence is made, and
     :meth:`reclaim` hands the block back once the device has passed it.
 
-    Args:
-        layout: The segment's layout, as the producer announced it.
-        descriptor: The segment; the caller closes it after this returns.
-        bell: Rung after each block that is handed back.
-        pinning: Pins the segment; ``None`` leaves it as it is.
-
-    Raises:
-        SharedMemoryError: The segment cannot be mapped.
+    The caller closes ``descriptor`` after this returns. ``bell`` is rung after each block that is handed
+    back.
     """
 
     def __init__(self, layout: Layout, descriptor: int, bell: Bell, pinning: Pinning | None = None) -> None:
         self._layout = layout
         self._fences: list[Fence | None] = [None] * layout.blocks
         self._cuda: Runtime | None = None
-        self._mapping: mmap.mmap
         if pinning is None:
             self._mapping = segment.map(descriptor, layout.nbytes)
         else:
@@ -123,34 +115,20 @@ class LeasedArena:
     def _finalizer(self, block: int, count: int) -> Callable[[object], None]:
         # A finalizer runs in any thread, between any two instructions, and at interpreter exit: it must not
         # take a lock, use a socket or look up a name in a module that may be gone.
-        return self._returner(block, count) if self._cuda is None else self._fencer(block, count, self._cuda)
-
-    def _returner(self, block: int, count: int) -> Callable[[object], None]:
-        released, bell, keep = self._released, self._bell, interrupts.keep
-        owner, current_process = self._owner, os.getpid
+        released, fences, bell, cuda = self._released, self._fences, self._bell, self._cuda
+        owner, current_process, finalizing = self._owner, os.getpid, sys.is_finalizing
+        keep = interrupts.keep
 
         def hand_back(_: object) -> None:
             try:
-                if current_process() == owner and released[block] < count:
-                    released[block] = count
-                    bell.ring()
-            except KeyboardInterrupt as interrupt:
-                keep(interrupt)
-
-        return hand_back
-
-    def _fencer(self, block: int, count: int, cuda: Runtime) -> Callable[[object], None]:
-        released, fences, bell, keep = self._released, self._fences, self._bell, interrupts.keep
-        owner, current_process, finalizing = self._owner, os.getpid, sys.is_finalizing
-
-        def put_aside(_: object) -> None:
-            try:
                 if current_process() != owner or finalizing() or released[block] >= count:
                     return
-                fence = cuda.fence()
-                if fence is None or not fence.done():
-                    fences[block] = fence
-                elif released[block] < count:
+                if cuda is not None:
+                    fence = cuda.fence()
+                    if fence is None or not fence.done():
+                        fences[block] = fence
+                        return
+                if released[block] < count:
                     released[block] = count
                     bell.ring()
             except KeyboardInterrupt as interrupt:
@@ -158,7 +136,7 @@ class LeasedArena:
             except RuntimeError:
                 pass  # a device has failed; the next look at the block raises it outside a finalizer
 
-        return put_aside
+        return hand_back
 
 
 class _Lease(NamedTuple):

@@ -11,25 +11,17 @@ from typing import NamedTuple
 
 from mpwds.errors import SharedMemoryError
 
-_DELETED = " (deleted)"
 _MAP_NORESERVE = 0x4000
 """Not in Python's ``mmap`` before 3.13. A private mapping counts as memory that may be needed without it."""
 
 
 class Region(NamedTuple):
-    """A part of a file, or of a segment without a name.
+    """A part of a file, or of a segment without a name."""
 
-    Args:
-        path: A path by which any process of this user can open it.
-        offset: Where it starts, in bytes.
-        nbytes: Its length.
-        writable: Whether writes reach all processes that have mapped it.
-    """
-
-    path: str
+    path: str  # by which any process of this user can open it
     offset: int
     nbytes: int
-    writable: bool
+    writable: bool  # whether writes reach all processes that have mapped it
 
 
 class Mappings:
@@ -69,11 +61,7 @@ class Mappings:
 
 
 def map_region(region: Region) -> memoryview:
-    """The memory of a region that another process found; writes stay private if it is not ``writable``.
-
-    Raises:
-        SharedMemoryError: It no longer exists, or this process cannot open it.
-    """
+    """The memory of a region that another process found; writes stay private if it is not ``writable``."""
     start = region.offset - region.offset % mmap.ALLOCATIONGRANULARITY
     length = region.offset + region.nbytes - start
     flags = mmap.MAP_SHARED if region.writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
@@ -120,9 +108,7 @@ def _descriptor_of(device: str, inode: int) -> int | None:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found = os.fstat(int(name))
-            if (
-                found.st_ino == inode
-                and f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}" == device
-            ):
+            its_device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+            if (found.st_ino, its_device) == (inode, device):
                 return os.dup(int(name))
     return None

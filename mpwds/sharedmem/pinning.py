@@ -18,9 +18,7 @@ from mpwds.sharedmem import interrupts, segment
 from mpwds.sharedmem.cuda import Fence, PinningRefused, Runtime
 from mpwds.warn import warn
 
-PATIENCE_S = 0.2
-"""How long the end of a mapping waits for the devices that read it. If they still read it, it is kept."""
-
+PATIENCE_S = 0.2  # the end of a mapping waits so long for devices that read it; if they still do, it is kept
 _STEP_S = 0.001
 
 
@@ -31,23 +29,15 @@ class PinnedMapping(mmap.mmap):
     calls weak references back, so ``__del__`` unregisters; every view of the mapping delays it. Mappings that
     the interpreter does not collect are unregistered at exit. A fork of this process, which does not use
     CUDA, does nothing.
-
-    Attributes:
-        cuda: The runtime that it is registered with, or ``None``.
     """
 
-    cuda: Runtime | None = None
+    cuda: Runtime | None = None  # that it is registered with
     _has_last_fence = False
 
     def pin(self, cuda: Runtime, fences: list[Fence | None]) -> None:
-        """Registers the mapping, whose pages must have their memory.
+        """Registers the mapping, whose pages must have their memory, or raises :class:`PinningRefused`.
 
-        Args:
-            cuda: The runtime.
-            fences: Kept by the caller; the mapping's end waits for those that are in it.
-
-        Raises:
-            PinningRefused: CUDA does not pin it.
+        Its end waits for the fences that are then in ``fences``, the caller's list.
         """
         self._fences = fences
         self._owner = os.getpid()
@@ -119,9 +109,8 @@ def _unpin_all() -> None:
 class Pinning:
     """Pinned memory for the batches of one loader; without CUDA, or if CUDA refuses, it warns once.
 
-    Args:
-        find_cuda: Called when memory is first needed; returns ``None`` if there is no CUDA.
-        without: For the warning: the consequence, if the workers' shared memory cannot be pinned.
+    ``find_cuda`` is called when memory is first needed. ``without`` is, for the warning, the consequence if
+    the workers' shared memory cannot be pinned.
     """
 
     def __init__(
@@ -147,18 +136,9 @@ class Pinning:
     def map(
         self, descriptor: int, nbytes: int, fences: list[Fence | None]
     ) -> tuple[mmap.mmap, Runtime | None]:
-        """A segment's memory, pinned if possible; pinning gives all of it its memory now.
+        """A segment's memory, pinned if possible, and the runtime that it is registered with, if any.
 
-        Args:
-            descriptor: The segment.
-            nbytes: Its size in bytes.
-            fences: The caller puts the fences of released blocks here.
-
-        Returns:
-            The mapping, and the runtime that it is registered with, if any.
-
-        Raises:
-            SharedMemoryError: The segment cannot be mapped.
+        Pinning gives all of it its memory now. The caller puts the fences of released blocks in ``fences``.
         """
         _unpin_late()
         mapping = segment.map_as(PinnedMapping, descriptor, nbytes)

@@ -14,7 +14,8 @@ from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.lease import Exporter
 from mpwds.sharedmem.pinning import Pinning
 
-HUGE_PAGE_NBYTES = 2 << 20
+_HUGE_PAGE_NBYTES = 2 << 20
+_KEPT = 4
 _SLACK = 8  # an eighth more than is copied, so that a batch a little larger finds room there later
 
 
@@ -24,27 +25,18 @@ class PrivateCopies:
     Writing to fresh memory is several times slower than to used memory, because the system finds and clears
     each page at the first touch. So freed buffers are kept for later copies, and large ones use huge pages.
 
-    Args:
-        keep: Freed buffers to keep for later copies.
-        pinning: Source of pinned memory for the copies; torch keeps freed pinned memory itself.
-
-    Attributes:
-        made: Copies made so far.
+    With ``pinning``, copies are made in pinned memory, which torch itself keeps when it is freed.
     """
 
-    def __init__(self, keep: int = 4, pinning: Pinning | None = None) -> None:
+    def __init__(self, pinning: Pinning | None = None) -> None:
         self._pinning = pinning
-        self._free: deque[mmap.mmap] = deque(maxlen=keep)
+        self._free: deque[mmap.mmap] = deque(maxlen=_KEPT)
         self._ends: dict[int, weakref.ref[Exporter]] = {}
         self._number = itertools.count()
-        self.made = 0
+        self.made = 0  # copies
 
     def copy(self, source: memoryview) -> Exporter:
-        """A writable buffer, or a pinned tensor, that starts with the bytes of ``source`` (one-dimensional).
-
-        Raises:
-            SharedMemoryError: There is no memory left.
-        """
+        """A writable buffer or a pinned tensor that starts with the bytes of ``source``, of one dimension."""
         self.made += 1
         pinned = None if self._pinning is None else self._pinning.copy(source)
         if pinned is not None:
@@ -54,11 +46,7 @@ class PrivateCopies:
         return exporter
 
     def blank(self, nbytes: int) -> Exporter:
-        """A writable buffer of ``nbytes`` bytes of any content.
-
-        Raises:
-            SharedMemoryError: There is no memory left.
-        """
+        """A writable buffer of ``nbytes`` bytes of any content."""
         memory = self._memory(nbytes)
         exporter = (ctypes.c_char * nbytes).from_buffer(memory)
         free, ends, number, keep = self._free, self._ends, next(self._number), interrupts.keep
@@ -79,8 +67,8 @@ class PrivateCopies:
             memory = self._free.pop()
             if len(memory) >= nbytes:
                 return memory
-        is_large = nbytes >= HUGE_PAGE_NBYTES
-        size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES if is_large else nbytes + nbytes // _SLACK
+        is_large = nbytes >= _HUGE_PAGE_NBYTES
+        size = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES if is_large else nbytes + nbytes // _SLACK
         try:
             memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -89,7 +77,7 @@ class PrivateCopies:
                 "keep fewer batches, or copy what you keep"
             ) from error
         if is_large:  # a huge page takes all of its memory, even if little of it is used
-            used = round(nbytes / HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+            used = round(nbytes / _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
             with contextlib.suppress(OSError, AttributeError):
                 memory.madvise(mmap.MADV_HUGEPAGE, 0, used)
         return memory

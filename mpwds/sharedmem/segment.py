@@ -1,4 +1,7 @@
-"""Nameless shared memory: a file descriptor that other processes can be sent and map."""
+"""Nameless shared memory: a file descriptor that other processes can be sent and map.
+
+Each function raises ``SharedMemoryError`` where the system has no memory, descriptor or address space left.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from mpwds.errors import SharedMemoryError
 
@@ -27,18 +30,14 @@ def create(nbytes: int) -> int:
 
     Returns:
         A file descriptor, closed on exec; the caller closes it.
-
-    Raises:
-        SharedMemoryError: The system refuses to make it.
     """
+    descriptor = -1
     try:
         descriptor = _open_nameless()
-    except OSError as error:
-        raise _refused(nbytes, error) from error
-    try:
         os.ftruncate(descriptor, nbytes)
     except OSError as error:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         raise _refused(nbytes, error) from error
     return descriptor
 
@@ -49,15 +48,12 @@ def commit(descriptor: int, offset: int, nbytes: int) -> None:
     Without this, a write on a machine that is out of memory ends in SIGBUS, which no code can handle. Above
     64 kB, the memory that the machine or the container has left is checked first: the kernel answers a
     request for more than that with its out-of-memory killer, not with an error.
-
-    Raises:
-        SharedMemoryError: There is not that much memory left.
     """
     available = available_nbytes() if nbytes > _SMALL_NBYTES else None
     if available is not None and nbytes > available:
         raise SharedMemoryError(
-            f"no memory for {_size(nbytes)} of shared memory, only {_size(available)} are left: "
-            "use smaller batches, fewer workers or a lower prefetch"
+            f"no memory for {nbytes / 1e6:,.1f} MB of shared memory, only {available / 1e6:,.1f} MB "
+            "are left: use smaller batches, fewer workers or a lower prefetch"
         )
     try:
         os.posix_fallocate(descriptor, offset, nbytes)
@@ -66,11 +62,7 @@ def commit(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def map(descriptor: int, nbytes: int) -> mmap.mmap:
-    """A segment's memory, shared with every process that maps it; unmapped when nothing refers to it.
-
-    Raises:
-        SharedMemoryError: The address space has no room for it, or there are too many mappings.
-    """
+    """A segment's memory, shared with every process that maps it; unmapped when nothing refers to it."""
     return map_as(mmap.mmap, descriptor, nbytes)
 
 
@@ -118,27 +110,18 @@ def _machine_has_left() -> int | None:
     return None
 
 
-class _GroupFiles(NamedTuple):
-    """Where a control group shows its limit, the memory it has taken, and its page cache."""
-
-    limit: str
-    taken: str
-    cache: tuple[str, ...]
-
-
-_VERSION_1 = _GroupFiles(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
-)
-_VERSION_2 = _GroupFiles("memory.max", "memory.current", ("inactive_file", "active_file"))
+# Where a control group shows its limit and the memory it has taken, and its page cache in `memory.stat`.
+_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"
+_VERSION_2 = "memory.max", "memory.current", "inactive_file", "active_file"
 
 
 def groups_have_left() -> int | None:
     """Bytes that this process' control group and its parents may still take; ``None`` without a limit."""
-    answers = (_group_has_left(folder, files) for folder, files in _groups())
+    answers = (_group_has_left(folder, names) for folder, names in _groups())
     return min((left for left in answers if left is not None), default=None)
 
 
-def _groups() -> Iterator[tuple[Path, _GroupFiles]]:
+def _groups() -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
     """This process' group and its parents, as far as they can be seen from here."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -147,37 +130,32 @@ def _groups() -> Iterator[tuple[Path, _GroupFiles]]:
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            mount, files = Path("/sys/fs/cgroup"), _VERSION_2
+            mount, names = Path("/sys/fs/cgroup"), _VERSION_2
         elif "memory" in controllers.split(","):
-            mount, files = Path("/sys/fs/cgroup/memory"), _VERSION_1
+            mount, names = Path("/sys/fs/cgroup/memory"), _VERSION_1
         else:
             continue
         # In a container, the mount may be the container's own group, and the path one that exists outside.
         folder = mount / group.lstrip("/")
         for parent in (folder, *folder.parents):
-            yield parent, files
+            yield parent, names
             if parent == mount:
                 break
 
 
-def _group_has_left(group: Path, files: _GroupFiles) -> int | None:
+def _group_has_left(group: Path, names: tuple[str, str, str, str]) -> int | None:
+    limit, taken, inactive_cache, active_cache = names
     try:
-        limit = int((group / files.limit).read_text())
-        taken = int((group / files.taken).read_text())
+        left = int((group / limit).read_text()) - int((group / taken).read_text())
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cache = sum(int(counts[name]) for name in files.cache)
+        return max(0, left + int(counts[inactive_cache]) + int(counts[active_cache]))
     except (OSError, ValueError, KeyError):  # the group does not exist here, or has no limit
         return None
-    return max(0, limit - taken + cache)
 
 
 def _refused(nbytes: int, error: OSError) -> SharedMemoryError:
     return SharedMemoryError(
-        f"the system refused {_size(nbytes)} of shared memory ({error.strerror}): use smaller batches, "
-        "fewer workers or a lower prefetch, or raise the limit (ulimit -n, ulimit -f, ulimit -v, the "
-        "container's memory)"
+        f"the system refused {nbytes / 1e6:,.1f} MB of shared memory ({error.strerror}): use smaller "
+        "batches, fewer workers or a lower prefetch, or raise the limit (ulimit -n, ulimit -f, ulimit -v, "
+        "the container's memory)"
     )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"

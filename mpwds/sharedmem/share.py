@@ -57,14 +57,7 @@ def share(data: Any) -> Any:
 
 
 class SharedList(Sequence[Any]):
-    """A list whose elements are pickled in shared memory: see :func:`share`. Slices are plain lists.
-
-    Args:
-        items: The elements.
-
-    Raises:
-        SharedMemoryError: There is no memory for it.
-    """
+    """A list whose elements are pickled in shared memory: see :func:`share`. Slices are plain lists."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         pickled = [pickle.dumps(item, protocol=5) for item in items]

@@ -37,11 +37,9 @@ from mpwds.tenbin.lists import (
     load,
     read,
     save,
-    write,
-)
-from mpwds.tenbin.sockets import (
     sctp_recv,
     sctp_send,
+    write,
     zrecv_multipart,
     zrecv_single,
     zsend_multipart,

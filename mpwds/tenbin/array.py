@@ -31,35 +31,22 @@ MAGIC = b"~TenBin~"
 
 
 class ArrayHeader(NamedTuple):
-    """Place, type and shape of an encoded array in its buffer.
+    """Type, shape and place of an encoded array in its buffer; offsets are in bytes from its start."""
 
-    Args:
-        code: tenbin's dtype code, such as ``"f4"``.
-        name: The array's name; ``""`` for none.
-        shape: Dimensions.
-        data_offset: Byte offset of the first element in the buffer.
-        nbytes: Bytes of data, without padding.
-        end: Byte offset behind the padding: the next array's header.
-    """
-
-    code: str
+    code: str  # tenbin's, such as "f4"
     name: str
     shape: tuple[int, ...]
     data_offset: int
-    nbytes: int
-    end: int
+    nbytes: int  # of data, without padding
+    end: int  # behind the padding, where the next array begins
 
 
 def array_nbytes(array: Array) -> int:
-    """Bytes that one array takes when encoded: a multiple of 32.
-
-    Raises:
-        TenbinError: It cannot be encoded.
-    """
+    """Bytes that one array takes when encoded, a multiple of 32; ``TenbinError`` if tenbin cannot hold it."""
     if type(array) is np.ndarray and array.dtype in BY_DTYPE and array.ndim <= MAX_NDIM:
         return HEAD_NBYTES[array.ndim] + (array.nbytes + 63 & -64)
     kind, shape = describe(array)
-    return HEAD_NBYTES[len(shape)] + padded(kind.itemsize * math.prod(shape))
+    return HEAD_NBYTES[len(shape)] + (kind.itemsize * math.prod(shape) + 63 & -64)
 
 
 def data_offset(ndim: int) -> int:
@@ -73,15 +60,15 @@ def write_array(buffer: Buffer, offset: int, array: Array, name: str = "") -> in
     Args:
         buffer: Any writable, C-contiguous buffer.
         offset: Where to begin, in bytes.
-        array: An array of any strides and byte order, a dense CPU tensor, or a ``Deferred`` one. An error
-            of ``Deferred.write_into`` passes through, and leaves the place half written.
+        array: An array of any strides and byte order, a dense CPU tensor, or a ``Deferred`` one, whose errors
+            pass through and leave the place half written.
         name: Up to 8 ASCII characters.
 
     Returns:
         Offset behind the array's padding.
 
     Raises:
-        TenbinError: The array cannot be encoded, or does not fit; then nothing is written.
+        TenbinError: The array cannot be encoded, or does not fit; nothing is written.
 
     Example:
         >>> buffer = bytearray(1000)
@@ -133,25 +120,40 @@ def parse_array(buffer: Buffer, offset: int) -> ArrayHeader:
         ArrayHeader(code='u1', name='x', shape=(2, 3), data_offset=96, nbytes=6, end=160)
     """
     size = memoryview(buffer).nbytes
-    header = parse_head(buffer, offset, size)
-    if header.end > size:
-        raise truncated(header.data_offset, header.nbytes, size - header.data_offset)
-    return header
+    if offset < 0 or size - offset < 16:
+        raise truncated(offset, 16, size - offset)
+    magic, length = CHUNK.unpack_from(buffer, offset)
+    if magic != MAGIC:
+        raise damaged(offset, f"{magic!r} instead of a header chunk")
+    if not 24 <= length <= 24 + 8 * MAX_NDIM:
+        raise damaged(offset + 8, f"a header of {length} bytes")
+    at_data = offset + 16 + (length + 63 & -64)
+    start = at_data + 16
+    if start > size:
+        raise truncated(offset, start - offset, size - offset)
+    kind, name, shape, nbytes = parse_fields(buffer, offset + 16, length)
+    magic, data_length = CHUNK.unpack_from(buffer, at_data)
+    if magic != MAGIC:
+        raise damaged(at_data, f"{magic!r} instead of a data chunk")
+    if data_length != nbytes:
+        what = f"{data_length} bytes of data for {kind.name} of shape {shape} ({nbytes})"
+        raise damaged(at_data + 8, what)
+    end = start + (nbytes + 63 & -64)
+    if end > size:
+        raise truncated(start, nbytes, size - start)
+    return ArrayHeader(kind.code, name, shape, start, nbytes, end)
 
 
 def view_array(buffer: Buffer, header: ArrayHeader, output: Output = "numpy") -> Any:
-    """The array that ``parse_array`` found, as a view of the buffer.
+    """The array whose header ``parse_array`` returned, as a view of the buffer that was parsed.
 
-    Args:
-        buffer: The buffer that was parsed. The view keeps it alive, and is writable if it is. A tensor of a
-            read-only buffer is a copy: torch has no read-only tensors.
-        header: What ``parse_array`` returned.
-        output: ``"numpy"`` or ``"torch"``. NumPy arrays of bfloat16 need ``mpwds[bfloat16]``.
+    The view keeps the buffer alive, and is writable if it is. A tensor of a read-only buffer is a copy: torch
+    has no read-only tensors.
 
     Raises:
         TenbinError: The installed torch has no such dtype.
-        ImportError: The package that the output needs is not installed.
-        ValueError: ``output`` is something else.
+        ImportError: The package that ``output`` needs is not installed: torch, or ``mpwds[bfloat16]``.
+        ValueError: ``output`` is neither ``"numpy"`` nor ``"torch"``.
 
     Example:
         >>> buffer = bytearray(160)
@@ -186,21 +188,14 @@ def view_array(buffer: Buffer, header: ArrayHeader, output: Output = "numpy") ->
 # ------------------------------------------------------------------------------------------------ layout
 
 CHUNK = struct.Struct("<8sq")
+_NO_NAME = bytes(8)
 _FIELDS = struct.Struct("<8s8sq")
 # Unsigned: a negative dimension reads as one that no data fits.
 _DIMS = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
 
 
-def padded(nbytes: int) -> int:
-    """``nbytes`` rounded up to a multiple of 64."""
-    return nbytes + 63 & -64
-
-
 # Everything before the data: the header chunk, its padding, the prefix of the data chunk.
-_HEADS = [
-    struct.Struct(f"<8sq8s8sq{ndim}q{padded(24 + 8 * ndim) - 24 - 8 * ndim}x8sq")
-    for ndim in range(MAX_NDIM + 1)
-]
+_HEADS = [struct.Struct(f"<8sq8s8sq{ndim}q{-(24 + 8 * ndim) & 63}x8sq") for ndim in range(MAX_NDIM + 1)]
 HEAD_NBYTES = [head.size for head in _HEADS]
 _PADDINGS = [struct.Struct(f"<{nbytes}x") for nbytes in range(64)]
 
@@ -215,54 +210,25 @@ def pack_fields(kind: Kind, name: str, shape: tuple[int, ...]) -> bytes:
     return _FIELDS.pack(kind.code8, name_bytes(name), len(shape)) + _DIMS[len(shape)].pack(*shape)
 
 
-def parse_head(buffer: Buffer, offset: int, size: int, base: int = 0) -> ArrayHeader:
-    """Parse everything before the data, within ``size`` bytes of ``buffer``.
-
-    The data may lie beyond. ``base`` is added to the offsets in errors.
-    """
-    if offset < 0 or size - offset < 16:
-        raise truncated(base + offset, 16, size - offset)
-    magic, length = CHUNK.unpack_from(buffer, offset)
-    if magic != MAGIC:
-        raise damaged(base + offset, f"{magic!r} instead of a header chunk")
-    if not 24 <= length <= 24 + 8 * MAX_NDIM:
-        raise damaged(base + offset + 8, f"a header of {length} bytes")
-    at_data = offset + 16 + (length + 63 & -64)
-    if at_data + 16 > size:
-        raise truncated(base + offset, at_data + 16 - offset, size - offset)
-    kind, name, shape, nbytes = parse_fields(buffer, offset + 16, length, base)
-    magic, data_length = CHUNK.unpack_from(buffer, at_data)
-    if magic != MAGIC:
-        raise damaged(base + at_data, f"{magic!r} instead of a data chunk")
-    if data_length != nbytes:
-        raise damaged(
-            base + at_data + 8, f"{data_length} bytes of data for {kind.name} of shape {shape} ({nbytes})"
-        )
-    start = at_data + 16
-    return ArrayHeader(kind.code, name, shape, start, nbytes, start + (nbytes + 63 & -64))
-
-
-def parse_fields(
-    buffer: Buffer, offset: int, length: int, base: int = 0
-) -> tuple[Kind, str, tuple[int, ...], int]:
+def parse_fields(buffer: Buffer, offset: int, length: int) -> tuple[Kind, str, tuple[int, ...], int]:
     """Parse a header's payload of ``length`` bytes: kind, name, shape, bytes of data."""
     if length < 24:
-        raise truncated(base + offset, 24, length)
+        raise truncated(offset, 24, length)
     code8, name8, ndim = _FIELDS.unpack_from(buffer, offset)
     kind = BY_CODE8.get(code8)
     if kind is None:
-        raise damaged(base + offset, f"the dtype code {code8!r}, which mpwds does not know")
+        raise damaged(offset, f"the dtype code {code8!r}, which mpwds does not know")
     if not 0 <= ndim <= MAX_NDIM or length != 24 + 8 * ndim:
-        raise damaged(base + offset + 16, f"{ndim} dimensions in a header of {length} bytes")
+        raise damaged(offset + 16, f"{ndim} dimensions in a header of {length} bytes")
     shape = _DIMS[ndim].unpack_from(buffer, offset + 24)
     nbytes = kind.itemsize * math.prod(shape)
     # NumPy and torch multiply the other dimensions of an empty array, too.
     if not nbytes and kind.itemsize * math.prod(max(dim, 1) for dim in shape) > sys.maxsize:
-        raise damaged(base + offset + 24, f"the shape {shape}, which is larger than any memory")
-    if name8 == b"\0\0\0\0\0\0\0\0":
+        raise damaged(offset + 24, f"the shape {shape}, which is larger than any memory")
+    if name8 == _NO_NAME:
         return kind, "", shape, nbytes
     if not name8.isascii():
-        raise damaged(base + offset + 8, f"the name {name8!r}, which is not ASCII")
+        raise damaged(offset + 8, f"the name {name8!r}, which is not ASCII")
     return kind, name8.decode("ascii").strip("\0"), shape, nbytes
 
 

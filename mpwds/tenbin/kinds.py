@@ -62,49 +62,25 @@ def holds(array: object) -> bool:
 
 
 class Kind(NamedTuple):
-    """A type of elements.
+    """A type of elements."""
 
-    Attributes:
-        name: NumPy's and torch's name of it.
-        code: tenbin's.
-        code8: The same, as it stands in a header.
-        itemsize: Bytes of one element.
-        dtype: NumPy's, little-endian; ``None`` for bfloat16, which NumPy alone does not have.
-        raw: The dtype its bytes are copied as.
-    """
-
-    name: str
-    code: str
-    code8: bytes
+    name: str  # NumPy's and torch's
+    code: str  # tenbin's
+    code8: bytes  # the code as it stands in a header
     itemsize: int
-    dtype: np.dtype[Any] | None
-    raw: np.dtype[Any]
+    dtype: np.dtype[Any] | None  # little-endian; None for bfloat16, which NumPy alone does not have
+    raw: np.dtype[Any]  # which its bytes are copied as
 
 
-def _kind(code: str, name: str) -> Kind:
-    dtype = None if code == "bf2" else np.dtype(name).newbyteorder("<")
+def _kind(code: str) -> Kind:
+    dtype = None if code == "bf2" else np.dtype(f"<{code}")
     raw = np.dtype("<i2") if dtype is None else dtype
+    name = "bfloat16" if dtype is None else dtype.name
     return Kind(name, code, code.encode().ljust(8, b"\0"), raw.itemsize, dtype, raw)
 
 
-_NAMES = {
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "b1": "bool",
-    "bf2": "bfloat16",
-    "c8": "complex64",
-    "c16": "complex128",
-}
-BY_CODE = {code: _kind(code, name) for code, name in _NAMES.items()}
+_CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1", "bf2", "c8", "c16")
+BY_CODE = {code: _kind(code) for code in _CODES}
 BY_CODE8 = {kind.code8: kind for kind in BY_CODE.values()}
 BY_DTYPE: dict[Any, Kind] = {kind.dtype: kind for kind in BY_CODE.values() if kind.dtype is not None}
 _NUMPY_TYPES = (np.ndarray, np.generic)
@@ -124,8 +100,7 @@ def describe(array: Any) -> tuple[Kind, tuple[int, ...]]:
     kind = BY_DTYPE.get(array.dtype)
     if kind is None:
         kind = _learn_dtype(np.dtype(array.dtype))
-    shape = array.shape
-    return kind, shape if len(shape) <= MAX_NDIM else _refuse_shape(shape)
+    return kind, _checked(array.shape)
 
 
 def _is_deferred(array: Any) -> bool:
@@ -144,12 +119,13 @@ def _describe_tensor(tensor: Any, torch: Any) -> tuple[Kind, tuple[int, ...]]:
         raise TenbinError(f"tensor is on device {tensor.device}: use .cpu() first")
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise TenbinError(f"tensor is not dense (layout {tensor.layout}): use .to_dense() or pad it first")
-    shape = tuple(tensor.shape)
-    return kind, shape if len(shape) <= MAX_NDIM else _refuse_shape(shape)
+    return kind, _checked(tuple(tensor.shape))
 
 
-def _refuse_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    raise TenbinError(f"array has {len(shape)} dimensions, tenbin takes up to {MAX_NDIM}")
+def _checked(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > MAX_NDIM:
+        raise TenbinError(f"array has {len(shape)} dimensions, tenbin takes up to {MAX_NDIM}")
+    return shape
 
 
 def _learn_dtype(dtype: np.dtype[Any]) -> Kind:
@@ -198,8 +174,10 @@ def write_deferred(kind: Kind, source: Deferred, out: np.ndarray[Any, Any]) -> N
 def torch_dtypes() -> tuple[Any, dict[str, Any]]:
     import torch
 
-    dtypes = {code: getattr(torch, name, None) for code, name in _NAMES.items()}  # uint16.. are of 2.3
-    return torch, {code: dtype for code, dtype in dtypes.items() if dtype is not None}
+    # torch has unsigned types of more than 8 bits since 2.3.
+    return torch, {
+        kind.code: getattr(torch, kind.name) for kind in BY_CODE.values() if hasattr(torch, kind.name)
+    }
 
 
 @functools.cache

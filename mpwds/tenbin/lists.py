@@ -1,17 +1,16 @@
-"""Several arrays in tenbin encoding: in one buffer, as frames of a message, in streams and files."""
+"""Several arrays in tenbin encoding: in a buffer, as frames of a message, in streams, files and sockets."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpwds.errors import TenbinError
 from mpwds.tenbin.array import (
     CHUNK,
-    MAGIC,
     ArrayHeader,
     Buffer,
     Output,
@@ -19,19 +18,20 @@ from mpwds.tenbin.array import (
     damaged,
     name_bytes,
     pack_fields,
-    padded,
     parse_array,
     parse_fields,
-    parse_head,
-    truncated,
     view_array,
     write_array,
 )
-from mpwds.tenbin.kinds import MAX_NDIM, Array, Kind, describe, source_of, write_deferred
+from mpwds.tenbin.kinds import Array, Kind, describe, source_of, write_deferred
+
+if TYPE_CHECKING:
+    import zmq
 
 Infos: TypeAlias = bool | Sequence[str] | None
 
 _CODES64 = {"f8", "i8", "u8", "c16"}
+_PIECE_NBYTES = 1 << 20
 
 
 def encoded_nbytes(arrays: Sequence[Array]) -> int:
@@ -78,7 +78,7 @@ def encode_into(
         >>> decode_buffer(buffer[:160], infos=True)
         ([array([0, 1, 2])], ['ids'])
     """
-    names = checked_names(arrays, infos, allow64)
+    names = _names_of(arrays, infos, allow64)
     total = encoded_nbytes(arrays)
     view = _view(buffer)
     if view.readonly:
@@ -125,19 +125,18 @@ def decode_buffer(buffer: Buffer, infos: Infos = False, *, output: Output = "num
         [tensor(True), tensor([0, 1])]
     """
     view = _view(buffer)
-    headers = []
-    offset, size = 0, view.nbytes
-    while offset < size:
-        header = parse_array(view, offset)
-        check_bools(view, header)
-        headers.append(header)
-        offset = header.end
-    check_infos([header.name for header in headers], infos)
     if output == "torch" and view.readonly:
         view = memoryview(bytearray(view))
-    return result_of(
-        [view_array(view, header, output) for header in headers], [h.name for h in headers], infos
-    )
+    arrays: list[Any] = []
+    names: list[str] = []
+    offset = 0
+    while offset < view.nbytes:
+        header = parse_array(view, offset)
+        _check_bools(view, header)
+        arrays.append(view_array(view, header, output))
+        names.append(header.name)
+        offset = header.end
+    return _result(arrays, names, infos)
 
 
 def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> list[memoryview]:
@@ -151,10 +150,9 @@ def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> 
         [40, 6]
     """
     frames = []
-    for array, name in zip(arrays, checked_names(arrays, infos), strict=True):
+    for array, name in zip(arrays, _names_of(arrays, infos), strict=True):
         kind, shape = describe(array)
-        frames.append(memoryview(pack_fields(kind, name, shape)))
-        frames.append(flat_bytes(kind, shape, array))
+        frames += [memoryview(pack_fields(kind, name, shape)), _data_of(kind, shape, array)]
     return frames
 
 
@@ -163,8 +161,7 @@ def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Outpu
 
     Args:
         frames: Alternating header and data frames; any C-contiguous buffers.
-        infos: As in ``decode_buffer``.
-        output: As in ``decode_buffer``.
+        infos: As in ``decode_buffer``, like ``output`` and the result.
 
     Raises:
         TenbinError: A frame is invalid; its ``offset`` counts within that frame.
@@ -185,21 +182,20 @@ def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Outpu
                 0,
             )
         header = ArrayHeader(kind.code, name, shape, 0, nbytes, nbytes)
-        check_bools(data, header)
+        _check_bools(data, header)
         arrays.append(view_array(data, header, output))
         names.append(name)
-    check_infos(names, infos)
-    return result_of(arrays, names, infos)
+    return _result(arrays, names, infos)
 
 
 def write(stream: IO[bytes], arrays: Sequence[Array], infos: Sequence[str] | None = None) -> None:
     """Write arrays to a binary stream. Arguments and errors are those of ``encode_into``."""
-    for array, name in zip(arrays, checked_names(arrays, infos), strict=True):
-        kind, shape = describe(array)
-        for payload in (memoryview(pack_fields(kind, name, shape)), flat_bytes(kind, shape, array)):
-            _write_all(stream, memoryview(CHUNK.pack(MAGIC, payload.nbytes)))
-            _write_all(stream, payload)
-            _write_all(stream, memoryview(bytes(-payload.nbytes & 63)))
+    for array, name in zip(arrays, _names_of(arrays, infos), strict=True):
+        data = memoryview(encode_buffer([array], [name]))
+        while data:
+            # A raw stream may write less than it gets.
+            written = stream.write(data)
+            data = data[len(data) if written is None else written :]
 
 
 def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, output: Output = "numpy") -> Any:
@@ -208,39 +204,24 @@ def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, outpu
     Args:
         stream: Anything with ``read(size)``. It is read to the end of the ``n``-th array and no further.
         n: Arrays to read at most; ``None`` for all up to the stream's end.
-        infos: As in ``decode_buffer``.
-        output: As in ``decode_buffer``.
-
-    Raises:
-        TenbinError: As in ``decode_buffer``; its ``offset`` counts from where reading began.
+        infos: As in ``decode_buffer``, like ``output``, the result and the errors. A ``TenbinError``'s
+            ``offset`` counts from where reading began.
 
     Example:
         >>> import io
         >>> read(io.BytesIO(encode_buffer([np.arange(3), np.arange(2)])), n=1)
         [array([0, 1, 2])]
     """
-    arrays: list[Any] = []
-    names: list[str] = []
-    position = 0
-    while n is None or len(arrays) < n:
-        head = _read_piecewise(stream, CHUNK.size)
-        if not head:
+    data = bytearray()
+    chunks = 0
+    while n is None or chunks < 2 * n:
+        start = len(data)
+        if _read_more(stream, CHUNK.size, data) < CHUNK.size:
             break
-        if len(head) == CHUNK.size:
-            # The parser refuses other bytes; the bound keeps a false length from being read here.
-            length = min(max(CHUNK.unpack(head)[1], 0), 24 + 8 * MAX_NDIM)
-            head += _read_piecewise(stream, padded(length) + CHUNK.size)
-        header = parse_head(head, 0, len(head), position)
-        data = _read_piecewise(stream, header.end - header.data_offset)
-        if len(data) < header.end - header.data_offset:
-            raise truncated(position + header.data_offset, header.nbytes, len(data))
-        header = header._replace(data_offset=0, end=len(data))
-        check_bools(data, header, position + len(head))
-        arrays.append(view_array(data, header, output))
-        names.append(header.name)
-        position += len(head) + len(data)
-    check_infos(names, infos)
-    return result_of(arrays, names, infos)
+        _, length = CHUNK.unpack_from(data, start)
+        _read_more(stream, length + 63 & -64, data)
+        chunks += 1
+    return decode_buffer(data, infos, output=output)
 
 
 def save(
@@ -252,14 +233,12 @@ def save(
     """Write arrays to a ``.ten`` file.
 
     Args:
-        path: The file's name, ending in ``.ten``.
-        arrays: As in ``encode_into``. An existing file is left alone if an array cannot be encoded.
-        infos: As in ``encode_into``.
+        path: The file's name, ending in ``.ten``. The file is left alone if an array cannot be encoded.
+        arrays: As in ``encode_into``, like ``infos`` and the errors.
         nocheck: Accept other file names.
 
     Raises:
         ValueError: The name does not end in ``.ten``.
-        TenbinError: As in ``encode_into``.
 
     Example:
         >>> import tempfile
@@ -269,7 +248,7 @@ def save(
         ([array([0, 1, 2])], ['ids'])
     """
     _check_path(path, nocheck)
-    checked_names(arrays, infos)
+    _names_of(arrays, infos)
     with open(path, "wb") as stream:
         write(stream, arrays, infos)
 
@@ -277,29 +256,62 @@ def save(
 def load(
     path: str | os.PathLike[str], infos: Infos = False, nocheck: bool = False, *, output: Output = "numpy"
 ) -> Any:
-    """Read all arrays of a ``.ten`` file.
+    """Read all arrays of a ``.ten`` file, or with ``nocheck`` of one of any name: see ``save``.
 
-    Args:
-        path: The file's name, ending in ``.ten``.
-        infos: As in ``decode_buffer``.
-        nocheck: Accept other file names.
-        output: As in ``decode_buffer``.
-
-    Raises:
-        ValueError: The name does not end in ``.ten``.
-        TenbinError: As in ``decode_buffer``.
+    Other arguments, result and errors are those of ``decode_buffer``.
     """
     _check_path(path, nocheck)
     with open(path, "rb") as stream:
         return read(stream, infos=infos, output=output)
 
 
-def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:
-    """Check that tenbin can hold the arrays.
+def zsend_single(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send arrays as one ZMQ frame. Arguments and errors are those of ``encode_into``."""
+    socket.send(encode_buffer(arrays, infos))
 
-    Args:
-        arrays: Arrays, tensors or ``Deferred`` ones.
-        allow64: Accept float64, int64, uint64 and complex128.
+
+def zrecv_single(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_single`` sent, as views of the message. As ``decode_buffer`` otherwise."""
+    return decode_buffer(socket.recv(copy=False).buffer, infos, output=output)
+
+
+def zsend_multipart(
+    socket: zmq.Socket[Any], arrays: Sequence[Array], infos: Sequence[str] | None = None
+) -> None:
+    """Send one array or more as frames of one ZMQ message, as tensorcom does by default."""
+    frames = encode_list(arrays, infos)
+    if not frames:
+        raise TenbinError("a multipart message needs at least one array")
+    socket.send_multipart(frames)
+
+
+def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Output = "numpy") -> Any:
+    """Receive what ``zsend_multipart`` or tensorcom sent, as views of the message's frames."""
+    frames = [frame.buffer for frame in socket.recv_multipart(copy=False)]
+    return decode_list(frames, infos, output=output)
+
+
+def sctp_send(socket: Any, dest: Any, l: Sequence[Array], infos: Sequence[str] | None = None) -> None:  # noqa: E741  # webdataset's name
+    """Send arrays as one SCTP message to the address ``dest``, by a socket of the package ``pysctp``."""
+    socket.sctp_send(bytes(encode_buffer(l, infos)), to=dest)
+
+
+def sctp_recv(
+    socket: Any, infos: Infos = False, maxsize: int = 100_000_000, *, output: Output = "numpy"
+) -> Any:
+    """Accept a connection and receive what ``sctp_send`` sent, at most ``maxsize`` bytes.
+
+    Arguments and result are otherwise those of ``decode_buffer``.
+    """
+    connection, _ = socket.accept()
+    _, _, data, _ = connection.sctp_recv(maxsize)
+    return decode_buffer(data, infos, output=output)
+
+
+def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:
+    """Check that tenbin can hold the arrays; ``allow64`` accepts float64, int64, uint64 and complex128.
 
     Raises:
         TenbinError: An array cannot be encoded, or is of a 64-bit type where these are not allowed.
@@ -316,9 +328,8 @@ def _list_of_arrays(arrays: Sequence[Array]) -> Sequence[Array]:
     return arrays
 
 
-def checked_names(
-    arrays: Sequence[Array], infos: Sequence[str] | None, allow64: bool = True
-) -> Sequence[str]:
+def _names_of(arrays: Sequence[Array], infos: Sequence[str] | None, allow64: bool = True) -> Sequence[str]:
+    """A name for each array; checks both."""
     check_acceptable_input_type(arrays, allow64)
     if infos is None:
         return [""] * len(arrays)
@@ -331,29 +342,26 @@ def checked_names(
     return infos
 
 
-def check_infos(names: list[str], infos: Infos) -> None:
+def _result(arrays: list[Any], names: list[str], infos: Infos) -> Any:
     if infos is None or isinstance(infos, bool):
-        return
+        return (arrays, names) if infos else arrays
     if not isinstance(infos, list | tuple):
         raise TenbinError(f"infos must be a bool or a list of names, got {type(infos).__qualname__}")
     if list(infos) != names:
         raise TenbinError(f"arrays are named {names}, required are {list(infos)}")
+    return arrays
 
 
-def result_of(arrays: list[Any], names: list[str], infos: Infos) -> Any:
-    return (arrays, names) if infos is True else arrays
-
-
-def check_bools(buffer: Buffer, header: ArrayHeader, base: int = 0) -> None:
+def _check_bools(buffer: Buffer, header: ArrayHeader) -> None:
     """Refuse bools other than 0 and 1, for which NumPy and torch define nothing."""
     if header.code == "b1" and header.nbytes:
         data = np.frombuffer(buffer, np.uint8, header.nbytes, header.data_offset)
         if data.max() > 1:
             index = int(np.argmax(data > 1))
-            raise damaged(base + header.data_offset + index, f"a bool of value {data[index]}")
+            raise damaged(header.data_offset + index, f"a bool of value {data[index]}")
 
 
-def flat_bytes(kind: Kind, shape: tuple[int, ...], array: Array) -> memoryview:
+def _data_of(kind: Kind, shape: tuple[int, ...], array: Array) -> memoryview:
     """The array's data as it goes over the wire; a view of it where that is possible."""
     source = source_of(kind, array)
     if type(source) is np.ndarray:
@@ -373,23 +381,13 @@ def _view(buffer: Buffer) -> memoryview:
     return view
 
 
-def _write_all(stream: IO[bytes], data: memoryview) -> None:
-    while data.nbytes:
-        written = stream.write(data)
-        if written is None or written >= data.nbytes:
-            return
-        data = data[written:]  # raw streams may write less than they get
-
-
-def _read_piecewise(stream: IO[bytes], nbytes: int) -> bytearray:
-    """Read ``nbytes`` or up to the end, in pieces: a false length costs no memory."""
-    data = bytearray()
-    while len(data) < nbytes:
-        piece = stream.read(min(nbytes - len(data), 1 << 20))
-        if not piece:
-            break
+def _read_more(stream: IO[bytes], nbytes: int, data: bytearray) -> int:
+    """Append ``nbytes`` of a stream, or all that are left. In pieces: a false length costs no memory."""
+    left = nbytes
+    while left > 0 and (piece := stream.read(min(left, _PIECE_NBYTES))):
         data += piece
-    return data
+        left -= len(piece)
+    return nbytes - left
 
 
 def _check_path(path: str | os.PathLike[str], nocheck: bool) -> None:

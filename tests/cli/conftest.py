@@ -1,7 +1,6 @@
 """Running the command, and shards for it to read."""
 
 import io
-import os
 import subprocess
 import sys
 
@@ -34,22 +33,6 @@ def run(capsys):
         return subprocess.CompletedProcess(arguments, returncode, *capsys.readouterr())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def read_terminal():
-    """Reads what a terminal shows, given its controlling end, until nobody has the other end any more."""
-
-    def read_terminal(controller):
-        output = b""
-        try:
-            while data := os.read(controller, 65536):
-                output += data
-        except OSError:  # how Linux says that nobody has it
-            pass
-        return output.decode()
-
-    return read_terminal
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,3 @@
-import io
 import os
 import subprocess
 import sys
@@ -90,7 +89,7 @@ def test_arguments_that_make_no_sense_are_refused_before_any_work(arguments, cap
 def test_a_size_that_no_network_takes_is_an_error_that_says_the_range(capsys):
     with pytest.raises(SystemExit):
         main(["demo", "--data", "x.tar", "--size", "100000"])
-    assert "--size: expected a whole number from 8 to 1024, got '100000'" in capsys.readouterr().err
+    assert "--size: expected a number from 8 to 1024, got '100000'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -165,18 +164,3 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command, digits):
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
-
-
-def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(running, monkeypatch):
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stdout)
-    running(lambda arguments: print("train-é.tar") or 0)
-    assert main(["demo"]) == 0
-    assert stdout.buffer.getvalue() == b"train-\\xe9.tar\n"
-
-
-def test_a_closed_stdout_is_no_reason_to_fail(running, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    running(lambda arguments: print("found the digits") or int(sys.stdout.isatty()))
-    assert main(["demo"]) == 0
-    sys.stdout.close()

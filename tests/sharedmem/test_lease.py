@@ -178,7 +178,7 @@ def test_a_ctrl_c_inside_a_finalizer_is_raised_later(pair):
 
 def test_a_block_is_not_released_by_a_lease_that_ended_before_it_was_taken_again(pair):
     first = numpy_view(pair.send(1))
-    late = pair.consumer._returner(0, 1)
+    late = pair.consumer._finalizer(0, 1)
     del first
     second = numpy_view(pair.send(2))
     late(None)
