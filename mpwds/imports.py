@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 Action = Callable[[ModuleType], object]
 
