@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -77,16 +76,17 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
     return column(None, samples)
 
 
-@dataclass(frozen=True, slots=True)
 class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
     Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or CPU tensors of one shape and
-    dtype. ``dtype`` holds all of theirs, in the machine's byte order.
+    dtype. ``dtype`` holds all of theirs, in the machine's byte order. (It is no dataclass, because batches may
+    hold dataclasses, whose fields are columns.)
     """
 
-    rows: Sequence[Any]
-    dtype: np.dtype[Any]
+    def __init__(self, rows: Sequence[Any], dtype: np.dtype[Any]) -> None:
+        self.rows = rows
+        self.dtype = dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -162,12 +162,13 @@ class Padded:
             raise ValueError(f"padded: no field {' or '.join(absent)}; the sample has {found}")
 
 
-@dataclass(frozen=True, slots=True)
 class PaddedStack(Stack):
     """Rows that are padded and stacked when the transport writes them into shared memory."""
 
-    padded_shape: Shape
-    padding: Any
+    def __init__(self, rows: Sequence[Any], dtype: Any, padded_shape: Shape, padding: Any) -> None:
+        super().__init__(rows, dtype)
+        self.padded_shape = padded_shape
+        self.padding = padding
 
     @property
     def shape(self) -> Shape:
