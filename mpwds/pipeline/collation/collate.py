@@ -80,8 +80,8 @@ class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
     Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or CPU tensors of one shape and
-    dtype. ``dtype`` holds all of theirs, in the machine's byte order. (It is no dataclass, because batches may
-    hold dataclasses, whose fields are columns.)
+    dtype. ``dtype`` holds all of theirs, in the machine's byte order. Must not be a dataclass: those count as
+    records, whose fields are columns.
     """
 
     def __init__(self, rows: Sequence[Any], dtype: np.dtype[Any]) -> None:
