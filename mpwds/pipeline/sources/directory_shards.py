@@ -5,9 +5,8 @@ name, and renames it. It holds the lock until it has removed the file or renamed
 the lock when the process ends, for whatever reason. So a claimed shard that can be locked has lost its
 reader.
 
-A lock is known only to one kernel and one mounted file system. The name of a claim identifies both
-(``_domain``): another machine cannot tell from the lock whether the reader still runs. A local disk has only
-one kernel, so a claim of another kernel there was made before the machine was restarted.
+A local file system has one kernel, whose locks tell of every claim. On a network file system, a lock may be
+known only to the machine that holds it, so a claim's name identifies kernel and file system (``_domain``).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{16})-(?P<time_ns>\d+))?_")
 _NO_LOCKS = "0" * 16
-_LOCAL_DISKS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "zfs"))
+_LOCAL_SYSTEMS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "zfs", "tmpfs", "overlay"))
 _WITHOUT_POLL_S = 0.05
 
 SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
@@ -47,7 +46,7 @@ SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
 class DirectoryShardList(IterableSource):
     """Source of a pipeline: the shards in a directory, also those that appear later, as ``{"url": ...}``.
 
-    Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711-..._``,
+    Readers share the shards: each claims the next one by renaming it (``x.tar`` becomes ``x.tar._4711_``,
     where 4711 is the process), so nothing is divided among nodes and workers. A shard counts as read when
     the next one is requested; ``mode`` then decides what happens to it. A shard that is not read to its end
     gets its name back in every mode: at once when the iterator is dropped or the process exits, and at the
@@ -151,7 +150,7 @@ class DirectoryShardList(IterableSource):
             if match is None:
                 continue
             with contextlib.suppress(FileNotFoundError), contextlib.closing(_Lock(path)) as lock:
-                if lock.tells_of(match["domain"]):
+                if lock.tells_all or match["domain"] == lock.domain != _NO_LOCKS:
                     is_abandoned = lock.is_held
                 else:
                     age_s = time.time() - int(match["time_ns"] or time.time_ns()) / 1e9
@@ -234,7 +233,8 @@ def _claim(path: str) -> _Claim | None:
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
         lock = stack.enter_context(contextlib.closing(_Lock(path)))
         if lock.is_held or lock.domain == _NO_LOCKS:
-            claimed = f"{path}._{os.getpid()}-{lock.domain}-{time.time_ns()}_"
+            origin = "" if lock.tells_all else f"-{lock.domain}-{time.time_ns()}"
+            claimed = f"{path}._{os.getpid()}{origin}_"
             os.rename(path, claimed)
             stack.pop_all()
             return _Claim(claimed, lock)
@@ -258,11 +258,13 @@ class _Lock:
     Attributes:
         is_held: The lock was free, and the file still has its name.
         domain: Identifies the kernel and the mounted file system; ``_NO_LOCKS`` if it has no locks.
+        tells_all: No other kernel uses the file system, so a reader that still runs holds its lock.
     """
 
     def __init__(self, path: str) -> None:
         self.is_held = False
         self.domain = _NO_LOCKS
+        self.tells_all = False
         self._descriptor: int | None = None
         for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
             try:
@@ -278,22 +280,14 @@ class _Lock:
                 os.close(descriptor)
                 continue
             self._descriptor = descriptor
-            self.domain = _domain(os.fstat(descriptor).st_dev)
+            device = os.fstat(descriptor).st_dev
+            self.domain, self.tells_all = _domain(device), _is_of_one_kernel(device)
             return
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def tells_of(self, claim: str | None) -> bool:
-        """Whether the reader that made a claim of that domain would hold this lock if it still ran."""
-        if self._descriptor is None or claim is None or claim == _NO_LOCKS:
-            return False
-        if claim == self.domain:
-            return True
-        is_of_another_kernel = claim[:8] != self.domain[:8]
-        return is_of_another_kernel and _is_local_disk(os.fstat(self._descriptor).st_dev)
 
 
 @lru_cache
@@ -305,14 +299,14 @@ def _domain(device: int) -> str:
     return "".join(hashlib.sha256(part.encode()).hexdigest()[:8] for part in (kernel, str(device)))
 
 
-def _is_local_disk(device: int) -> bool:
-    """Whether a device is a disk of this machine alone, as far as its file system tells."""
+def _is_of_one_kernel(device: int) -> bool:
+    """Whether only this machine uses a file system, as far as its type tells."""
     number = f" {os.major(device)}:{os.minor(device)} "
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return False
-    return any(number in mount and mount.partition(" - ")[2].split()[0] in _LOCAL_DISKS for mount in mounts)
+    return any(number in mount and mount.partition(" - ")[2].split()[0] in _LOCAL_SYSTEMS for mount in mounts)
 
 
 def shards_in(path: str | os.PathLike[str]) -> list[str]:

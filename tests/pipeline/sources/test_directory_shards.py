@@ -20,7 +20,7 @@ from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_i
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams.patterns import expand_urls
 
-CLAIM = re.compile(r"\._(\d+)-[0-9a-f]{16}-\d+_")
+CLAIM = re.compile(r"\._(\d+)(-[0-9a-f]{16}-\d+)?_")
 READER = (
     "import sys, time; from mpwds.pipeline.sources.directory_shards import DirectoryShardList\n"
     "source = DirectoryShardList(sys.argv[1], mode=sys.argv[2], poll=None).stream()\n"
@@ -164,14 +164,14 @@ def test_a_process_that_got_the_number_of_a_dead_reader_does_not_keep_its_shard(
     with reader(folder) as (process, claimed):
         process.kill()
         process.wait()
-        os.rename(folder + claimed, folder + claimed.replace(f"._{process.pid}-", f"._{os.getpid()}-"))
+        os.rename(folder + claimed, folder + claimed.replace(f"._{process.pid}_", f"._{os.getpid()}_"))
         assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
 
 
 @pytest.fixture
 def network_folder(folder, monkeypatch):
     """A directory that other machines have mounted, too."""
-    monkeypatch.setattr(directory_shards, "_is_local_disk", lambda device: False)
+    monkeypatch.setattr(directory_shards, "_is_of_one_kernel", lambda device: False)
     return folder
 
 
@@ -183,18 +183,27 @@ def elsewhere(folder, age_s):
 
 
 def test_a_shard_claimed_before_the_machine_was_restarted_is_given_back(folder, monkeypatch):
-    monkeypatch.setattr(directory_shards, "_is_local_disk", lambda device: True)
+    monkeypatch.setattr(directory_shards, "_is_of_one_kernel", lambda device: True)
     elsewhere(folder, age_s=100)
-    assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
+    Path(folder + "y.tar._17_").touch()
+    assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 2
 
 
-def test_a_disk_is_local_by_its_file_system(tmp_path):
+def test_a_file_system_is_of_one_kernel_by_its_type(tmp_path):
     mounted = Path("/proc/self/mountinfo").read_text().splitlines()
     types = {mount.split()[2]: mount.partition(" - ")[2].split()[0] for mount in mounted}
     for device, kind in types.items():
         major, minor = map(int, device.split(":"))
         if kind in ("ext4", "nfs4", "proc"):
-            assert directory_shards._is_local_disk(os.makedev(major, minor)) == (kind == "ext4")
+            assert directory_shards._is_of_one_kernel(os.makedev(major, minor)) == (kind == "ext4")
+
+
+def test_the_name_of_a_claim_is_webdatasets_where_locks_tell_enough(folder, monkeypatch):
+    create(folder, range(1))
+    monkeypatch.setattr(directory_shards, "_is_of_one_kernel", lambda device: True)
+    for claimed in DirectoryShardList(folder, poll=None):
+        assert claimed["url"] == f"{folder}file0.tar._{os.getpid()}_"
+        break
 
 
 def test_a_shard_claimed_on_another_machine_is_left_alone(network_folder):
