@@ -3,8 +3,8 @@
 The files of a shard::
 
     000.tar                               a complete shard: the raw bytes that were fetched
-    .mpwds/000.tar.mark                   the source of a shard that the cache fetched; touched at each use.
-                                          A shard without a mark was put there by hand
+    .mpwds/000.tar.mark                   source and size of a shard that the cache fetched; touched at each
+                                          use. A shard without a mark was put there by hand
     .mpwds/partial/000.tar.0f1e...partial a shard that is being fetched
     .mpwds/lock                           locked while files get names and are removed; notes the bytes in all
 
@@ -21,6 +21,7 @@ import contextlib
 import io
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -52,6 +53,8 @@ patience_s = 60.0
 
 _CHUNK_BYTES = 1024 * 1024
 _POLL_S = 0.01
+_REFUSED_MODE = 0o400  # of a partial file that is complete, but that the validator refused
+_REFUSED = ShardError("it is not a whole shard, but an error page of a server, or a download that broke off")
 
 _running: dict[str, Fetch] = {}
 _warned: set[tuple[str, type[Exception]]] = set()
@@ -85,12 +88,15 @@ class CacheEntry:
 
     def chosen(self) -> CacheEntry:
         """This entry, or one of another name if another URL's shard has the name."""
-        if _source_in(self.mark) in (None, self.source) or not os.path.exists(self.path):
+        if _read_mark(self.mark)[0] in (None, self.source) or not os.path.exists(self.path):
             return self
         return CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
 
     def open(self) -> BinaryIO | None:
-        """Opens the complete shard, locked against removal; ``None`` if it is not there."""
+        """Opens the complete shard, locked against removal; ``None`` if it is not there.
+
+        A shard that is shorter than it was when it was fetched, as after a power failure, is removed.
+        """
         while True:
             entry = self.chosen()
             try:
@@ -99,10 +105,14 @@ class CacheEntry:
                 return None
             try:
                 lock_shared(file.fileno(), timeout_s=0.5)  # others lock it exclusively only for a moment
-                if same_file(file.fileno(), entry.path) and _source_in(entry.mark) in (None, self.source):
-                    with contextlib.suppress(OSError):  # no mark, or another user's
-                        os.utime(entry.mark)
-                    return file
+                source, size = _read_mark(entry.mark)
+                if same_file(file.fileno(), entry.path) and source in (None, self.source):
+                    if os.fstat(file.fileno()).st_size >= size:
+                        with contextlib.suppress(OSError):  # no mark, or another user's
+                            os.utime(entry.mark)
+                        return file
+                    warn(f"{entry.path} is shorter than when it was fetched: it is fetched again")
+                    os.unlink(entry.path)
             except BaseException:
                 file.close()
                 raise
@@ -112,7 +122,7 @@ class CacheEntry:
         """Gives the complete partial file its name, unless a file put there by hand has it."""
         new_mark = self.partial + ".mark"
         with open(new_mark, "w", encoding="ascii") as file:
-            json.dump({"source": self.source}, file)
+            json.dump({"source": self.source, "size": os.stat(self.partial).st_size}, file)
             file.flush()
             os.fsync(file.fileno())
         with locked_usage(self.directory) as usage:
@@ -127,12 +137,14 @@ class CacheEntry:
             usage.total += os.stat(entry.path).st_size
 
 
-def _source_in(mark: str) -> str | None:
+def _read_mark(path: str) -> tuple[str | None, int]:
+    """Source and size of a shard; ``None`` and 0 for one without a mark."""
     try:
-        with open(mark, encoding="ascii") as file:
-            return str(json.load(file)["source"])
+        with open(path, encoding="ascii") as file:
+            noted = json.load(file)
+        return str(noted["source"]), int(noted["size"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return None, 0
 
 
 @dataclass(frozen=True)
@@ -252,9 +264,8 @@ class Fetch:
         try:
             os.ftruncate(self._claim, self.position)
             if validator is not None and not validator(self.entry.partial):
-                raise ShardError(
-                    "it is not a whole shard, but an error page of a server, or a download that broke off"
-                )
+                os.fchmod(self._claim, _REFUSED_MODE)
+                raise _REFUSED
             os.fsync(self._claim)
             self.entry.publish()
         except Exception as error:  # the readers have all bytes
@@ -358,27 +369,34 @@ def unread(directory: str) -> list[Fetch]:
     ]
 
 
-def wait_for_other(entry: CacheEntry) -> None:
+def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
     """Waits until another process has fetched a shard, or no longer fetches it; then the caller looks again.
 
-    Raises ``TimeoutError`` if the partial file has not grown for ``patience_s`` seconds, ``OSError`` if the
-    cache directory cannot be used.
+    Returns the shard's bytes if the validator refused them, so that they are fetched only once. Raises
+    ``TimeoutError`` if the partial file has not grown for ``patience_s`` seconds, ``OSError`` if the cache
+    directory cannot be used.
     """
     try:
-        descriptor = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)
+        file = open(entry.partial, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115  # may be returned
     except FileNotFoundError:
-        return
+        return None
+    refused = False
     try:
         written_ns, since = 0, time.monotonic()
-        while same_file(descriptor, entry.partial) and not lock_shared(descriptor):
-            last_ns = os.fstat(descriptor).st_mtime_ns
+        while same_file(file.fileno(), entry.partial) and not lock_shared(file.fileno()):
+            last_ns = os.fstat(file.fileno()).st_mtime_ns
             if last_ns != written_ns:
                 written_ns, since = last_ns, time.monotonic()
             elif time.monotonic() - since > patience_s:
                 raise TimeoutError(f"the process that fetches it has written nothing for {patience_s:.0f} s")
             time.sleep(_POLL_S)
+        refused = stat.S_IMODE(os.fstat(file.fileno()).st_mode) == _REFUSED_MODE
     finally:
-        os.close(descriptor)
+        if not refused:
+            file.close()
+    if refused:
+        warn_not_kept(entry, url, _REFUSED)
+    return file if refused else None
 
 
 def warn_not_kept(entry: CacheEntry, url: str, why: Exception) -> None:

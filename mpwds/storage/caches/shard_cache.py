@@ -170,10 +170,13 @@ class ShardCache:
             if reader is not None:
                 return io.BufferedReader(reader, BUFFER_BYTES)
             try:
-                wait_for_other(entry)
+                refused = wait_for_other(url, entry)
             except TimeoutError as error:
                 warn_not_kept(entry, url, error)
                 return None
+            if refused is not None:
+                refused.seek(offset)
+                return refused
 
 
 def _is_kept(url: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -25,8 +26,11 @@ from mpwds.storage.streams.urls import too_short, without_credentials
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _PASSING = (408, 425, 429)
 _LASTING_5XX = (501, 505)
+_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 300
+
+_reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
 
 
 def open_http(
@@ -138,6 +142,7 @@ class _Resource:
             raise self._invalid(error) from None
         except HTTPError as error:
             raise self._translated(_root(error)) from _root(error)
+        _reached.add(self._server)
         return response
 
     def _pools(self) -> urllib3.PoolManager:
@@ -213,7 +218,9 @@ class _Resource:
             return self._failed(f"the host is not known: {error.strerror}")
         if isinstance(error, TimeoutError):
             return Interrupted("the server is silent")
-        return Interrupted(f"the connection failed ({type(error).__name__}: {error})")
+        gone = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _UNREACHABLE
+        unreached = gone and self._server not in _reached
+        return Interrupted(f"the connection failed ({type(error).__name__}: {error})", unreached=unreached)
 
     def _invalid(self, error: Exception) -> StreamError:
         reason = without_credentials(str(error))

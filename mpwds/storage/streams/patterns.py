@@ -13,6 +13,7 @@ from mpwds.storage.streams.urls import as_str, url_scheme, without_credentials
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""
 
+_MAX_CHARACTERS = 1_000_000_000  # of all names
 _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
@@ -74,17 +75,19 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
 def expand_braces(*patterns: str) -> list[str]:
     """The names that the braces of patterns expand to, in order.
 
-    Raises ``ValueError`` if the braces do not match, or there would be more than a million names.
+    Raises ``ValueError`` if the braces do not match, or there would be more than a million names, or names of
+    more than a gigabyte in all (zeros to pad with multiply, too).
 
     Example:
         >>> expand_braces("x-{0..2}.{tar,txt}")
         ['x-0.tar', 'x-0.txt', 'x-1.tar', 'x-1.txt', 'x-2.tar', 'x-2.txt']
     """
-    if sum(map(_count, patterns)) > MAX_NAMES:
+    characters = sum(_count(pattern) * len(pattern) for pattern in patterns)
+    if sum(map(_count, patterns)) > MAX_NAMES or characters > _MAX_CHARACTERS:
         largest = max(patterns, key=_count)
         raise ValueError(
-            f"the braces in {largest!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed. If you "
-            "really have that many shards, pass a list of names"
+            f"the braces in {largest[:200]!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed, "
+            f"of {_MAX_CHARACTERS} characters in all. If you really have that many shards, pass a list of names"
         )
     names: list[str] = []
     for pattern in patterns:

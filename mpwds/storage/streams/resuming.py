@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 16 * 1024 * 1024  # of an upload
 _PROGRESS_BYTES = 64 * 1024  # a connection that brought this much was worth its try
+_UNREACHED_TRIES = 5
 _LONGEST_WISH_S = 120.0  # the longest pause that a server may ask for
 _QUIET_FAILURES = 2
 _log = logging.getLogger("mpwds")
@@ -34,11 +35,16 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A failure after which another try may succeed. ``wait_s`` is the pause that the server asked for."""
+    """A failure after which another try may succeed.
 
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+    ``wait_s`` is the pause that the server asked for. ``unreached``: the server cannot be reached and never
+    was, so it may not exist. Five tries, in three seconds, are enough for it.
+    """
+
+    def __init__(self, reason: str, wait_s: float | None = None, *, unreached: bool = False) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+        self.unreached = unreached
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,14 @@ class Attempts:
         """Pauses before the next try. Raises ``StreamError`` if this was the last."""
         self.failures += 1
         failures, retries = self.failures, self._retries
-        if failures >= retries.tries:
+        most = min(retries.tries, _UNREACHED_TRIES) if why.unreached else retries.tries
+        if failures >= most:
             message = f"{self.name}: {why} {where}; gave up after {failures} tries"
             raise StreamError(message, self.name, position, failures) from why
         longest = min(retries.longest_s, retries.first_s * 2.0 ** min(failures - 1, 60))
         pause_s = max(longest * _jitter.uniform(0.5, 1.0), min(why.wait_s or 0.0, _LONGEST_WISH_S))
         level = logging.WARNING if failures > _QUIET_FAILURES else logging.INFO
-        tried = f"try {failures} of {retries.tries}"
+        tried = f"try {failures} of {most}"
         _log.log(level, "%s: %s %s (%s); trying again in %.1f s", self.name, why, where, tried, pause_s)
         time.sleep(pause_s)
 

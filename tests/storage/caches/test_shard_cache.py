@@ -523,3 +523,15 @@ def test_verbose_tells_what_is_fetched_and_removed(make, capfd):
 def test_a_negative_number_of_shards_ahead_is_refused(tmp_path):
     with pytest.raises(ValueError, match="prefetch_shards must not be negative"):
         ShardCache(tmp_path, prefetch_shards=-1)
+
+
+def test_a_file_that_became_shorter_is_fetched_again(make, remote):
+    cache = make()
+    read(cache, "a")
+    settle(cache)
+    os.truncate(cache.path(url("a")), 5000)
+    with pytest.warns(RuntimeWarning, match="is shorter than when it was fetched"):
+        assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert read(cache, "a") == remote.shards["a"]
+    assert remote.opened == [("a", 0)] * 2

@@ -385,3 +385,41 @@ def test_it_goes_to_worker_processes(server, directory, method):
 def _digest(cache, url):
     with cache.open(url) as stream:
         return hashlib.sha256(stream.read()).hexdigest()
+
+
+REFUSED = """if True:
+    import sys, warnings
+    from mpwds.storage.caches.shard_cache import ShardCache
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ShardCache(sys.argv[2]).open(sys.argv[1]) as stream:
+            if sys.argv[3] == "fetch":
+                print("reading", stream.read(10), flush=True)
+            stream.seek(5) if stream.seekable() else None
+            data = stream.read()
+            print("read", len(data))
+            while sys.argv[3] == "fetch" and not caught:
+                pass
+    print(*(str(each.message) for each in caught))
+"""
+
+
+def test_a_shard_that_the_validator_refuses_is_not_fetched_again_by_those_who_waited(server, directory):
+    server.body = server.body[: len(server.body) // 2]
+    server.gate.clear()
+    processes = []
+    for role in ("fetch", "wait", "wait"):
+        arguments = [sys.executable, "-c", REFUSED, server.url(), directory, role]
+        processes.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
+        if role == "fetch":
+            assert processes[0].stdout.readline().startswith("reading")
+    until(lambda: all(map(waits, processes)))
+    server.gate.set()
+    read = [process.communicate(timeout=60)[0].split("\n") for process in processes]
+    assert [size for size, *_ in read] == [f"read {len(server.body) - skipped}" for skipped in (10, 5, 5)]
+    assert ["not kept in the cache" in said and "not a whole shard" in said for _, said, _ in read] == [
+        True
+    ] * 3
+    assert server.requests == ["/a.tar"]
+    assert contents(directory) == ([], [])

@@ -61,3 +61,14 @@ def test_a_pattern_of_too_many_names_is_an_error_that_takes_no_memory(pattern):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("pattern", ["{" + "0" * 4000 + "..999999}", "x" * 100_000 + "{0..99999}"])
+def test_a_pattern_of_names_that_are_too_long_together_is_an_error_that_takes_no_memory(pattern):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"of 1000000000 characters in all"):
+            expand_urls(pattern)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

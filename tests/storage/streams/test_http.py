@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import socket
 import subprocess
 import sys
 from email.utils import formatdate
@@ -265,3 +266,46 @@ def test_a_stream_knows_how_many_bytes_there_are_if_the_server_says_so(web, chun
     web.files["/x.tar"], web.chunked = bytes(1000), chunked
     with open_http(web.url()) as stream:
         assert stream.raw.size == (None if chunked else 1000)
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
+
+
+@pytest.mark.parametrize("failure", ["refused", "unknown"])
+def test_a_server_that_was_never_there_is_given_up_soon(web, monkeypatch, pauses, caplog, failure):
+    if failure == "unknown":
+
+        def unknown(*arguments, **options):
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+        url = "http://no-such-host/x.tar"
+    else:
+        url = f"http://127.0.0.1:{unused_port()}/x.tar"
+    caplog.set_level("WARNING", logger="mpwds")
+    with pytest.raises(StreamError, match="gave up after 5 tries"):
+        open_http(url)
+    assert sum(pauses) < 5
+    assert len(caplog.records) <= 2
+
+
+def test_a_server_that_has_answered_once_is_waited_for(web, pauses):
+    web.plan = [{"cut": 10}]
+    url = web.url()
+    with open_http(url, retries=Retries(tries=9)) as stream:
+        web.close()
+        with pytest.raises(StreamError, match="ConnectionRefused.*gave up after 9 tries"):
+            stream.read()
+    with pytest.raises(StreamError, match="gave up after 9 tries"):
+        open_http(url, retries=Retries(tries=9))
+    assert len(pauses) == 16
+
+
+def unused_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
