@@ -87,7 +87,7 @@ def expand_braces(*patterns: str) -> list[str]:
         largest = max(patterns, key=_count)
         raise ValueError(
             f"the braces in {largest[:200]!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed, "
-            f"of {_MAX_CHARACTERS} characters in all. If you really have that many shards, pass a list of names"
+            f"of {_MAX_CHARACTERS} characters in all. If you have that many shards, pass a list of names"
         )
     names: list[str] = []
     for pattern in patterns:
