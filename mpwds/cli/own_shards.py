@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mpwds
-from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask, shows_progress
+from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask, LiveLine
 from mpwds.pipeline.decoding.decoders import handle_extension
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.streams.patterns import expand_urls
@@ -99,11 +99,13 @@ def _count_labels(urls: list[str], is_held_out: Any, workers: int) -> tuple[Coun
         workers=min(workers, len(urls)),
         in_order=False,
         output="numpy",
-        progress=shows_progress(),
     ) as loader:
+        line = LiveLine()
         for labels, are_held_out in loader:
             train.update(labels[~are_held_out].tolist())
             held_out.update(labels[are_held_out].tolist())
+            line.show(f"reading labels  {train.total() + held_out.total():,} samples")
+        line.clear()
     return train, held_out
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,9 +67,10 @@ def train(task: ImageTask, *, epochs: int, workers: int, lr: float) -> Outcome:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     first: list[torch.Tensor] = []
-    with mpwds.MultiLoader(task.train, workers=workers, progress=shows_progress()) as loader:
+    with mpwds.MultiLoader(task.train, workers=workers) as loader:
         for epoch in range(1, epochs + 1):
             losses = []
+            line = LiveLine()
             for images, labels in loader:
                 first = first or [images[:IMAGES_SHOWN].clone(), labels[:IMAGES_SHOWN].clone()]
                 loss = torch.nn.functional.cross_entropy(model(_scaled(images, device)), labels.to(device))
@@ -77,8 +78,10 @@ def train(task: ImageTask, *, epochs: int, workers: int, lr: float) -> Outcome:
                 torch.autograd.backward(loss)
                 optimizer.step()
                 losses.append(loss.item())
+                line.show(f"epoch {epoch}/{epochs}  batch {len(losses)}  loss {losses[-1]:.3f}")
             schedule.step()
             stats = loader.stats()
+            line.clear()
             print(
                 f"epoch {epoch}/{epochs}  loss {sum(losses) / len(losses):.3f}  "
                 f"{stats.samples_per_s:,.0f} samples/s  waited {stats.waiting_share:.0%} for data",
@@ -87,9 +90,20 @@ def train(task: ImageTask, *, epochs: int, workers: int, lr: float) -> Outcome:
     return Outcome(_accuracy(model, device, task, workers), loader.stats("start"), *first)
 
 
-def shows_progress() -> bool:
-    """Whether loaders show their live line: on a terminal, if tqdm is installed."""
-    return sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
+class LiveLine:
+    """A line that a terminal redraws in place, ten times a second at most; elsewhere it is not shown."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def show(self, text: str) -> None:
+        if sys.stdout.isatty() and time.monotonic() >= self._next_s:
+            print(f"\r{text}\x1b[K", end="", flush=True)
+            self._next_s = time.monotonic() + 0.1
+
+    def clear(self) -> None:
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="", flush=True)
 
 
 def small_cnn(classes: int, size: int) -> torch.nn.Sequential:

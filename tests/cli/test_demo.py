@@ -85,6 +85,15 @@ def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
     assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
 
 
+def test_a_terminal_gets_a_live_line_that_each_epochs_line_replaces(digits, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["demo", "--cache-dir", str(digits), "--epochs", "2"]) == 0
+    output = capsys.readouterr().out
+    assert "\repoch 1/2  batch 1  loss " in output
+    assert "\r\x1b[Kepoch 1/2  loss " in output
+    assert "\r\x1b[Kepoch 2/2  loss " in output
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
     process = subprocess.Popen(
