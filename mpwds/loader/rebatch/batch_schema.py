@@ -87,22 +87,21 @@ def infer_schema(batch: Any) -> Schema:
         >>> [str(column) for column in leaves(schema)]
         ['float64 [3]', 'list of rows']
     """
-    error: Exception | None = None
+    errors: list[Exception] = []
     for rows_are_alike in (True, False):
         found: list[Schema] = []
         for rows in _possible_row_counts(batch):
             try:
                 found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
             except _Mismatch as mismatch:
-                error = error or mismatch.error
+                errors.append(mismatch.error)
         if len(found) > 1:
             raise _ambiguous("batch")
         if found:
             if not leaves(found[0]):
                 raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
             return found[0]
-    assert error is not None  # a search finds a schema or raises
-    raise error
+    raise errors.pop(0)  # if this frame held the error as well, the cycle would keep the loader and its workers
 
 
 def columns_of(schema: Schema, batch: Any) -> list[Any]:
