@@ -22,16 +22,13 @@ class RowMixer:
 
     The last column of the given rows holds their ids (``RowIds``); a batch has no such column. Without a
     pool, rows go straight into the batch, in order. A pool holds ``initial`` rows before the first is drawn.
-
-    Attributes:
-        filled: Rows that the batch has.
     """
 
     def __init__(
         self, schema: Schema, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
     ) -> None:
         self.schema = schema
-        self.filled = 0
+        self.filled = 0  # rows that the batch has
         self._buffers = buffers
         self._pool = pool
         self._initial = initial
@@ -114,26 +111,22 @@ def _behind(given: list[Rows], count: int) -> list[Rows]:
 class RowPool:
     """Holds up to ``size`` rows of several columns, like those of ``like``, and gives out random ones.
 
-    Attributes:
-        count: Rows that are held.
-        order: Once rows are only taken: the order of the rows, from whose end they are taken.
-
-    Raises:
-        SharedMemoryError: There is not enough memory.
+    ``order`` is set once rows are only taken: they are taken from its end.
     """
 
     def __init__(self, size: int, like: Sequence[Rows], rng: np.random.Generator) -> None:
         row_nbytes = [math.prod(rows.shape[1:]) * rows.itemsize for rows in like]
-        available = segment.available_nbytes()
-        if available is not None and size * sum(row_nbytes) > available:
-            raise _too_large(size, sum(row_nbytes), f"{available / 1e6:,.1f} MB are left")
+        needed, available = size * sum(row_nbytes), segment.available_nbytes()
+        if available is not None and needed > available:
+            raise SharedMemoryError(
+                f"shuffling behind the loader takes a pool of {size:,} rows, {needed / 1e6:,.1f} MB, "
+                f"{available / 1e6:,.1f} MB are left: shuffle fewer rows here, or shuffle in the workers "
+                "before samples are decoded"
+            )
         self.size = size
         self.count = 0
         self._rng = rng
-        try:
-            self._columns = rows_like(like, size)
-        except (MemoryError, ValueError) as error:
-            raise _too_large(size, sum(row_nbytes), "more than the system gives") from error
+        self._columns = rows_like(like, size)
         self._portions = [max(1, _CACHE_NBYTES // max(1, nbytes)) for nbytes in row_nbytes]
         self.order: np.ndarray | None = None
 
@@ -174,10 +167,3 @@ class RowPool:
         for column, old in zip(self._columns, out, strict=True):
             np.take(column, slots, axis=0, out=old, mode="clip")
         self.count = begin
-
-
-def _too_large(size: int, row_nbytes: int, reason: str) -> SharedMemoryError:
-    return SharedMemoryError(
-        f"shuffling behind the loader takes a pool of {size:,} rows, {size * row_nbytes / 1e6:,.1f} MB, "
-        f"{reason}: shuffle fewer rows here, or shuffle in the workers before samples are decoded"
-    )

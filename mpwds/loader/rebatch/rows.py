@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.rebatch.batch_schema import Column, ListColumn
+from mpwds.loader.rebatch.batch_schema import Column
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem.private import PrivateCopies
 
@@ -54,11 +54,7 @@ def _without_its_batch(row: Any) -> Any:
 
 
 class RowBuffers:
-    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch.
-
-    ``pin_memory`` tells whether tensors lie in pinned memory; with ``None`` they do if this process has used
-    CUDA.
-    """
+    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch."""
 
     def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
         self.rows = rows
@@ -110,8 +106,8 @@ class RowBuffer:
 
 
 def _column(spec: Column, data: Any, rows: Rows) -> Any:
-    if isinstance(spec, ListColumn):
-        return spec.kind(rows.tolist())
+    if spec.sequence is not None:
+        return spec.sequence(rows.tolist())
     shape = (len(rows), *spec.row_shape)
     if spec.holds_objects:
         column = np.empty(shape, spec.dtype)
