@@ -62,12 +62,16 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None = None
-        self.begin(loader, record)
+        self._begin(loader, record)
 
-    def begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
-        """Begins an epoch, with the same workers if they still run. An unfinished one is left."""
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins an epoch with the same workers if they still run. An unfinished one is left."""
+        with loader._beginning():
+            self._begin(loader, loader._record)
+
+    def _begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
         # A second time in the first epoch, as in torch: a sampler may draw numbers when it is asked.
-        self._reset(loader)
+        super()._reset(loader)
         self._num_yielded = record.completed.count
         self._record = record
         self._epoch = None

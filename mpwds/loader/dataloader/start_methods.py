@@ -64,10 +64,7 @@ def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]
 
 
 def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None) -> None:
-    """Starts the workers. Without a context, forks of this process replace those that cannot get the dataset.
-
-    It cannot be pickled or unpickled, or comes from a module that is still being imported.
-    """
+    """Starts the workers: forks of this process where, without a context, others cannot get the dataset."""
     try:
         group.start()
         if context is None and not forks.unpickled:
@@ -103,9 +100,8 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
 def start_early(dataset: Any, context: Any) -> None:
     """Starts the fork server, if workers will need it, and has it import what the dataset's class needs.
 
-    That may be torch, which takes most of a second; the first epoch would wait for it. An error shows again
-    when that begins. A fork server or a worker starts nothing: it may import the module that makes the
-    loader, and so would the next one.
+    The first epoch would wait for that: torch takes most of a second. Errors show when it begins. A fork
+    server or worker starts none: it may import the module that makes the loader, and so would the next one.
     """
     if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
         return

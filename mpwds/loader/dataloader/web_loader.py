@@ -128,11 +128,8 @@ class WebLoader(Rebatching, DataPipeline):
             raise ValueError(
                 f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
             )
-        version, stages, described = (
-            state_dict.get("version"),
-            state_dict.get("stages"),
-            described_stages(self.stages, self._epochs),
-        )
+        version, stages = state_dict.get("version"), state_dict.get("stages")
+        described = described_stages(self.stages, self._epochs)
         if version != VERSION or stages != described:
             raise ValueError(
                 f"the state is of version {version!r} and stages {stages}; this loader is of version "
