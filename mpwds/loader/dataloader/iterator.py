@@ -37,8 +37,8 @@ from mpwds.tracebacks import shorten
 class DataLoaderIterator(_BaseDataLoaderIter):
     """The batches of an epoch of a DataLoader, or of several in turn where its workers persist.
 
-    The workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
-    with the process. It does not keep the loader.
+    The workers end with the epoch (unless they persist), with the iterator, which does not keep the loader,
+    by :meth:`close`, or with the process.
     """
 
     def __init__(
@@ -145,11 +145,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
 
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
-    """One epoch without workers, by torch's own iterator, which here counts what it delivers.
-
-    A map-style dataset is not asked again for samples that were delivered before. An iterable dataset runs
-    again from its start, unless it is a loader, which resumes by itself.
-    """
+    """One epoch without workers, by torch's own iterator, which here counts what it delivers."""
 
     def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
         self._local = LocalCounts()
