@@ -172,7 +172,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return iterator
 
     def _next_record(self) -> EpochRecord:
-        """The start of the epoch that would begin now."""
         return EpochRecord.of_next(self, seedless=self.num_workers > 0 and self._iterator is not None)
 
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
@@ -307,10 +306,7 @@ def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
 
 
 def check_not_divided_again(dataset: Any) -> None:
-    """Refuses a dataset of this package where a trainer is about to divide it among ranks.
-
-    Each rank iterates only its own part already: to divide that again would lose samples silently.
-    """
+    """Refuses a dataset that divides itself among ranks where a trainer is about to divide it once more."""
     ranks = Context.current().world_size
     if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):
         raise ValueError(

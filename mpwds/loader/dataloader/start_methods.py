@@ -16,9 +16,6 @@ from mpwds.loader.processes.launchers import LAUNCHERS, Fork, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
-_UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
-"""What unpickling raises in a process that lacks something that this process has."""
-
 _OPEN_LATER = "open files, locks and connections where samples are fetched"
 
 
@@ -86,7 +83,7 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
         forks.reason = None  # the next epoch may begin after the import
     except MpwdsError:
         return  # it is raised again when a batch is asked for
-    except _UNLIKE_THIS_PROCESS as error:
+    except (AttributeError, ImportError, RecursionError) as error:  # unpickling lacks what is only here
         group.close()
         if context is not None or _cuda_is_initialized():
             raise

@@ -147,7 +147,6 @@ class WebLoader(Rebatching, DataPipeline):
         self._run = self._resumed = _Run(epoch, begun, delivered)
 
     def _start_of_next(self) -> dict[str, Any]:
-        """The DataLoader's state before the epoch that would begin now."""
         return self.loader._next_record().as_state(self.loader)
 
 

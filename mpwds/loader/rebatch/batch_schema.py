@@ -66,11 +66,7 @@ def infer_schema(batch: Any) -> Schema:
     A dict, namedtuple or dataclass holds columns, and so does a list or tuple that is the batch itself. A
     list or tuple further inside is a column, with an item for each row, or it holds columns, arrays among
     them: the number of rows decides. If both are possible, it holds columns if its arrays cannot be rows of
-    one column.
-
-    Raises:
-        TypeError: Something in it is not a column, or a list could be a column or hold columns.
-        ValueError: The columns differ in their number of rows.
+    one column; TypeError if they can. ValueError: The columns differ in their number of rows.
 
     Example:
         >>> schema = infer_schema((np.zeros((2, 3)), {"key": ["a", "b"]}))

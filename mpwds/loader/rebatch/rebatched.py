@@ -111,7 +111,6 @@ class RebatchedStream:
         return (batch for _, batch in self)
 
     def _take_in(self) -> None:
-        """Takes the next batch, if there is one."""
         try:
             address, batch = next(self._source)
         except StopIteration:

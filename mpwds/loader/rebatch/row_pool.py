@@ -37,7 +37,6 @@ class RowMixer:
 
     @property
     def missing(self) -> int:
-        """Rows that the batch still lacks."""
         return self._buffers.rows - self.filled
 
     def move(self, given: list[Rows]) -> list[Rows]:
@@ -84,10 +83,10 @@ class RowMixer:
         return _behind(given, count)
 
     def _exchanged(self, given: list[Rows], pool: RowPool) -> list[Rows]:
-        if pool.room:
+        if room := pool.size - pool.count:
             starts = pool.count < self._initial
             wanted = self._initial - pool.count if starts else -(-len(given[0]) // 2)
-            count = min(wanted, pool.room, len(given[0]))
+            count = min(wanted, room, len(given[0]))
             pool.append([rows[:count] for rows in given])
             given = _behind(given, count)
             if starts or not given:
@@ -130,18 +129,12 @@ class RowPool:
         self._portions = [max(1, _CACHE_NBYTES // max(1, nbytes)) for nbytes in row_nbytes]
         self.order: np.ndarray | None = None
 
-    @property
-    def room(self) -> int:
-        """Rows that can be appended."""
-        return self.size - self.count
-
     def held(self) -> list[Rows]:
         """The rows that are held. A pool that holds them in this order continues as this one does."""
         places = slice(self.count) if self.order is None else self.order[: self.count]
         return [column[places] for column in self._columns]
 
     def append(self, rows: Sequence[Rows]) -> None:
-        """Adds rows, no more than there is room for."""
         begin, end = self.count, self.count + len(rows[0])
         for column, new in zip(self._columns, rows, strict=True):
             column[begin:end] = new

@@ -24,7 +24,6 @@ They are a column beside those of the data, so that a state can name rows withou
 
 _ROW_BITS = 24
 _MANY_BATCHES = 1024
-
 _ALIGNMENT = 64
 _SMALL_NBYTES = 1 << 20
 
@@ -66,7 +65,6 @@ class RowBuffers:
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
-        """Room for one batch, or SharedMemoryError if there is no memory left."""
         memory = self._memory(self._offsets[-1])
         starts = zip(self._specs, self._offsets, strict=False)
         data = [memory[start : start + self.rows * spec.row_nbytes] for spec, start in starts]
