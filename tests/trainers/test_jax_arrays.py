@@ -1,5 +1,6 @@
 """output="jax", tested where jax may start its threads; and without jax."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,7 +8,6 @@ import sys
 import pytest
 
 import mpwds
-from mpwds.loader.output import jax_arrays
 
 HERE = os.path.dirname(__file__)
 
@@ -32,6 +32,6 @@ def test_loaders_deliver_jax_arrays_as_specified():
 
 
 def test_without_jax_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(jax_arrays.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"output='jax' needs the package jax: pip install 'mpwds\[jax\]'"):
         mpwds.MultiLoader([], output="jax")

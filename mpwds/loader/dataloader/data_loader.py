@@ -1,8 +1,4 @@
-"""DataLoader: torch's DataLoader, with this package's workers.
-
-This module imports torch when it is imported, because its class derives from torch's: programs that check for
-a torch DataLoader accept it. ``mpwds`` imports it when the name is used.
-"""
+"""DataLoader: torch's DataLoader, with this package's workers."""
 
 from __future__ import annotations
 
@@ -38,11 +34,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Drop-in replacement for ``torch.utils.data.DataLoader``: change the import, and nothing else.
 
     It is a subclass of torch's class, with the same arguments, attributes, order of samples, random numbers,
-    worker seeds, errors and warnings. Workers collate batches into shared memory that is used again and
-    again. Tensors, and NumPy arrays of your own ``collate_fn``, arrive as writable views of it. Workers need
-    no ``if __name__ == "__main__"`` guard, may run lambdas and end when this process does. They are copies of
-    this process only if ``multiprocessing_context="fork"`` asks for that, or what they need cannot be
-    pickled. ``docs/coming-from-dataloader.md`` goes through every option.
+    worker seeds, errors and warnings. Workers collate batches into shared memory that is reused. Tensors, and
+    NumPy arrays of your own ``collate_fn``, arrive as writable views of it. Workers need no ``if __name__ ==
+    "__main__"`` guard, may run lambdas and end when this process does. They are forks of this process only if
+    ``multiprocessing_context="fork"`` says so, or the dataset cannot be pickled.
+    ``docs/coming-from-dataloader.md`` explains every option.
 
     Args:
         dataset: A map-style dataset or list, or an ``IterableDataset``, such as a pipeline of this package.
@@ -71,8 +67,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     While iterating:
         The exception of the dataset, ``collate_fn`` or ``worker_init_fn``, with its own type and attributes,
         and the worker's traceback as its cause. Iteration may continue, as in torch.
-        ``RuntimeError``: No batch came for ``timeout`` seconds, or a worker died
-        (:class:`~mpwds.errors.WorkerDied`).
+        ``RuntimeError``: No batch came for ``timeout`` seconds, or a worker died (``WorkerDied``).
         ``TypeError``: The workers need something that cannot be pickled, and cannot be forks of this process.
 
     Source:
@@ -153,17 +148,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
-        if isinstance(self.dataset, _DATAPIPES):
-            return super().__iter__()
-        kept: Any = self._iterator
-        if self._keeps_workers:
-            with self._beginning():
-                kept.begin(self, self._record)
-            return kept
-        iterator = self._get_iterator()
-        if self.persistent_workers and self.num_workers:
-            self._iterator = iterator  # under torch's name: frameworks set it to None
-        return iterator
+        # As torch's own method, whose file warnings would point at.
+        if not (self.persistent_workers and self.num_workers):
+            return self._get_iterator()
+        kept: Any = self._iterator  # under torch's name: frameworks set it to None
+        if kept is None:
+            kept = self._iterator = self._get_iterator()
+        else:
+            kept._reset(self)
+        return kept
 
     def _get_iterator(self) -> Any:
         """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""
@@ -178,14 +171,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._iterators.add(iterator)
             return iterator
 
-    @property
-    def _keeps_workers(self) -> bool:
-        """Whether the next epoch has the workers of the last one."""
-        return self.num_workers > 0 and isinstance(self._iterator, DataLoaderIterator)
-
     def _next_record(self) -> EpochRecord:
-        """The start of the epoch that would begin now."""
-        return EpochRecord.of_next(self, seedless=self._keeps_workers)
+        return EpochRecord.of_next(self, seedless=self.num_workers > 0 and self._iterator is not None)
 
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
         """Records the epoch that begins. Inside, it begins like the one that was loaded, if there is one."""
@@ -205,8 +192,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.
 
-        It holds the number of batches, the state that the generator (``generator``, or torch's own) had when
-        the epoch began (7 kB), and the state of a dataset that is a ``MultiLoader``.
+        It holds the number of batches, the generator's state at the epoch's start (7 kB), and the state of a
+        dataset that is a ``MultiLoader``.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
@@ -233,10 +220,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
 
-        Map-style dataset: delivered samples are not fetched again, and the rest come in the same order, also
-        with another number of workers. Random numbers that the dataset draws in the workers differ, as after
-        any restart. Iterable dataset: it runs again from its start, with the same seeds, and delivered
-        batches are dropped; one warning says so. A ``MultiLoader`` resumes by its own ``load_state_dict``.
+        The delivered samples of a map-style dataset are not fetched again, and the rest come in the same
+        order, also with another number of workers; random numbers that the dataset draws in them differ. An
+        iterable dataset runs again from its start, with the same seeds, and delivered batches are dropped,
+        with a warning. A ``MultiLoader`` resumes by its own ``load_state_dict``.
 
         The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.
@@ -255,8 +242,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def stats(self, since: Since = "epoch") -> LoaderStats:
         """Statistics, as of :meth:`mpwds.MultiLoader.stats`; if the dataset is a loader, its own.
 
-        Epochs are numbered as they begin. The dataset's share of the workers' time includes your own
-        ``collate_fn``; with workers, torch's default ``collate_fn`` counts as writing batches.
+        The dataset's share of the workers' time includes your own ``collate_fn``; with workers, torch's
+        default one counts as writing batches.
 
         Args:
             since: ``"epoch"``: the last epoch that began; ``"start"``: all epochs.
@@ -319,10 +306,7 @@ def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
 
 
 def check_not_divided_again(dataset: Any) -> None:
-    """Refuses a dataset of this package where a trainer is about to divide it among ranks.
-
-    Each rank iterates only its own part already: to divide that again would lose samples silently.
-    """
+    """Refuses a dataset that divides itself among ranks where a trainer is about to divide it once more."""
     ranks = Context.current().world_size
     if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):
         raise ValueError(
@@ -336,8 +320,8 @@ def check_not_divided_again(dataset: Any) -> None:
 def use_in_accelerate() -> None:
     """Makes Accelerate, and the Trainer of transformers, which builds on it, use ``mpwds.DataLoader``.
 
-    Both build a torch DataLoader for each rank from the parts of the one that they are given. After this
-    call they build a ``mpwds.DataLoader`` (with ``use_stateful_dataloader`` still torchdata's class).
+    Both build a new DataLoader for each rank: from now on a ``mpwds.DataLoader``, except with
+    ``use_stateful_dataloader``.
 
     Raises:
         ImportError: Accelerate is not installed.

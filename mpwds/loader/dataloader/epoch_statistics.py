@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class EpochStatistics:
-    """Adds up the figures of the epochs of one loader, numbered from 0 as they begin.
-
-    What an epoch still counts after the next one has begun with other workers is left out.
-    """
+    """Adds up the figures of one loader's epochs, up to when the next one begins with other workers."""
 
     def __init__(self) -> None:
         # The collector refers to this weakly: a cycle would keep workers until the garbage collector runs.

@@ -37,8 +37,8 @@ from mpwds.tracebacks import shorten
 class DataLoaderIterator(_BaseDataLoaderIter):
     """The batches of an epoch of a DataLoader, or of several in turn where its workers persist.
 
-    The workers end with the epoch (unless they persist), when the iterator is dropped, by :meth:`close`, or
-    with the process. It does not keep the loader.
+    The workers end with the epoch (unless they persist), with the iterator, which does not keep the loader,
+    by :meth:`close`, or with the process.
     """
 
     def __init__(
@@ -62,12 +62,16 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
         self._epoch: TaskEpoch | None = None
-        self.begin(loader, record)
+        self._begin(loader, record)
 
-    def begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
-        """Begins an epoch, with the same workers if they still run. An unfinished one is left."""
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins an epoch with the same workers if they still run. An unfinished one is left."""
+        with loader._beginning():
+            self._begin(loader, loader._record)
+
+    def _begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
         # A second time in the first epoch, as in torch: a sampler may draw numbers when it is asked.
-        self._reset(loader)
+        super()._reset(loader)
         self._num_yielded = record.completed.count
         self._record = record
         self._epoch = None
@@ -141,11 +145,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
 
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
-    """One epoch without workers, by torch's own iterator, which here counts what it delivers.
-
-    A map-style dataset is not asked again for samples that were delivered before. An iterable dataset runs
-    again from its start, unless it is a loader, which resumes by itself.
-    """
+    """One epoch without workers, by torch's own iterator, which here counts what it delivers."""
 
     def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
         self._local = LocalCounts()

@@ -16,9 +16,6 @@ from mpwds.loader.processes.launchers import LAUNCHERS, Fork, Launcher
 from mpwds.loader.processes.setup import CannotPickle, StillImported, WorkerSetup
 from mpwds.warn import warn
 
-_UNLIKE_THIS_PROCESS = (AttributeError, ImportError, RecursionError)
-"""What unpickling raises in a process that lacks something that this process has."""
-
 _OPEN_LATER = "open files, locks and connections where samples are fetched"
 
 
@@ -64,10 +61,7 @@ def launcher_of(context: Any, forks: Forks) -> Callable[[WorkerSetup], Launcher]
 
 
 def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None) -> None:
-    """Starts the workers. Without a context, forks of this process replace those that cannot get the dataset.
-
-    It cannot be pickled or unpickled, or comes from a module that is still being imported.
-    """
+    """Starts the workers: forks of this process where, without a context, others cannot get the dataset."""
     try:
         group.start()
         if context is None and not forks.unpickled:
@@ -89,7 +83,7 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
         forks.reason = None  # the next epoch may begin after the import
     except MpwdsError:
         return  # it is raised again when a batch is asked for
-    except _UNLIKE_THIS_PROCESS as error:
+    except (AttributeError, ImportError, RecursionError) as error:  # unpickling lacks what is only here
         group.close()
         if context is not None or _cuda_is_initialized():
             raise
@@ -103,9 +97,8 @@ def start(group: WorkerGroup, context: Any, forks: Forks, timeout: float | None)
 def start_early(dataset: Any, context: Any) -> None:
     """Starts the fork server, if workers will need it, and has it import what the dataset's class needs.
 
-    That may be torch, which takes most of a second; the first epoch would wait for it. An error shows again
-    when that begins. A fork server or a worker starts nothing: it may import the module that makes the
-    loader, and so would the next one.
+    The first epoch would wait for that: torch takes most of a second. Errors show when it begins. A fork
+    server or worker starts none: it may import the module that makes the loader, and so would the next one.
     """
     if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
         return

@@ -95,8 +95,7 @@ class EpochRecord:
     def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
         """Inside, the generator stands where it stood when the epoch began.
 
-        The user's own generator continues from there. torch's default generator, which gives the order where
-        the loader has none, is restored at the end: the program draws other random numbers from it.
+        The user's own generator continues from there; torch's, which the whole program uses, is restored.
         """
         generator = _generator(loader)
         before = generator.get_state()

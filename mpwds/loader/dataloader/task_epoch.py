@@ -25,18 +25,14 @@ well, this cycle would keep the iterator and its workers until the garbage colle
 
 
 class TaskEpoch:
-    """Gives tasks to workers and takes their answers.
+    """Gives tasks, which are indices or batches of them, to workers and takes their answers.
 
-    As in torch's DataLoader, so that each worker gets the same tasks as there: the workers get tasks in turn,
-    first ``prefetch`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
+    Each worker gets the same tasks as in torch's DataLoader: the workers get tasks in turn, first
+    ``prefetch_factor`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
     indices are asked for at these moments and no earlier.
 
-    Tasks that were completed before are not given. With an iterable dataset, where each task depends on those
-    before, workers do them again, and the answers are dropped.
-
-    Args:
-        completed: The tasks that were completed before; kept up to date.
-        indices: For each task, an index or a batch of them.
+    Tasks that are ``completed`` already are not given. With an iterable dataset, where each task depends on
+    those before, workers do them again, and the answers are dropped.
     """
 
     def __init__(

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 from mpwds.imports import after_import
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine import failures, protocol
-from mpwds.loader.engine.channel import Channel, ChannelClosed
+from mpwds.loader.engine.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker import startup
-from mpwds.loader.worker.counters import StatusPage
-from mpwds.loader.worker.meter import Meter
-from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
+from mpwds.loader.worker.sending import EpochStopped
+from mpwds.loader.worker.worker import Worker
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.parts import IterableSource, iterates_itself
@@ -44,10 +43,7 @@ class FetchingSetup(WorkerSetup):
     collate_functions: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # added to torch's table
 
     def fetcher(self, context: Context) -> Callable[[Any], Any]:
-        """The function that does an epoch's tasks: it fetches by index, or the next samples, and collates.
-
-        It raises ``Exhausted`` when an iterable dataset has no more samples.
-        """
+        """The function that does an epoch's tasks: it fetches by index, or the next samples, and collates."""
         dataset = self.dataset
         collate = self.collate_fn or (torch_collate.collate if self.batches else torch_collate.convert)
         if self.iterable:
@@ -100,27 +96,15 @@ def _batches_of(
 
 
 @dataclass
-class TaskWorker:
+class TaskWorker(Worker):
     """Does the tasks of worker ``index``."""
 
-    index: int
     setup: FetchingSetup
-    channel: Channel
-    commands: Commands
-    sender: BatchSender
-    status: StatusPage
-    meter: Meter
     _failure: Exception | None = None
 
     def run(self) -> None:
-        """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
-        start = self.commands.wait_for_start()
         self._begin()
-        while True:
-            with self.meter.epoch():
-                sent = self._run_epoch(start["epoch"], start["generation"])
-            self.channel.send({"kind": protocol.END, "generation": start["generation"], "sent": sent})
-            start = self.commands.wait_for_start()
+        super().run()
 
     def _begin(self) -> None:
         setup = self.setup
@@ -137,26 +121,28 @@ class TaskWorker:
         except Exception as error:
             self._failure = error
 
-    def _run_epoch(self, epoch: int, generation: int) -> int:
-        """Does the tasks of an epoch; returns how many."""
-        fetch = self._make_fetch(epoch)
-        sent = 0
-        while (task := self.commands.wait_for_task(generation)) is not None:
-            self.meter.making()
-            try:
-                index = pickle.loads(task)
-                self._send(fetch(index), index, generation, sent)
-            except (Exhausted, EpochStopped):
-                break
-            except ChannelClosed:
-                raise
-            except Exception as error:
-                fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sent}
-                self.channel.send({**fields, **failures.describe(_not_an_end(error))})
-            sent += 1
-        return sent
+    def _run_epoch(self, start: dict[str, Any]) -> None:
+        generation, sent = start["generation"], 0
+        fetch: Callable[[Any], Any] | None = None
+        with self.meter.epoch():
+            while (task := self.commands.wait_for_task(generation)) is not None:
+                self.meter.making()
+                try:
+                    if fetch is None:  # inside, because each task fails if it cannot be made
+                        fetch = self._make_fetch(start["epoch"])
+                    index = pickle.loads(task)
+                    self._send_batch(fetch(index), index, generation, sent)
+                except (Exhausted, EpochStopped):
+                    break
+                except ChannelClosed:
+                    raise
+                except Exception as error:
+                    fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sent}
+                    self.channel.send({**fields, **failures.describe(_not_an_end(error))})
+                sent += 1
+        self.channel.send({"kind": protocol.END, "generation": generation, "sent": sent})
 
-    def _send(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
+    def _send_batch(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
         self.meter.made()
         samples = None
         if not self.setup.iterable:
@@ -164,7 +150,8 @@ class TaskWorker:
         self.sender.send(batch, generation, sequence, samples=samples)
 
     def _make_fetch(self, epoch: int) -> Callable[[Any], Any]:
-        """The function that does this epoch's tasks; if it cannot be made, each task fails."""
+        if self._failure is not None:
+            raise self._failure
         setup = self.setup
         context = Context(
             epoch=epoch,
@@ -176,17 +163,7 @@ class TaskWorker:
             on_shard=self.status.write_shard,
             watch=self.meter.watch,
         )
-        try:
-            if self._failure is not None:
-                raise self._failure
-            return setup.fetcher(context)
-        except Exception as error:
-            failure = error
-
-        def fail(_: Any) -> Any:
-            raise failure
-
-        return fail
+        return setup.fetcher(context)
 
 
 def _not_an_end(error: Exception) -> Exception:

@@ -56,7 +56,11 @@ def convert(data: Any) -> Any:
         return {key: convert(value) for key, value in data.items()}
     if kind is list or kind is tuple:
         return [convert(value) for value in data]
-    return data if kind in _UNCHANGED else _torchs("default_convert")(data)
+    if kind in _UNCHANGED:
+        return data
+    from torch.utils.data import default_convert
+
+    return default_convert(data)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def users_functions() -> dict[Any, Callable[..., Any]]:
@@ -141,15 +145,10 @@ def _sequences(samples: Sequence[Any]) -> Any:
     return [collate(values) for values in zip(*samples, strict=True)]
 
 
-def _by_torch(batch: Sequence[Any]) -> Any:
-    return _torchs("default_collate")(batch)
+def _by_torch(batch: Any) -> Any:
+    from torch.utils.data import default_collate
 
-
-def _torchs(name: str) -> Callable[[Any], Any]:
-    import torch.utils.data
-
-    function: Callable[[Any], Any] = getattr(torch.utils.data, name)
-    return function
+    return default_collate(batch)
 
 
 def _stack_privately(batch: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:

@@ -128,11 +128,8 @@ class WebLoader(Rebatching, DataPipeline):
             raise ValueError(
                 f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
             )
-        version, stages, described = (
-            state_dict.get("version"),
-            state_dict.get("stages"),
-            described_stages(self.stages, self._epochs),
-        )
+        version, stages = state_dict.get("version"), state_dict.get("stages")
+        described = described_stages(self.stages, self._epochs)
         if version != VERSION or stages != described:
             raise ValueError(
                 f"the state is of version {version!r} and stages {stages}; this loader is of version "
@@ -150,7 +147,6 @@ class WebLoader(Rebatching, DataPipeline):
         self._run = self._resumed = _Run(epoch, begun, delivered)
 
     def _start_of_next(self) -> dict[str, Any]:
-        """The DataLoader's state before the epoch that would begin now."""
         return self.loader._next_record().as_state(self.loader)
 
 

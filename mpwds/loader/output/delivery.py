@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections import deque
@@ -19,12 +20,8 @@ from mpwds.sharedmem.pinning import Pinning
 class Delivery:
     """Hands batches out as a loader's ``output``, ``device`` and ``pin_memory`` say.
 
-    Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU. It copies ``ahead`` batches to
-    the device before they are asked for.
-
-    Attributes:
-        to_device: The CUDA device that tensors go to, or ``None``.
-        pinning: Pins the memory of batches before this step, or is ``None``.
+    Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU, in memory that ``pinning`` has
+    pinned. It copies ``ahead`` batches to the device before they are asked for.
     """
 
     def __init__(
@@ -43,8 +40,8 @@ class Delivery:
                 raise RuntimeError(f"device={self.to_device!r} does not exist: torch finds {has}")
         if pin_memory and output != "torch":
             raise ValueError(f"pin_memory is for tensors, and output is {output!r}")
-        if output == "jax":
-            jax_arrays.check_installed()
+        if output == "jax" and importlib.util.find_spec("jax") is None:
+            raise ImportError("output='jax' needs the package jax: pip install 'mpwds[jax]'")
         pins = pin_memory or self.to_device is not None
         self.pinning = Pinning(access.runtime) if pins else None
         self._access = access
@@ -54,8 +51,7 @@ class Delivery:
     def handed_out(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
-        Those that an ``EpochIterator`` has received already are copied to the device ahead. ``staged``: they
-        come from stages, which may have put their tensors into memory of their own.
+        ``staged``: they come from stages, which may have put their tensors into memory of their own.
         """
         if self._output == "jax":
             return map(jax_arrays.with_jax_arrays, source)
@@ -73,9 +69,8 @@ class Delivery:
 class DeviceIterator(Iterator[Any]):
     """The elements of an iterator, with their tensors copied to a device.
 
-    Copies begin on a side stream as soon as batches have arrived, and run while the device computes. A batch
-    can be used at once on the stream that is current when it is delivered. An error, and the end, are raised
-    behind the batches that came before them.
+    Copies run on a side stream, while the device computes. A batch can be used at once on the stream that is
+    current when it is delivered. Errors and the end are raised behind the batches that came before them.
 
     If the iterator has a method ``next_now``, as ``EpochIterator``, up to ``ahead`` batches are copied before
     they are asked for; they are not delivered once it is ``closed``.

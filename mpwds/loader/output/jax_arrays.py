@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,12 @@ import numpy as np
 from mpwds.loader.output.replacing import replaced
 
 
-def check_installed() -> None:
-    """Raises ImportError if jax is not installed, without importing it."""
-    if importlib.util.find_spec("jax") is None:
-        raise ImportError("output='jax' needs the package jax: pip install 'mpwds[jax]'")
-
-
 def with_jax_arrays(batch: Any) -> Any:
     """A batch, any nesting of containers, with jax arrays on the CPU in place of its NumPy arrays.
 
     jax takes over an array's memory (by DLPack) and holds it as long as an array or a computation needs it.
-    It gets copies of arrays that are not contiguous or not aligned to 64 bytes, of bfloat16 and, unless
-    ``jax_enable_x64`` is set, of arrays of 64 bits, which become 32 as everywhere in jax. Arrays of objects,
+    It copies arrays that are not contiguous or not aligned to 64 bytes, bfloat16 and, unless
+    ``jax_enable_x64`` is set, arrays of 64 bits, which become 32 as everywhere in jax. Arrays of objects,
     text or times, which jax does not have, and NumPy scalars stay as they are.
     """
     return replaced(batch, np.ndarray, _converter())

@@ -7,21 +7,23 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpwds.nest.nodes import fields_of
 
+_OBJECTS = np.dtype(object)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 @dataclass(frozen=True)
-class ArrayColumn:
-    """A column that is an array or a CPU tensor: the dtype, NumPy's or torch's, and the shape of a row."""
+class Column:
+    """A column: an array or CPU tensor, or a ``sequence`` (list or tuple) with any object for a row."""
 
-    dtype: Any
-    row_shape: tuple[int, ...]
+    dtype: Any = _OBJECTS  # NumPy's or torch's
+    row_shape: tuple[int, ...] = ()
+    sequence: type | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -37,20 +39,9 @@ class ArrayColumn:
         return 0 if self.holds_objects else math.prod(self.row_shape) * int(self.dtype.itemsize)
 
     def __str__(self) -> str:
+        if self.sequence is not None:
+            return f"{self.sequence.__name__} of rows"
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
-
-
-@dataclass(frozen=True)
-class ListColumn:
-    """A column that is a list or a tuple, with any object for a row."""
-
-    kind: type
-    is_tensor: ClassVar[bool] = False
-    holds_objects: ClassVar[bool] = True
-    row_nbytes: ClassVar[int] = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind.__name__} of rows"
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,6 @@ class ColumnGroup:
         return f"{self.kind.__name__} of columns"
 
 
-Column: TypeAlias = "ArrayColumn | ListColumn"
 Schema: TypeAlias = "Column | ColumnGroup"
 
 
@@ -76,42 +66,32 @@ def infer_schema(batch: Any) -> Schema:
     A dict, namedtuple or dataclass holds columns, and so does a list or tuple that is the batch itself. A
     list or tuple further inside is a column, with an item for each row, or it holds columns, arrays among
     them: the number of rows decides. If both are possible, it holds columns if its arrays cannot be rows of
-    one column.
-
-    Raises:
-        TypeError: Something in it is not a column, or a list could be a column or hold columns.
-        ValueError: The columns differ in their number of rows.
+    one column; TypeError if they can. ValueError: The columns differ in their number of rows.
 
     Example:
         >>> schema = infer_schema((np.zeros((2, 3)), {"key": ["a", "b"]}))
         >>> [str(column) for column in leaves(schema)]
         ['float64 [3]', 'list of rows']
     """
-    error: Exception | None = None
+    errors: list[Exception] = []
     for rows_are_alike in (True, False):
         found: list[Schema] = []
         for rows in _possible_row_counts(batch):
             try:
                 found.append(_Search(rows, rows_are_alike).group(batch, "batch"))
             except _Mismatch as mismatch:
-                error = error or mismatch.error
+                errors.append(mismatch.args[0])
         if len(found) > 1:
             raise _ambiguous("batch")
         if found:
             if not leaves(found[0]):
                 raise TypeError(f"rebatched: the batch has no columns, it is {_article(batch)}")
             return found[0]
-    assert error is not None  # a search finds a schema or raises
-    raise error
+    raise errors.pop(0)  # a frame that held it as well would be a cycle, and keep the loader and its workers
 
 
 def columns_of(schema: Schema, batch: Any) -> list[Any]:
-    """The columns of a batch that must have this schema.
-
-    Raises:
-        TypeError: A tensor is in a GPU's memory, or is sparse.
-        ValueError: The schema is another, or the columns differ in their number of rows.
-    """
+    """The columns of a batch; ValueError unless it has this schema and as many rows in each column."""
     columns: list[Any] = []
     _collect(schema, batch, "batch", columns)
     if len({len(column) for column in columns}) > 1:
@@ -156,14 +136,12 @@ def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
         for key, part in zip(schema.keys, schema.parts, strict=True):
             _collect(part, found[key], path + _step(item, key), columns)
         return
-    if isinstance(schema, ArrayColumn):
-        now = _array_column(item, path) if _is_array(item) else None
-        if now is None:
-            raise _changed(path, f"is {_article(item)}", f"it was a column of {schema}")
-        if now != schema:
+    now = _array_column(item, path) if _is_array(item) else Column(sequence=type(item))
+    if now != schema:
+        if now.sequence is schema.sequence:
             raise _changed(path, f"has rows of {now}", f"they were {schema}")
-    elif type(item) is not schema.kind:
-        raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
+        before = f"column of {schema}" if schema.sequence is None else schema
+        raise _changed(path, f"is {_article(item)}", f"it was a {before}")
     columns.append(item)
 
 
@@ -176,10 +154,7 @@ def _changed(path: str, now: str, before: str) -> ValueError:
 
 
 class _Mismatch(Exception):
-    """The batch cannot have so many rows, or an item of it is no column; ``error`` says where."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    """The batch cannot have so many rows, or an item of it is no column; its argument is the error."""
 
 
 @dataclass(frozen=True)
@@ -219,13 +194,13 @@ class _Search:
         except _Mismatch:
             pass
         else:
-            if any(isinstance(leaf, ArrayColumn) for leaf in leaves(columns)):
+            if any(leaf.sequence is None for leaf in leaves(columns)):
                 if may_be_rows:
                     raise _ambiguous(path)
                 return columns
         if not may_be_rows:
             raise self._other_number(item, path)
-        return ListColumn(type(item))
+        return Column(sequence=type(item))
 
     def _other_number(self, item: Any, path: str) -> _Mismatch:
         return _Mismatch(
@@ -304,7 +279,7 @@ def _is_tensor(item: Any) -> bool:
     return torch is not None and isinstance(item, torch.Tensor)
 
 
-def _array_column(array: Any, path: str) -> ArrayColumn:
+def _array_column(array: Any, path: str) -> Column:
     """The schema of an array, or TypeError for a tensor in a GPU's memory and a sparse one."""
     if _is_tensor(array):
         layout = str(array.layout).removeprefix("torch.")
@@ -313,7 +288,7 @@ def _array_column(array: Any, path: str) -> ArrayColumn:
                 f"rebatched: {path} is a {layout} tensor on {array.device}, expected a dense tensor in the "
                 "CPU's memory: move batches to a device behind rebatched"
             )
-    return ArrayColumn(array.dtype, tuple(array.shape[1:]))
+    return Column(array.dtype, tuple(array.shape[1:]))
 
 
 def _article(item: Any) -> str:

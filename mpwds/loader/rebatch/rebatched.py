@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,13 +17,13 @@ from mpwds.loader.rebatch.row_pool import RowMixer, RowPool
 from mpwds.loader.rebatch.rows import RowBuffers, Rows, TakenBatches, gather, row_ids_of, rows_like, rows_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown
-from mpwds.pipeline.filter import Filter, rows_in
-from mpwds.pipeline.notes import arguments, changed, explain
+from mpwds.pipeline.filter import Configured, rows_in
+from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.stream import Address, Description, Stream
 
 
 @dataclass(frozen=True)
-class Rebatched(Filter):
+class Rebatched(Configured, called="rebatched"):
     """Stage that yields batches of ``batchsize`` rows: see the method ``rebatched`` of loaders.
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
@@ -49,19 +48,14 @@ class Rebatched(Filter):
     samples_in = staticmethod(rows_in)
 
     def __post_init__(self) -> None:
-        for name, least in (("batchsize", 1), ("shuffle", 0), ("initial", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"rebatched: {name} must be a whole number, got {value!r}")
-            if value < least:
-                raise ValueError(f"rebatched: {name} must be at least {least}, got {value}")
+        check_whole("rebatched", "batchsize", self.batchsize, least=1)
+        check_whole("rebatched", "shuffle", self.shuffle, least=0)
+        if isinstance(self.shuffle, bool):  # as a DataLoader's
+            raise TypeError(f"rebatched: shuffle must be a whole number, got {self.shuffle!r}")
+        check_whole("rebatched", "initial", self.initial, least=1)
         checks.boolean("rebatched", "drop_last", self.drop_last)
         if self.pin_memory is not None:
             checks.boolean("rebatched", "pin_memory", self.pin_memory)
-
-    def __str__(self) -> str:
-        more = changed(self, "shuffle", "drop_last", "initial", "seed", "pin_memory")
-        return f"rebatched({arguments(self.batchsize, **more)})"
 
     def count_of(self, incoming: Count) -> Count:
         if incoming.rows is None:
@@ -117,7 +111,6 @@ class RebatchedStream:
         return (batch for _, batch in self)
 
     def _take_in(self) -> None:
-        """Takes the next batch, if there is one."""
         try:
             address, batch = next(self._source)
         except StopIteration:

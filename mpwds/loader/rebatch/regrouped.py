@@ -34,9 +34,9 @@ class Regrouped(Filter):
     """Stage that replaces ``unbatched``, ``shuffle`` and ``batched``, and works as ``rebatched`` does.
 
     A row that is a view of a batch keeps the whole batch in memory: behind a loader, a ``shuffle`` of rows
-    would take five times their memory, copied out of the workers' blocks. If the columns of the first batch
-    are arrays, tensors or lists of text, rows are copied into a pool instead. Otherwise the three stages run
-    as they are, and so they do from the first batch that differs from those before it.
+    would take five times their memory, copied out of the workers' blocks. Rows of arrays, tensors and lists
+    of text are copied into a pool instead. The three stages run as they are if the first batch has other
+    columns, and from the first batch that differs from those before it.
 
     The choice depends on the batches alone, because the two ways yield different orders: free memory, for
     example, must not change the order of an epoch.

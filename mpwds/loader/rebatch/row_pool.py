@@ -22,16 +22,13 @@ class RowMixer:
 
     The last column of the given rows holds their ids (``RowIds``); a batch has no such column. Without a
     pool, rows go straight into the batch, in order. A pool holds ``initial`` rows before the first is drawn.
-
-    Attributes:
-        filled: Rows that the batch has.
     """
 
     def __init__(
         self, schema: Schema, buffers: RowBuffers, pool: RowPool | None = None, initial: int = 1
     ) -> None:
         self.schema = schema
-        self.filled = 0
+        self.filled = 0  # rows that the batch has
         self._buffers = buffers
         self._pool = pool
         self._initial = initial
@@ -40,7 +37,6 @@ class RowMixer:
 
     @property
     def missing(self) -> int:
-        """Rows that the batch still lacks."""
         return self._buffers.rows - self.filled
 
     def move(self, given: list[Rows]) -> list[Rows]:
@@ -87,10 +83,10 @@ class RowMixer:
         return _behind(given, count)
 
     def _exchanged(self, given: list[Rows], pool: RowPool) -> list[Rows]:
-        if pool.room:
+        if room := pool.size - pool.count:
             starts = pool.count < self._initial
             wanted = self._initial - pool.count if starts else -(-len(given[0]) // 2)
-            count = min(wanted, pool.room, len(given[0]))
+            count = min(wanted, room, len(given[0]))
             pool.append([rows[:count] for rows in given])
             given = _behind(given, count)
             if starts or not given:
@@ -114,33 +110,24 @@ def _behind(given: list[Rows], count: int) -> list[Rows]:
 class RowPool:
     """Holds up to ``size`` rows of several columns, like those of ``like``, and gives out random ones.
 
-    Attributes:
-        count: Rows that are held.
-        order: Once rows are only taken: the order of the rows, from whose end they are taken.
-
-    Raises:
-        SharedMemoryError: There is not enough memory.
+    ``order`` is set once rows are only taken: they are taken from its end.
     """
 
     def __init__(self, size: int, like: Sequence[Rows], rng: np.random.Generator) -> None:
         row_nbytes = [math.prod(rows.shape[1:]) * rows.itemsize for rows in like]
-        available = segment.available_nbytes()
-        if available is not None and size * sum(row_nbytes) > available:
-            raise _too_large(size, sum(row_nbytes), f"{available / 1e6:,.1f} MB are left")
+        needed, available = size * sum(row_nbytes), segment.available_nbytes()
+        if available is not None and needed > available:
+            raise SharedMemoryError(
+                f"shuffling behind the loader takes a pool of {size:,} rows, {needed / 1e6:,.1f} MB, "
+                f"{available / 1e6:,.1f} MB are left: shuffle fewer rows here, or shuffle in the workers "
+                "before samples are decoded"
+            )
         self.size = size
         self.count = 0
         self._rng = rng
-        try:
-            self._columns = rows_like(like, size)
-        except (MemoryError, ValueError) as error:
-            raise _too_large(size, sum(row_nbytes), "more than the system gives") from error
+        self._columns = rows_like(like, size)
         self._portions = [max(1, _CACHE_NBYTES // max(1, nbytes)) for nbytes in row_nbytes]
         self.order: np.ndarray | None = None
-
-    @property
-    def room(self) -> int:
-        """Rows that can be appended."""
-        return self.size - self.count
 
     def held(self) -> list[Rows]:
         """The rows that are held. A pool that holds them in this order continues as this one does."""
@@ -148,7 +135,6 @@ class RowPool:
         return [column[places] for column in self._columns]
 
     def append(self, rows: Sequence[Rows]) -> None:
-        """Adds rows, no more than there is room for."""
         begin, end = self.count, self.count + len(rows[0])
         for column, new in zip(self._columns, rows, strict=True):
             column[begin:end] = new
@@ -174,10 +160,3 @@ class RowPool:
         for column, old in zip(self._columns, out, strict=True):
             np.take(column, slots, axis=0, out=old, mode="clip")
         self.count = begin
-
-
-def _too_large(size: int, row_nbytes: int, reason: str) -> SharedMemoryError:
-    return SharedMemoryError(
-        f"shuffling behind the loader takes a pool of {size:,} rows, {size * row_nbytes / 1e6:,.1f} MB, "
-        f"{reason}: shuffle fewer rows here, or shuffle in the workers before samples are decoded"
-    )

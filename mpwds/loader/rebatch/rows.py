@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.rebatch.batch_schema import Column, ListColumn
+from mpwds.loader.rebatch.batch_schema import Column
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem.private import PrivateCopies
 
@@ -24,7 +24,6 @@ They are a column beside those of the data, so that a state can name rows withou
 
 _ROW_BITS = 24
 _MANY_BATCHES = 1024
-
 _ALIGNMENT = 64
 _SMALL_NBYTES = 1 << 20
 
@@ -54,11 +53,7 @@ def _without_its_batch(row: Any) -> Any:
 
 
 class RowBuffers:
-    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch.
-
-    ``pin_memory`` tells whether tensors lie in pinned memory; with ``None`` they do if this process has used
-    CUDA.
-    """
+    """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch."""
 
     def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
         self.rows = rows
@@ -70,7 +65,6 @@ class RowBuffers:
         self._copies = PrivateCopies()
 
     def make(self) -> RowBuffer:
-        """Room for one batch, or SharedMemoryError if there is no memory left."""
         memory = self._memory(self._offsets[-1])
         starts = zip(self._specs, self._offsets, strict=False)
         data = [memory[start : start + self.rows * spec.row_nbytes] for spec, start in starts]
@@ -110,8 +104,8 @@ class RowBuffer:
 
 
 def _column(spec: Column, data: Any, rows: Rows) -> Any:
-    if isinstance(spec, ListColumn):
-        return spec.kind(rows.tolist())
+    if spec.sequence is not None:
+        return spec.sequence(rows.tolist())
     shape = (len(rows), *spec.row_shape)
     if spec.holds_objects:
         column = np.empty(shape, spec.dtype)
