@@ -16,7 +16,7 @@ from mpwds.loader.engine.group import WorkerGroup, check_owner
 from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
 from mpwds.loader.processes.processes import interrupts_deferred
-from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.sharedmem import interrupts
 from mpwds.tracebacks import shorten
@@ -73,11 +73,7 @@ class Iteration(Iterator[Any]):
 
     @abstractmethod
     def remake(self, worker: int) -> tuple[int, Any]:
-        """The number and the batch that ``worker`` makes next, delivered before this iteration.
-
-        Raises:
-            MpwdsError: It made fewer batches than before.
-        """
+        """The number and the batch that ``worker`` makes next, delivered before this iteration."""
 
     @abstractmethod
     def close(self, because: str = "") -> None:
@@ -87,13 +83,10 @@ class Iteration(Iterator[Any]):
 class EpochIterator(Iteration):
     """The batches of one epoch, made by workers.
 
-    In order, the workers take turns, so that the order depends on nothing but the dataset, the seed, the
-    epoch and the number of workers; a worker that has ended is left out. Out of order, the first batch to
-    arrive is next.
-
-    It ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or when it
-    is dropped. When it is closed, the workers stop, and what they have sent is discarded. ``in_order`` is
-    false for datasets that have no order, whatever the option says.
+    With ``in_order``, which is false for datasets that have no order, workers take turns, and one that has
+    ended is left out. Otherwise the first batch to arrive is next. The iteration ends with its last batch,
+    with an error (KeyboardInterrupt among them), by :meth:`close`, or when it is dropped. When it is closed,
+    the workers stop, and what they have sent is discarded.
     """
 
     _running = False
@@ -237,11 +230,3 @@ class EpochIterator(Iteration):
         batch = worker.batch(message)
         self._times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
-
-
-def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
-    """The error for a dataset that ends before the position where it has to continue."""
-    return MpwdsError(
-        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
-        "or gives other elements each time it runs, so the epoch cannot be continued"
-    )

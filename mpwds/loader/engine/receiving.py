@@ -68,16 +68,13 @@ class BatchReceiver:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are blocks that nobody holds but that devices may still read."""
         return self._arena is not None and self._arena.unsettled
 
     def settle(self) -> None:
-        """Waits until a device has read one of them."""
         if self._arena is not None:
             self._arena.settle()
 
     def discard(self, message: Message) -> None:
-        """Releases the block of a batch that is not wanted."""
         block = message.fields.get("block")
         if block is not None and self._arena is not None:
             self._arena.discard(block)
@@ -120,9 +117,6 @@ def view(memory: Any, offset: int, output: Output) -> Any:
 
     Tensors made of a tensor are torch's views of it, so torch's allocator of pinned memory learns on which
     streams they are used.
-
-    Raises:
-        TenbinError: There is no array at that offset, or torch has no such dtype.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(memory, torch.Tensor):

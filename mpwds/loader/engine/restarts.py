@@ -16,7 +16,7 @@ MOST_DEATHS = 3
 
 @dataclass
 class Restarts:
-    """Replaces workers that die during an epoch, of generation ``generation``.
+    """Replaces workers that die during an epoch.
 
     A worker's death is reported only after everything that it had sent was delivered. So the new process
     starts from the worker's last state, and drops the batches that were delivered since.
@@ -29,7 +29,6 @@ class Restarts:
     _deaths: dict[int, tuple[int, int]] = field(default_factory=dict)  # at which batch, how often there
 
     def __call__(self, death: WorkerDied) -> WorkerHandle:
-        """Starts a new process for a worker that died, with a warning, unless it died too often."""
         index = death.worker
         progress = self.progress.workers[index]
         batch, count = self._deaths.get(index, (-1, 0))

@@ -1,4 +1,4 @@
-"""A worker as the trainer's epochs use it, wherever it runs, and waiting for several of them."""
+"""A worker as the trainer's epochs use it, wherever it runs, and waiting for messages of several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from mpwds.errors import WorkerTimeout
-from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading
@@ -107,20 +106,11 @@ def next_message(
     others: Iterable[W] = (),
     since: float | None = None,
 ) -> tuple[W, Message]:
-    """The next message of a generation, and the worker that sent it.
+    """Waits for a message of a generation from one of the candidates, the most wanted first.
 
-    A worker may lack a block that a device still reads. Nothing tells when the device is done, so this looks
-    every millisecond, and after 50 looks waits for the device.
-
-    Args:
-        candidates: Workers whose messages are wanted, the most wanted first.
-        generation: Generation of the epoch.
-        timeout: Seconds to wait, from ``since`` (by ``time.monotonic``) or now; ``None`` waits for ever.
-        others: Workers that get what is kept for them meanwhile.
-
-    Raises:
-        WorkerDied: A candidate is gone, and everything it had sent has been received.
-        WorkerTimeout: None of them sent anything for ``timeout`` seconds.
+    ``timeout`` counts from ``since`` (by ``time.monotonic``) or now. ``others`` are workers that get what is
+    kept for them meanwhile. A worker may lack a block that a device still reads. Nothing tells when the
+    device is done, so this looks every millisecond, and after 50 looks waits for the device.
     """
     began = time.monotonic() if since is None else since
     looks = 0
@@ -155,19 +145,3 @@ def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] 
         if message is not None:
             return worker, message
     return None
-
-
-def wait_until_ready(workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-    """Returns when all workers have their dataset, which may take ``timeout`` seconds.
-
-    Raises:
-        Exception: What unpickling the dataset in a worker raised.
-        WorkerDied: A worker is gone.
-        WorkerTimeout: The time is over.
-    """
-    began = time.monotonic()
-    for worker in workers:
-        if not worker.is_ready:
-            _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
-            if message.fields["kind"] == protocol.ERROR:
-                raise failures.revive(message.fields, worker.index, worker.pid)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from mpwds.errors import MpwdsError
 from mpwds.warn import warn
 
 NEWEST_ONLY = 1
@@ -101,7 +102,6 @@ class EpochProgress:
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        """The progress of an epoch of which nothing has been delivered."""
         return cls(epoch, [WorkerProgress() for _ in range(workers)])
 
     def finish(self) -> None:
@@ -137,7 +137,6 @@ class EpochProgress:
 
     @property
     def delivered(self) -> int:
-        """Batches of the workers that the program got."""
         return sum(worker.delivered for worker in self.workers)
 
     @property
@@ -151,7 +150,6 @@ class EpochProgress:
 
 
 def warn_of_empty_epoch() -> None:
-    """Warns that a resumed epoch had nothing left."""
     warn(
         "the epoch that load_state_dict continued had nothing left, so this iteration is empty. If your "
         "program counts it as an epoch, that one is lost: save the state after the loop has ended, where it "
@@ -160,8 +158,16 @@ def warn_of_empty_epoch() -> None:
     )
 
 
+def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
+    """The error for a dataset that ends before the position where it has to continue."""
+    return MpwdsError(
+        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
+        "or gives other elements each time it runs, so the epoch cannot be continued"
+    )
+
+
 def pack_state(state: Any) -> bytes:
-    """Packs a state into one value of a message, by msgpack, or by pickle if msgpack cannot hold it."""
+    """Packs a state by msgpack, or by pickle if msgpack cannot hold it."""
     try:
         packed: bytes = msgpack.packb(state)
     except (TypeError, ValueError, OverflowError):

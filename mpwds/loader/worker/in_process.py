@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine.epoch import Iteration, made_fewer
+from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.engine.receiving import Output, view
-from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Counters
@@ -40,11 +40,10 @@ class InProcess:
 
 
 class LocalIterator(Iteration):
-    """One epoch of a dataset, as a single worker would deliver it.
+    """One epoch of a dataset, as a single worker would deliver it, with private and writable arrays.
 
-    Arrays are private and writable. The dataset draws the random numbers that it
-    would draw in a worker, and those of the program around it are left alone. ``context`` has the epoch, the
-    seed and the rank.
+    The dataset draws the random numbers that it would draw in a worker, and those of the program around it
+    are left alone.
     """
 
     def __init__(

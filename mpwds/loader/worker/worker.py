@@ -18,7 +18,7 @@ from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import START, Position, pack_state, unpack_state
+from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.loader.worker import startup
 from mpwds.loader.worker.counters import WRITING_BATCHES, StatusPage
 from mpwds.loader.worker.elements import elements, process_seed
@@ -35,15 +35,12 @@ from mpwds.sharedmem.bell import Bell
 
 _STOP_CHECK_S = 0.005
 
-STATE_EVERY_S = 1.0
-"""How often a worker saves its state. A resumed run makes the elements since the last one again."""
-
-STATE_SHARE = 0.01
-"""The largest share of a worker's time for saving its state: an expensive state is saved less often."""
+STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
+STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
 
 
 def main(index: int, setup: int, *ends: int) -> None:
-    """Entry of a worker that is not a fork of the trainer. It gets everything in these descriptors."""
+    """Entry of a worker that is not a fork of the trainer; the arguments after ``index`` are descriptors."""
     for descriptor in (setup, *ends):
         os.set_inheritable(descriptor, False)
 
@@ -78,7 +75,9 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         commands = Commands(channel)
         meter = Meter(status.counters, setup.dataset)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
-        startup.tell_dataset_its_place(index, setup)
+        place = {"WORKER": index, "NUM_WORKERS": setup.workers}  # where datasets look for it
+        place |= {"RANK": setup.rank, "WORLD_SIZE": setup.world_size}
+        os.environ.update({name: str(number) for name, number in place.items()})
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
 
 
@@ -174,6 +173,7 @@ class WorkerIterator(Iterator[Any]):
         position: Position = START,
         iterate: Callable[[Any, Context], Iterator[Any]] = elements,
     ) -> None:
+        self._worker = context.worker
         self._first = position.first
         self._stream: Stream[Any] | None = None
         self._elements: Iterator[Any]
@@ -194,11 +194,7 @@ class WorkerIterator(Iterator[Any]):
             element = next(self._elements)
         except StopIteration:
             if self.number + 1 < self._first:
-                raise RuntimeError(
-                    f"the dataset ended after {self.number + 1} elements, {self._first} were delivered "
-                    "before: it gives other elements each time it runs, or has changed, so the epoch cannot "
-                    "be continued"
-                ) from None
+                raise made_fewer(self._worker, self.number + 1, self._first) from None
             raise
         self.number += 1
         return element
