@@ -24,12 +24,7 @@ from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 
-_LIMITS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the whole machine has no file descriptor left",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container)",
-    errno.ENOMEM: "there is no memory left",
-}
+_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 
 class WorkerGroup:
@@ -137,8 +132,9 @@ class WorkerGroup:
             self.close()
             if not isinstance(error, OSError) or error.errno not in _LIMITS:
                 raise
-            advice = f"{setup.workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"
-            raise OSError(error.errno, f"{error.strerror}: {advice}") from error
+            advice = "use fewer, or raise the limit of processes (ulimit -u) or open files (ulimit -n)"
+            text = f"{error.strerror}: {setup.workers} workers cannot start; {advice}"
+            raise OSError(error.errno, text) from error
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Waits until all workers have their dataset; raises what unpickling it in a worker raised."""

@@ -79,17 +79,15 @@ def boolean(owner: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def choice(owner: str, name: str, value: Any, choices: Any) -> Any:
-    """An argument that is one of the strings of ``choices``, a ``Literal``; else ValueError."""
+def choice(owner: str, name: str, value: Any, choices: Any) -> None:
+    """Raises ValueError unless an argument is one of the strings of ``choices``, a ``Literal``."""
     strings = get_args(choices)
     if not (isinstance(value, str) and value in strings):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, strings))}, got {value!r}")
-    return value
 
 
-def timeout(owner: str, value: Any) -> Any:
-    """A time-out that is a number above 0 or ``None``; else ValueError."""
+def timeout(owner: str, value: Any) -> None:
+    """Raises ValueError unless a time-out is a number above 0 or ``None``."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is not None and not (is_number and float(value) > 0):
         raise ValueError(f"{owner}: timeout must be above 0 seconds or None, got {value!r}")
-    return value

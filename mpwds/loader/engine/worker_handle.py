@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from mpwds.errors import WorkerTimeout
 from mpwds.loader.engine.channel import Message
@@ -90,8 +90,6 @@ class WorkerHandle(Protocol):
         """Frees the trainer's end. Batches that the consumer holds stay valid."""
 
 
-W = TypeVar("W", bound=WorkerHandle)
-
 LONGEST_POLL_S = 1.0
 """A signal, such as Ctrl-C, that arrives just before the system call is handled only when that returns."""
 
@@ -100,12 +98,12 @@ _DEVICE_POLLS = 50
 
 
 def next_message(
-    candidates: Sequence[W],
+    candidates: Sequence[WorkerHandle],
     generation: int,
     timeout: float | None,
-    others: Iterable[W] = (),
+    others: Iterable[WorkerHandle] = (),
     since: float | None = None,
-) -> tuple[W, Message]:
+) -> tuple[WorkerHandle, Message]:
     """Waits for a message of a generation from one of the candidates, the most wanted first.
 
     ``timeout`` counts from ``since`` (by ``time.monotonic``) or now. ``others`` are workers that get what is
@@ -138,7 +136,7 @@ def next_message(
             worker.flush()
 
 
-def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] | None:
+def message_here(candidates: Sequence[WorkerHandle], generation: int) -> tuple[WorkerHandle, Message] | None:
     """As :func:`next_message`, of those that have arrived; never waits."""
     for worker in candidates:
         message = worker.receive(generation)

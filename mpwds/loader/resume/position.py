@@ -78,7 +78,7 @@ class Position:
         return stream.elements()
 
     def handed_over(self, epoch: int) -> int:
-        """How many elements of an epoch the program got before the epoch begins here."""
+        """How many elements of an epoch the program got before it begins here."""
         loaded = self._loaded
         return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
@@ -158,9 +158,7 @@ class CountOnYield(Iterator[Any]):
 
 
 def _nothing_begun() -> EpochProgress:
-    progress = EpochProgress(0, ())
-    progress.finished = True
-    return progress
+    return EpochProgress(0, [], finished=True)
 
 
 def _at_start(loader: Resumable, epoch: int) -> EpochProgress:

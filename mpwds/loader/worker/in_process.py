@@ -26,7 +26,7 @@ from mpwds.sharedmem.pinning import Pinning
 
 
 class InProcess:
-    """A loader without workers: its dataset, the memory and kind of arrays, and counters of its work."""
+    """What a loader without workers keeps between epochs."""
 
     def __init__(self, dataset: Any, output: Output, pinning: Pinning | None) -> None:
         self.dataset = dataset
@@ -50,8 +50,7 @@ class LocalIterator(Iteration):
         self, owner: object, progress: EpochProgress, times: TrainerTimes, local: InProcess, context: Context
     ) -> None:
         super().__init__(owner, progress, times)
-        self._meter = local.meter
-        self._output, self._pinning = local.output, local.pinning
+        self._meter, self._output, self._pinning = local.meter, local.output, local.pinning
         context = replace(context, worker=0, workers=1, owns_process=False, watch=self._meter.watch)
         iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
         position = progress.positions()[0]
