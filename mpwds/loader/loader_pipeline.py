@@ -49,15 +49,14 @@ class Rebatching(Composable):
     ) -> Self:
         """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
 
-        This process copies rows, whole batches at a time, into a pool and from there into the new batches.
-        A new batch's memory is reused when nothing refers to it any more.
+        This process copies rows into a pool, and from there into new batches, whose memory is reused when
+        nothing refers to them any more.
 
         Args:
             batchsize: Rows of a new batch.
             shuffle: Rows in the pool; below 2, the order stays as it is.
             drop_last: Drop the last batch if it is smaller.
-            initial: Rows in the pool when the first is drawn. Then two come in for each that is drawn, until
-                the pool is full.
+            initial: Rows in the pool when the first is drawn; then two come in for each that is drawn.
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
             pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA.
 
@@ -168,9 +167,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
         The workers make the batches again that stages hold rows of. The epoch runs again from its start, with
         a warning, if a stage is a plain function of an iterator or holds batches of ``rebatched``.
-
-        Args:
-            state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
 
         Raises:
             ValueError: As for :meth:`mpwds.MultiLoader.load_state_dict`; or the stages differ; or, in

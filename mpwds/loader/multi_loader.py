@@ -51,8 +51,8 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the end of this process, however it ends. In an interactive session, ``iter()``
-    restarts them if the dataset, or a function or global variable that it uses, has changed. Use a loader
-    from one thread at a time, and not in a fork of its process.
+    restarts them if the dataset, or a function or global variable that it uses, has changed. Use a loader in
+    one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are split over the workers); a map-style dataset or
@@ -73,7 +73,7 @@ class MultiLoader(LoaderStages, TorchIterable):
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
             NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``).
-        seed: Overrides the dataset's seed. For other datasets than pipelines of this package, it seeds
+        seed: Overrides the dataset's seed. For datasets that are not pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
         on_worker_death: When a worker is killed or exits, ``"raise"`` :class:`~mpwds.errors.WorkerDied`, or

@@ -3,13 +3,12 @@
 Between the trainer and each worker there are
 
 * a **channel** (``engine.channel``): a socket pair, so it has no name and leaves no file;
-* a **handover**: a socket pair for the descriptors of the worker's memory segments. It is separate so that
-  Ctrl-C cannot interrupt receiving one;
+* a **handover**: a second one for descriptors of memory segments, so that Ctrl-C cannot interrupt receiving;
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.processes``);
-* a **status page** (``worker.counters``): the worker's counters, the shard it reads, and its Python stack on
-  request. The trainer reads it at any time; no message is about statistics.
+* a **status page** (``worker.counters``): the worker's counters, its shard and, on request, its Python stack.
+  The trainer reads it at any time; no message is about statistics.
 
 *Start.* The trainer makes these and starts the processes, side by side. Each gets the dataset through a
 memory segment that all workers map (a fork of the trainer has it already), sends ``ready``, and waits for
@@ -44,8 +43,7 @@ do not fit into the channel, and sent behind the ``start`` they belong to; the n
 drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
 can be, sends ``end`` in place of an answer, and does not answer later tasks.
 
-*Drain.* ``end`` carries the number of batches sent; the trainer compares it with what it received.
-The worker waits for the next command, its arena kept.
+*Drain.* ``end`` carries the number of batches sent, for the trainer to compare. The worker keeps its arena.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
 milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. The trainer
@@ -62,8 +60,7 @@ closed, closes its iterator and exits. The trainer kills a worker that still run
 
 *Pinned memory.* A device may still read a block that the trainer no longer holds (``sharedmem.lease``).
 Dropping the last view made a fence; once the device has passed it, the next receive hands the block back.
-The trainer checks this with each batch and, while it waits for messages, every millisecond, because a worker
-that lacks a block may be waiting for just this one.
+While the trainer waits for messages, it checks this every millisecond: the worker may need just this block.
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
 the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if

@@ -106,9 +106,8 @@ def next_message(
 ) -> tuple[WorkerHandle, Message]:
     """Waits for a message of a generation from one of the candidates, the most wanted first.
 
-    ``timeout`` counts from ``since`` (by ``time.monotonic``) or now. ``others`` are workers that get what is
-    kept for them meanwhile. A worker may lack a block that a device still reads. Nothing tells when the
-    device is done, so this looks every millisecond, and after 50 looks waits for the device.
+    ``timeout`` counts from ``since`` (by ``time.monotonic``) or now; ``others`` get what is kept for them
+    meanwhile. Nothing tells when a device has read a block, so this looks, and after 50 looks waits for it.
     """
     began = time.monotonic() if since is None else since
     looks = 0

@@ -28,12 +28,7 @@ START = Position()
 
 @dataclass(eq=False)
 class WorkerProgress:
-    """How far one worker is in an epoch.
-
-    Attributes:
-        received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
-            while batches are made again.
-    """
+    """How far one worker is in an epoch."""
 
     delivered: int = 0  # batches of this epoch that the program got
     states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
@@ -41,6 +36,7 @@ class WorkerProgress:
     keeps: int = NEWEST_ONLY  # how many states to keep
 
     def __post_init__(self) -> None:
+        # Batches that arrived, or came before the worker's position: fewer while some are made again.
         self.received = self.delivered
 
     def keep(self, state: bytes | str) -> None:
