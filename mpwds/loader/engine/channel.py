@@ -38,12 +38,10 @@ class Channel:
 
     All methods raise :class:`ChannelClosed` when the other end is gone; :meth:`receive` when every message
     that it sent has been received.
-
-    Attributes:
-        waiting: Makes a context in which :meth:`send` waits for room.
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        # Makes a context in which send() waits for room.
         self.waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         connection.setblocking(False)
         self._socket = connection

@@ -32,9 +32,6 @@ class WorkerGroup:
 
     :meth:`_make_worker` alone knows where they run; all else uses them as a ``WorkerHandle``. ``make_setup``
     is called at each start.
-
-    Attributes:
-        restarts: How often each worker, by its index, was started again within an epoch.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class WorkerGroup:
         self._make_receiver = functools.partial(
             BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
         )
-        self.restarts: Counter[int] = Counter()
+        self.restarts: Counter[int] = Counter()  # how often each worker was started again within an epoch
         self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
 

@@ -1,7 +1,4 @@
-"""Batches of a ``DataLoader``, whose elements arrive as what they are.
-
-Each array has a kind, and objects of any class are pickled, with the data of their arrays out of band.
-"""
+"""Objects of any class in batches of a ``DataLoader``: pickled, with the data of their arrays out of band."""
 
 from __future__ import annotations
 

@@ -39,13 +39,10 @@ class Position:
 
     Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
     ``stages``, the descriptions of the stages behind it, the position is theirs.
-
-    Attributes:
-        last: The epoch that began last.
     """
 
     def __init__(self) -> None:
-        self.last: EpochProgress | StagesStream = _nothing_begun()
+        self.last: EpochProgress | StagesStream = _nothing_begun()  # the epoch that began last
         self._loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:

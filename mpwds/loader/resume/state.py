@@ -32,11 +32,7 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
 
 
 def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
-    """Raises ValueError unless a state belongs to a loader of this kind, under these facts.
-
-    The state of another rank does, for its counts: ranks that train together are at the same batch, and
-    some trainers save the state of rank 0 for all.
-    """
+    """Raises ValueError unless a state belongs to a loader of this kind, under these facts."""
     if not isinstance(state, Mapping):
         raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
     version = state.get("version")
@@ -50,6 +46,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
     saved = field(state, "facts", dict)
     for name, now in facts.items():
         before = saved.get(name)
+        # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
         if name != "rank" and before != now:
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "

@@ -1,7 +1,4 @@
-"""A worker's status page: its counters, the shard it reads, and its stack on request.
-
-It lies in shared memory, so its trainer reads it while the worker runs and after its death.
-"""
+"""A worker's status page in shared memory: its counters, the shard it reads, and its stack on request."""
 
 from __future__ import annotations
 

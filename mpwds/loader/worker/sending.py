@@ -1,7 +1,4 @@
-"""The worker's end of the channel: reads the trainer's commands, and sends batches.
-
-A batch is written into a block of the worker's arena, or into the message if it is small.
-"""
+"""The worker's end of the channel: reads the trainer's commands, and sends batches."""
 
 from __future__ import annotations
 
