@@ -82,9 +82,10 @@ class MultiLoader(LoaderStages, TorchIterable):
         even: With several ranks (processes that train together), each gets the same number of batches in an
             epoch, also behind stages. ``"drop"``: as many as the rank with the fewest has. ``"pad"``: as many
             as the rank with the most has; the others deliver their last batch again. ``"wrap"``: the same,
-            but the others iterate their part of the dataset once more, in another order. Where the numbers
-            are not known in advance, the ranks agree on them by ``torch.distributed``: all of them have to
-            iterate the loader, and up to 5 batches are made ahead. See ``docs/distributed.md``.
+            but the others iterate their part of the dataset once more, in another order. The last batch may
+            be smaller on some ranks. Where the numbers are not known in advance, the ranks agree on them by
+            ``torch.distributed``: all of them have to iterate the loader, and up to 5 batches are made
+            ahead. See ``docs/distributed.md``.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
             not wait. Dropping a batch's last tensor records an event on the current streams, and the memory
             is reused once that completes: if you copy on another stream, drop the batch there too (inside
