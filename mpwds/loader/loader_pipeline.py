@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.engine.epoch import TAKE_TURNS
-from mpwds.loader.engine.options import Even
+from mpwds.loader.engine.epoch import TAKE_TURNS, Iteration
+from mpwds.loader.engine.options import Even, integer
 from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
 from mpwds.loader.resume.position import CountOnYield, Position, Resumable
 from mpwds.loader.resume.progress import EpochProgress
@@ -27,7 +27,7 @@ from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
 
 if TYPE_CHECKING:
-    from mpwds.loader.resume.resumable_stream import LoaderIterator, StagesStream
+    from mpwds.loader.resume.resumable_stream import StagesStream
     from mpwds.loader.stats.stats import LoaderStats
 
 _TIME_EVERY_NS = 100_000
@@ -49,27 +49,24 @@ class Rebatching(Composable):
     ) -> Self:
         """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
 
-        This process copies rows, whole batches at a time, into a pool of ``shuffle`` rows, and from there
-        into the new batches. Workers get a batch's memory back as soon as its rows are in the pool; a new
-        batch's memory is reused when nothing refers to it any more.
+        This process copies rows into a pool, and from there into new batches, whose memory is reused when
+        nothing refers to them any more.
 
         Args:
             batchsize: Rows of a new batch.
             shuffle: Rows in the pool; below 2, the order stays as it is.
             drop_last: Drop the last batch if it is smaller.
-            initial: Rows to take in before the first is drawn. From then on, two rows are taken in for each
-                that is drawn, until the pool is full.
+            initial: Rows in the pool when the first is drawn; then two come in for each that is drawn.
             seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA when the
-                batch is made.
+            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA.
 
         Raises:
             ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
             TypeError: A number is not an integer.
 
         While iterating:
-            ``ValueError``, ``TypeError``: An element that the workers deliver is not a batch, or its rows
-            differ from earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
+            ``ValueError``, ``TypeError``: An element of the workers is not a batch, or its rows differ from
+            earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -78,8 +75,6 @@ class Rebatching(Composable):
             ...     batches = list(loader)
             >>> sorted(number for numbers, names in batches for number in numbers.tolist())
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-            >>> len(batches[0][1])
-            5
         """
         from mpwds.loader.rebatch.rebatched import Rebatched
 
@@ -87,13 +82,11 @@ class Rebatching(Composable):
 
 
 class LoaderPipeline(Rebatching, DataPipeline):
-    """A loader with stages behind it, which run in this process.
+    """A loader with stages behind it, made by the methods of ``MultiLoader`` that are named after stages.
 
-    The methods of ``MultiLoader`` that are named after stages make one. Each ``iter()`` is the loader's next
-    epoch, and ends an unfinished one of the loader and of other pipelines behind it. ``set_epoch`` and
-    ``close`` are the loader's, and the end of a ``with`` block closes it. The pipeline keeps the loader
-    alive. A pickled copy has a loader of its own. Stages run on the CPU: the loader's ``device`` and
-    ``output="jax"`` apply to the elements of the last one.
+    Stages run in this process. Each ``iter()`` is the loader's next epoch, and ends an unfinished one of the
+    loader and of other pipelines behind it. ``set_epoch``, ``close`` and the end of a ``with`` block act on
+    the loader, which the pipeline keeps alive. A pickled copy has its own loader.
 
     Attributes:
         loader: The loader.
@@ -153,8 +146,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
 
-        The dict holds the states of the workers and of the stages. It names the batches and rows of the
-        elements that stages hold (10 bytes for each row of ``rebatched``'s pool, 25 for each of ``shuffle``).
+        The dict also holds the stages' states, which name the batches and rows that stages hold: 10 bytes for
+        each row of ``rebatched``'s pool, 25 for each of ``shuffle``.
 
         Example:
             >>> from mpwds import MultiLoader
@@ -172,17 +165,12 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 
-        The workers make the batches again that stages hold rows of, and the later ones. The epoch runs again
-        from its start, with a warning, if a stage is a plain function of an iterator or holds batches of
-        ``rebatched``.
-
-        Args:
-            state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
+        The workers make the batches again that stages hold rows of. The epoch runs again from its start, with
+        a warning, if a stage is a plain function of an iterator or holds batches of ``rebatched``.
 
         Raises:
-            ValueError: The state is of another version, or of a loader with other stages, workers, ranks,
-                seeds or another dataset; or, in ``iter()``, the epoch would have to run again and
-                ``in_order=False`` gives another order each time.
+            ValueError: As for :meth:`mpwds.MultiLoader.load_state_dict`; or the stages differ; or, in
+                ``iter()``, the epoch would have to run again although ``in_order=False`` changes its order.
         """
         self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
 
@@ -201,13 +189,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return super().__repr__() + self.loader._in_short()
 
     def __len__(self) -> int:
-        """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> len(MultiLoader(DataPipeline(range(100)).batched(10), workers=2).rebatched(32))
-            4
-        """
+        """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``."""
         if self._length is not None:
             return self._length
         return even_length(self.loader.even, self._count)
@@ -229,23 +211,11 @@ class LoaderStages(Rebatching, Fluent, Resumable):
     _statistics: StatsCollector
 
     def compose(self, *stages: Any) -> Any:
-        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> def doubled(source):
-            ...     return (2 * element for element in source)
-            >>> with MultiLoader([1, 2], workers=1).compose(doubled) as loader:
-            ...     list(map(int, loader))
-            [2, 4]
-        """
+        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`."""
         return LoaderPipeline(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
-        """Makes an epoch of this many elements, from as many epochs of the workers as that takes.
-
-        See :meth:`mpwds.DataPipeline.with_epoch`.
-        """
+        """Makes an epoch of this many elements. See :meth:`mpwds.DataPipeline.with_epoch`."""
         return LoaderPipeline(self).with_epoch(nsamples, nbatches)
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
@@ -274,8 +244,30 @@ class LoaderStages(Rebatching, Fluent, Resumable):
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
 
-    @abstractmethod
-    def set_epoch(self, epoch: int) -> None: ...
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
+        epoch = integer("MultiLoader", "epoch", epoch, at_least=0)
+        self._position.set_epoch()
+        self._epoch = epoch
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """Batches delivered, the trainer's waiting, the workers' work, and the bottleneck, at any time.
+
+        Args:
+            since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
+
+        Raises:
+            ValueError: ``since`` has another value.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> with MultiLoader([1, 2, 3], workers=2) as loader:
+            ...     batches = list(loader)
+            >>> stats = loader.stats()
+            >>> stats.batches, [worker.batches for worker in stats.workers]
+            (3, [2, 1])
+        """
+        return self._statistics.stats(since)
 
     @abstractmethod
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None: ...
@@ -284,14 +276,11 @@ class LoaderStages(Rebatching, Fluent, Resumable):
     def close(self) -> None: ...
 
     @abstractmethod
-    def stats(self, since: Since = "epoch") -> LoaderStats: ...
-
-    @abstractmethod
     def _as_called(self) -> str:
         """The call that makes such a loader, for ``repr``."""
 
     @abstractmethod
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> LoaderIterator:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
         """Begins an epoch: at a progress, by default at its start or where a state was loaded."""
 
     @abstractmethod
@@ -300,7 +289,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
 
     def _in_short(self) -> str:
         """The part of ``repr`` about a loader that has run."""
-        stats = self._statistics.stats("epoch")
+        stats = self.stats()
         return f"  # {stats.in_short}" if stats.batches else ""
 
     def _iterate_evenly(
@@ -330,8 +319,8 @@ class LoaderStages(Rebatching, Fluent, Resumable):
 class StagesIterator(Iterator[Any]):
     """The elements of the last stage behind a loader, for one thread at a time, and timed.
 
-    One element is timed about every tenth of a millisecond, at random distances, and stands for those since
-    the one before: timing takes about a microsecond, which is more than small elements take.
+    Timing takes about a microsecond, more than small elements take. So an element is timed about every tenth
+    of a millisecond, at random distances, and stands for those since the one before.
     """
 
     def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:

@@ -20,7 +20,7 @@ from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, Position
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.stats.collector import Since, StatsCollector
+from mpwds.loader.stats.collector import StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.mistakes import explained
@@ -35,7 +35,6 @@ from mpwds.tracebacks import shorten
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
     from mpwds.loader.output.delivery import Delivery
-    from mpwds.loader.stats.stats import LoaderStats
 
 
 class MultiLoader(LoaderStages, TorchIterable):
@@ -43,17 +42,17 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     Each ``iter()`` is an epoch, and ends an unfinished one. The loader delivers what the dataset yields,
     batches or single samples: any nesting of dict, list, tuple, namedtuple and dataclass. Arrays and tensors
-    in it become ``output``: writable views of shared memory that is used again when no part of them is
-    alive. A script needs no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
+    in it are writable views of shared memory, which is reused when no part of them is alive. A script needs
+    no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
     The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages behind the workers,
-    which run in this process; ``rebatched`` is the fast way to shuffle and batch the workers' batches anew.
-    Where a program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
+    which run in this process, on the CPU; ``rebatched`` is the fast way to shuffle and batch anew. Where a
+    program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
-    loader's collection or the interpreter's exit. They end when this process dies, however it dies. In an
-    interactive session, ``iter()`` restarts them if the dataset, or a function or global variable that it
-    uses, has changed. Use a loader from one thread at a time, and not in a fork of its process.
+    loader's collection or the end of this process, however it ends. In an interactive session, ``iter()``
+    restarts them if the dataset, or a function or global variable that it uses, has changed. Use a loader in
+    one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are split over the workers); a map-style dataset or
@@ -74,28 +73,28 @@ class MultiLoader(LoaderStages, TorchIterable):
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
             NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``).
-        seed: Overrides the dataset's seed. For other datasets than pipelines of this package, it seeds
+        seed: Overrides the dataset's seed. For datasets that are not pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
         on_worker_death: When a worker is killed or exits, ``"raise"`` :class:`~mpwds.errors.WorkerDied`, or
             ``"restart"`` it with a warning: a new process continues where it was, so every element comes
             once, in the same order if ``in_order``. Three deaths in a row before the same batch are an error.
         even: With several ranks (processes that train together), each gets the same number of batches in an
-            epoch, also from the stages behind the loader. ``"drop"``: as many as the rank with the fewest
-            has. ``"pad"``: as many as the rank with the most has; the others deliver their last batch again.
-            ``"wrap"``: the same, but the others iterate their part of the dataset once more, in another
-            order. The last batch may be smaller on some ranks. Where the numbers are not known in advance,
-            the ranks agree on them by ``torch.distributed``: all of them have to iterate the loader, and up
-            to 5 batches are made ahead. See ``docs/distributed.md``.
+            epoch, also behind stages. ``"drop"``: as many as the rank with the fewest has. ``"pad"``: as many
+            as the rank with the most has; the others deliver their last batch again. ``"wrap"``: the same,
+            but the others iterate their part of the dataset once more, in another order. The last batch may
+            be smaller on some ranks. Where the numbers are not known in advance, the ranks agree on them by
+            ``torch.distributed``: all of them have to iterate the loader, and up to 5 batches are made
+            ahead. See ``docs/distributed.md``.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
-            not wait. CUDA registers the workers' shared memory once, all of it. Dropping a batch's last
-            tensor records an event on the current streams, and the memory is reused once that completes: if
-            you copy on another stream, drop the batch there too (inside ``with torch.cuda.stream(...)``), or
-            use ``device``. Without CUDA, or if it refuses, there is one warning, and nothing is pinned.
+            not wait. Dropping a batch's last tensor records an event on the current streams, and the memory
+            is reused once that completes: if you copy on another stream, drop the batch there too (inside
+            ``with torch.cuda.stream(...)``), or use ``device``. Without CUDA, or if it refuses, there is one
+            warning, and nothing is pinned.
         device: Deliver tensors on this CUDA device (``"cuda"``, ``"cuda:1"``, a ``torch.device``), copied
-            from pinned memory on a stream of their own, up to ``prefetch`` batches ahead; other objects stay
-            as they are. ``"cpu"`` is the same as ``None``. Stages behind the workers run on the CPU:
-            ``device``, ``pin_memory`` and ``output="jax"`` apply to the elements of the last one.
+            from pinned memory on their own stream, up to ``prefetch`` batches ahead; other objects stay as
+            they are. ``"cpu"`` is the same as ``None``. Behind stages, ``device``, ``pin_memory`` and
+            ``output="jax"`` apply to the elements of the last one.
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
 
@@ -248,30 +247,6 @@ class MultiLoader(LoaderStages, TorchIterable):
         """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
         return self._group.pids
 
-    def stats(self, since: Since = "epoch") -> LoaderStats:
-        """Batches delivered, the trainer's waiting, the workers' work, and the bottleneck, at any time.
-
-        Args:
-            since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
-
-        Raises:
-            ValueError: ``since`` has another value.
-
-        Example:
-            >>> with MultiLoader([1, 2, 3], workers=2) as loader:
-            ...     batches = list(loader)
-            >>> stats = loader.stats()
-            >>> stats.batches, [worker.batches for worker in stats.workers]
-            (3, [2, 1])
-        """
-        return self._statistics.stats(since)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
-        epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
-        self._position.set_epoch()
-        self._epoch = epoch
-
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element delivered; when the loop has ended, the next epoch's start.
 
@@ -286,10 +261,8 @@ class MultiLoader(LoaderStages, TorchIterable):
             >>> loader = MultiLoader([10, 20, 30], workers=0, output="numpy")
             >>> for element in loader:
             ...     break
-            >>> state = loader.state_dict()
-            >>> other = MultiLoader([10, 20, 30], workers=0, output="numpy")
-            >>> other.load_state_dict(state)
-            >>> [int(element) for element in other]
+            >>> loader.load_state_dict(loader.state_dict())
+            >>> [int(element) for element in loader]
             [20, 30]
         """
         return self._position.state_dict(self)
@@ -298,9 +271,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this loader or one like it.
 
         The workers repeat and drop their work since the last state, about a second. They run the epoch again
-        from its start, with a warning, in two cases: the dataset has no state (it is not a pipeline of this
-        package, or has a stage that is a plain function of an iterator), or the state is that of another
-        rank (some trainers save one state for all).
+        from its start, with a warning, if the dataset has no state (it is not a pipeline of this package, or
+        has a stage that is a plain function of an iterator), or if the state is another rank's (some trainers
+        save one for all).
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.
@@ -321,8 +294,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
         Raises:
             Exception: What unpickling the dataset raised in a worker.
-            WorkerDied: A worker was killed or exited.
-            WorkerTimeout: One was not ready within ``timeout`` seconds.
+            WorkerDied, WorkerTimeout: A worker ended, or was not ready within ``timeout`` seconds.
             TypeError: The dataset cannot be sent to workers.
 
         Example:
@@ -354,7 +326,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, by ``copy`` or ``pickle``, is a loader with the same options and no workers yet."""
+        """Copies and pickles are loaders with the same options and no workers yet."""
         return functools.partial(type(self), **vars(self._options)), (self.dataset,)
 
     def __repr__(self) -> str:

@@ -20,10 +20,11 @@ from mpwds.loader.dataloader.start_methods import Forks
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
-from mpwds.loader.engine.epoch import OneThread, made_fewer
+from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource

@@ -14,8 +14,8 @@ from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.epoch import made_fewer
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
 

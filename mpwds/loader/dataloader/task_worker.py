@@ -16,9 +16,8 @@ from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker import startup
 from mpwds.loader.worker.sending import EpochStopped
-from mpwds.loader.worker.worker import Worker
+from mpwds.loader.worker.worker import Worker, announce_to_torch
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.parts import IterableSource, iterates_itself
@@ -113,7 +112,7 @@ class TaskWorker(Worker):
         if setup.batches:
             self.meter.samples_in = rows_in
         seed_worker(setup.base_seed, self.index)
-        startup.announce_to_torch(self.index, setup.workers, setup.base_seed + self.index, setup.dataset)
+        announce_to_torch(self.index, setup.workers, setup.base_seed + self.index, setup.dataset)
         torch_collate.take_functions(setup.collate_functions)
         try:
             if setup.worker_init_fn is not None:

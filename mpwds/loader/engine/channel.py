@@ -1,9 +1,8 @@
 """Messages between trainer and worker over one stream socket: an envelope and a payload.
 
-A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The
-kernel bounds what is in flight by bytes (the socket's buffer), and reading finds the end of the stream only
-behind the last message, so a sender's death loses nothing that it sent. File descriptors travel over a
-second socket pair.
+A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The end of
+the stream comes behind the last message, so a sender's death loses nothing that it sent. File descriptors
+travel over a second socket pair.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ class Channel:
 
     All methods raise :class:`ChannelClosed` when the other end is gone; :meth:`receive` when every message
     that it sent has been received.
-
-    Attributes:
-        waiting: Makes a context in which :meth:`send` waits for room.
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        # Makes a context in which send() waits for room.
         self.waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         connection.setblocking(False)
         self._socket = connection
@@ -70,14 +67,12 @@ class Channel:
 
     @property
     def unsent(self) -> bool:
-        """Whether part of a message that :meth:`try_send` accepted is still to be sent."""
         return bool(self._rest)
 
     def try_send(self, fields: dict[str, Any]) -> bool:
-        """Sends a message, or as much of it as fits; never waits. Do not mix it with :meth:`send`.
+        """Sends as much of a message as fits; never waits. Do not mix it with :meth:`send`.
 
-        Returns:
-            False if none of it fits now. True if it was accepted: :meth:`flush` sends the rest.
+        False if none of it fits now, otherwise :meth:`flush` sends the rest.
         """
         self.flush()
         if self.unsent:
@@ -89,7 +84,6 @@ class Channel:
         return sent > 0
 
     def flush(self) -> None:
-        """Sends the rest of a message that :meth:`try_send` accepted, as far as it fits."""
         if self._rest:
             self._rest = self._rest[self._send_now(self._rest) :]
 

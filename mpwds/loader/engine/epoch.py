@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -16,15 +16,19 @@ from mpwds.loader.engine.group import WorkerGroup, check_owner
 from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
 from mpwds.loader.processes.processes import interrupts_deferred
-from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.sharedmem import interrupts
 from mpwds.tracebacks import shorten
+from mpwds.warn import warn
 
 T = TypeVar("T")
 
 NOT_YET = object()
 """No batch is here, and there may be more."""
+
+MOST_DEATHS = 3
+"""A worker that dies this often without delivering a batch in between is not started again."""
 
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 
@@ -73,11 +77,7 @@ class Iteration(Iterator[Any]):
 
     @abstractmethod
     def remake(self, worker: int) -> tuple[int, Any]:
-        """The number and the batch that ``worker`` makes next, delivered before this iteration.
-
-        Raises:
-            MpwdsError: It made fewer batches than before.
-        """
+        """The number and the batch that ``worker`` makes next, delivered before this iteration."""
 
     @abstractmethod
     def close(self, because: str = "") -> None:
@@ -87,13 +87,10 @@ class Iteration(Iterator[Any]):
 class EpochIterator(Iteration):
     """The batches of one epoch, made by workers.
 
-    In order, the workers take turns, so that the order depends on nothing but the dataset, the seed, the
-    epoch and the number of workers; a worker that has ended is left out. Out of order, the first batch to
-    arrive is next.
-
-    It ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or when it
-    is dropped. When it is closed, the workers stop, and what they have sent is discarded. ``in_order`` is
-    false for datasets that have no order, whatever the option says.
+    With ``in_order``, which is false for datasets that have no order, workers take turns, and one that has
+    ended is left out. Otherwise the first batch to arrive is next. The iteration ends with its last batch,
+    with an error (KeyboardInterrupt among them), by :meth:`close`, or when it is dropped. When it is closed,
+    the workers stop, and what they have sent is discarded.
     """
 
     _running = False
@@ -119,11 +116,7 @@ class EpochIterator(Iteration):
         self._in_order = in_order
         self._options = options
         self._group = group
-        self._replacement: Callable[[WorkerDied], WorkerHandle] | None = None
-        if options.on_worker_death == "restart":
-            from mpwds.loader.engine.restarts import Restarts
-
-            self._replacement = Restarts(group, self._generation, progress, in_order)
+        self._deaths: Counter[tuple[int, int]] = Counter()  # by the worker and the batch that it owed
         self._process = os.getpid()
         self._running = progress.running = True
 
@@ -197,12 +190,38 @@ class EpochIterator(Iteration):
             try:
                 return receive(candidates)
             except WorkerDied as death:
-                if self._replacement is None:
+                if self._options.on_worker_death == "raise":
                     raise
-                new = self._replacement(death)
+                new = self._restarted(death)
                 candidates = [new if worker.index == new.index else worker for worker in candidates]
                 turns = [new if worker.index == new.index else worker for worker in self._turns]
                 self._turns = deque(turns)
+
+    def _restarted(self, death: WorkerDied) -> WorkerHandle:
+        """Starts a new process for a worker, with a warning, unless it died too often.
+
+        A death is reported only after everything that the worker had sent was received. So the new process
+        starts from the worker's last state, and drops the batches that were received since.
+        """
+        index = death.worker
+        progress = self.progress.workers[index]
+        self._deaths[index, progress.received] += 1
+        if (deaths := self._deaths[index, progress.received]) >= MOST_DEATHS:
+            raise WorkerDied(
+                f"{death}. It died {deaths} times in a row before batch {progress.received} of the epoch, so "
+                "it is not started again: leave out the sample that kills it, or give it more memory",
+                index,
+                death.pid,
+                death.exitcode,
+            ) from None
+        worker = self._group.restart(index)
+        worker.start(self.progress.epoch, self._generation, progress.position(progress.received))
+        order = " and the order is unchanged" if self._in_order else ""
+        warn(
+            f"{death}. A new process (pid {worker.pid}, restart {self._group.restarts[index]}) took its "
+            f"place: no batch is lost or delivered twice{order}"
+        )
+        return worker
 
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
         """Whether a message is a batch, which is counted as received, or its worker's end."""
@@ -237,11 +256,3 @@ class EpochIterator(Iteration):
         batch = worker.batch(message)
         self._times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
-
-
-def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
-    """The error for a dataset that ends before the position where it has to continue."""
-    return MpwdsError(
-        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
-        "or gives other elements each time it runs, so the epoch cannot be continued"
-    )

@@ -6,13 +6,14 @@ import errno
 import functools
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mpwds.loader.engine import protocol, worker_handle
+from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.loader.engine.receiving import BatchReceiver, Output
-from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.processes import loaded_code, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.launchers import Launcher
@@ -23,28 +24,14 @@ from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 
-_LIMITS = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the whole machine has no file descriptor left",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container)",
-    errno.ENOMEM: "there is no memory left",
-}
+_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 
 class WorkerGroup:
     """The workers of a loader, which start with its first epoch.
 
-    :meth:`_make_worker` alone knows where they run; all else uses them as a ``WorkerHandle``.
-
-    Args:
-        make_setup: Makes what the workers get; called at each start.
-        launcher: Makes what starts their processes.
-        output: What arrays become.
-        warn_of_copies: Warn when more batches are kept than the arenas have blocks for.
-        pinning: What pins the memory that batches lie in.
-
-    Attributes:
-        restarts: How often each worker, by its index, was started again within an epoch.
+    :meth:`_make_worker` alone knows where they run; all else uses them as a ``WorkerHandle``. ``make_setup``
+    is called at each start.
     """
 
     def __init__(
@@ -68,13 +55,12 @@ class WorkerGroup:
         self._make_receiver = functools.partial(
             BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
         )
-        self.restarts: Counter[int] = Counter()
+        self.restarts: Counter[int] = Counter()  # how often each worker was started again within an epoch
         self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the running workers."""
         return [worker.pid for worker in self._workers]
 
     def private_copies(self) -> int:
@@ -87,17 +73,10 @@ class WorkerGroup:
         return [readings[index] for index in sorted(readings)]
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:
-        """Starts the workers if they are not running, and an epoch in all of them, each at its position.
+        """Starts an epoch in all workers, each at its position; returns them, and the epoch's generation.
 
-        In an interactive session, it starts them anew if the dataset or its code has changed since.
-
-        Returns:
-            The workers, and the generation of the epoch's messages.
-
-        Raises:
-            RuntimeError: This process is a fork of the one that the loader belongs to.
-            TypeError: The dataset cannot be sent to workers.
-            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
+        Starts the workers before, if they are not running or, in an interactive session, if the dataset or
+        its code has changed since.
         """
         if self._workers and loaded_code.is_interactive():
             self._end_outdated()
@@ -124,7 +103,13 @@ class WorkerGroup:
         return worker
 
     def start(self) -> None:
-        """Starts the workers if they are not running; raises what :meth:`begin_epoch` raises."""
+        """Starts the workers if they are not running.
+
+        Raises:
+            RuntimeError: This process is a fork of the one that the loader belongs to.
+            TypeError: The dataset cannot be sent to workers.
+            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
+        """
         check_owner(self._owner, "loader")
         if self._workers:
             return
@@ -144,12 +129,18 @@ class WorkerGroup:
             self.close()
             if not isinstance(error, OSError) or error.errno not in _LIMITS:
                 raise
-            advice = f"{setup.workers} workers cannot start; {_LIMITS[error.errno]}, or use fewer"
-            raise OSError(error.errno, f"{error.strerror}: {advice}") from error
+            advice = "use fewer, or raise the limit of processes (ulimit -u) or open files (ulimit -n)"
+            text = f"{error.strerror}: {setup.workers} workers cannot start; {advice}"
+            raise OSError(error.errno, text) from error
 
     def wait_until_ready(self, timeout: float | None) -> None:
-        """Waits until all workers have their dataset: see ``worker_handle.wait_until_ready``."""
-        worker_handle.wait_until_ready(self._workers, timeout)
+        """Waits until all workers have their dataset; raises what unpickling it in a worker raised."""
+        began = time.monotonic()
+        for worker in self._workers:
+            if not worker.is_ready:
+                _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
+                if message.fields["kind"] == protocol.ERROR:
+                    raise failures.revive(message.fields, worker.index, worker.pid)
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""

@@ -22,11 +22,7 @@ BLOCKS_OF_CONSUMER = 2
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The options of a ``MultiLoader``, which documents them.
-
-    Raises:
-        ValueError: One is invalid.
-    """
+    """The options of a ``MultiLoader``, which documents them; ValueError if one is invalid."""
 
     workers: int
     in_order: bool
@@ -62,13 +58,7 @@ class LoaderOptions:
 def integer(
     owner: str, name: str, value: Any, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """Returns an argument as an ``int``; accepts NumPy integers.
-
-    ``owner`` is the class or function that takes the argument, for the message.
-
-    Raises:
-        ValueError: The value is not an integer, or out of range.
-    """
+    """An argument of ``owner`` as an ``int``, also from a NumPy integer; ValueError for anything else."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -83,27 +73,21 @@ def integer(
 
 
 def boolean(owner: str, name: str, value: Any) -> bool:
-    """Returns an argument as a ``bool``; accepts NumPy booleans, 0 and 1.
-
-    Raises:
-        ValueError: The value is anything else, such as the string ``"no"``, which would count as true.
-    """
+    """An argument as a ``bool``, also from 0, 1 and NumPy's; ValueError for others, as ``"no"`` is true."""
     if not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
         raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def choice(owner: str, name: str, value: Any, choices: Any) -> Any:
-    """Returns an argument that is one of the strings of ``choices``, a ``Literal``; else ValueError."""
+def choice(owner: str, name: str, value: Any, choices: Any) -> None:
+    """Raises ValueError unless an argument is one of the strings of ``choices``, a ``Literal``."""
     strings = get_args(choices)
     if not (isinstance(value, str) and value in strings):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, strings))}, got {value!r}")
-    return value
 
 
-def timeout(owner: str, value: Any) -> Any:
-    """Returns a time-out that is a number above 0 or ``None``; else ValueError."""
+def timeout(owner: str, value: Any) -> None:
+    """Raises ValueError unless a time-out is a number above 0 or ``None``."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is not None and not (is_number and float(value) > 0):
         raise ValueError(f"{owner}: timeout must be above 0 seconds or None, got {value!r}")
-    return value

@@ -1,7 +1,4 @@
-"""Batches of a ``DataLoader``, whose elements arrive as what they are.
-
-Each array has a kind, and objects of any class are pickled, with the data of their arrays out of band.
-"""
+"""Objects of any class in batches of a ``DataLoader``: pickled, with the data of their arrays out of band."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ class OutOfBand:
 
 
 class AsTensor:
-    """A NumPy or ``Deferred`` array that arrives as a tensor, from a worker that need not import torch.
-
-    Implements ``mpwds.tenbin.Deferred``.
-    """
+    """A NumPy or ``Deferred`` array that arrives as a tensor; a ``Deferred`` itself, without torch."""
 
     __slots__ = ("dtype", "shape", "source")
 
@@ -50,11 +44,7 @@ class AsTensor:
 
 
 def kinds(arrays: list[Any]) -> bytes:
-    """The kind that each array arrives as: ``protocol.ARRAY`` and the like.
-
-    Raises:
-        RuntimeError: A tensor is the result of a computation that is to be differentiated.
-    """
+    """The kind that each array arrives as: ``protocol.ARRAY`` and the like."""
     return bytes([protocol.TENSOR if type(array) is AsTensor else _kind(array) for array in arrays])
 
 
@@ -76,10 +66,9 @@ def _tensor_class() -> Any:
 
 
 def take_apart(item: Any) -> Any:
-    """Replaces each object that must be pickled by an :class:`OutOfBand`.
+    """The item itself or, if objects in its dicts, lists and tuples must be pickled, one with ``OutOfBand``s.
 
-    Looks in dicts, lists, tuples and namedtuples; ``mpwds.nest`` handles everything else. Returns ``item``
-    itself if it holds no such object.
+    ``mpwds.nest`` handles everything else.
     """
     kind = type(item)
     if kind in _LEFT:

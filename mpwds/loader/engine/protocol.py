@@ -3,19 +3,17 @@
 Between the trainer and each worker there are
 
 * a **channel** (``engine.channel``): a socket pair, so it has no name and leaves no file;
-* a **handover**: a socket pair for the descriptors of the worker's memory segments. It is separate so that
-  Ctrl-C cannot interrupt receiving one;
+* a **handover**: a second one for descriptors of memory segments, so that Ctrl-C cannot interrupt receiving;
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.processes``);
-* a **status page** (``worker.counters``): the worker's counters, the shard it reads, and its Python stack on
-  request. The trainer reads it at any time; no message is about statistics.
+* a **status page** (``worker.counters``): the worker's counters, its shard and, on request, its Python stack.
+  The trainer reads it at any time; no message is about statistics.
 
 *Start.* The trainer makes these and starts the processes, side by side. Each gets the dataset through a
 memory segment that all workers map (a fork of the trainer has it already), sends ``ready``, and waits for
-commands, which stay in the channel until then. If a worker cannot be started, the trainer ends the others and
-raises the error. If one cannot begin, as a rule because of its dataset, it sends an ``error`` that belongs to
-no generation instead of ``ready``.
+commands, which stay in the channel until then. If a worker cannot begin, as a rule because of its dataset, it
+sends an ``error`` that belongs to no generation instead of ``ready``.
 
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
@@ -23,10 +21,9 @@ the number of a block that holds them. Before the first block of a memory segmen
 ``segment``, whose descriptor is handed over. Sequence numbers count an epoch's batches, from 0.
 
 *State.* A worker whose dataset is a pipeline with addresses sends its stream's state behind a batch with that
-batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, and less often
-where making it takes more than a hundredth of its time. A string in that field says, once, why there is none.
-The trainer keeps for each worker the last state whose batch was delivered, and the number delivered
-(``resume.progress``). Its ``state_dict`` consists of these.
+batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most 1 % of
+its time. A string in that field says, once, why there is none. The trainer keeps for each worker the last
+state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
 
 *Resume.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
 (``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The
@@ -35,26 +32,24 @@ Where stages in the trainer held parts of batches, ``first`` is the earliest of 
 those it needs and drops the others that were delivered before (``resume.resumable_stream``).
 
 *Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
-always. Then a new process takes its place, with a channel, an arena and a status page of its own. It gets a
-``start`` of the running generation with the last state, and ``first`` behind the last batch received, so no
-batch is delivered twice. Views of the dead worker's arena stay valid because they hold its mapping.
+always. Then it starts a new process, with another channel, arena and status page. That gets a ``start`` of
+the running generation with the last state, and ``first`` behind the last batch received, so no batch is
+delivered twice. Views of the dead worker's arena stay valid because they hold its mapping.
 
 *Tasks.* The workers of a ``DataLoader`` (``dataloader.task_worker``) do not iterate by themselves: each
 ``task`` names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching
 fails, by ``failed``, which carries the exception and ends nothing. Tasks are queued in the trainer while they
 do not fit into the channel, and sent behind the ``start`` they belong to; the next ``start`` or ``stop``
 drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
-can be, sends ``end`` in place of an answer, and none to what it was given after that.
+can be, sends ``end`` in place of an answer, and does not answer later tasks.
 
-*Drain.* ``end`` carries the number of batches sent; the trainer compares it with what it received.
-The worker waits for the next command, its arena kept.
+*Drain.* ``end`` carries the number of batches sent, for the trainer to compare. The worker keeps its arena.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
-milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. A worker
-that waits to write finds it when the trainer reads again. The trainer does not wait for that: the next
-epoch discards messages of older generations and hands their blocks back. Only the newest command counts: one
-that does not fit into the channel, because its worker waits for the trainer to read, is replaced by the next
-one, and sent when it fits.
+milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. The trainer
+does not wait for that: the next epoch discards messages of older generations and hands their blocks back.
+Only the newest command counts: one that does not fit into the channel, because its worker waits for the
+trainer to read, is replaced by the next one, and sent when it fits.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
 closes all workers, then raises it; a ``DataLoader`` raises it first. An error of an epoch that was left early
@@ -65,8 +60,7 @@ closed, closes its iterator and exits. The trainer kills a worker that still run
 
 *Pinned memory.* A device may still read a block that the trainer no longer holds (``sharedmem.lease``).
 Dropping the last view made a fence; once the device has passed it, the next receive hands the block back.
-The trainer checks this with each batch and, while it waits for messages, every millisecond, because a worker
-that lacks a block may be waiting for just this one.
+While the trainer waits for messages, it checks this every millisecond: the worker may need just this block.
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
 the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if

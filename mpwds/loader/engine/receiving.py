@@ -51,10 +51,10 @@ class BatchReceiver:
         buffer, offsets = self._buffer(message), fields["offsets"]
         if "kinds" not in fields:
             arrays = [view(buffer, offset, self.output) for offset in offsets]
-            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
-        kinds = zip(offsets, fields["kinds"], strict=True)
-        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
-        if not fields["apart"]:
+        else:
+            kinds = zip(offsets, fields["kinds"], strict=True)
+            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+        if not fields.get("apart"):
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         # Imported before unflatten looks up its class.
         from mpwds.loader.engine.out_of_band import put_together
@@ -62,22 +62,18 @@ class BatchReceiver:
         return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
 
     def reclaim(self) -> None:
-        """Releases blocks that nobody holds any more, if devices have read them."""
         if self._arena is not None:
             self._arena.reclaim()
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are blocks that nobody holds but that devices may still read."""
         return self._arena is not None and self._arena.unsettled
 
     def settle(self) -> None:
-        """Waits until a device has read one of them."""
         if self._arena is not None:
             self._arena.settle()
 
     def discard(self, message: Message) -> None:
-        """Releases the block of a batch that is not wanted."""
         block = message.fields.get("block")
         if block is not None and self._arena is not None:
             self._arena.discard(block)
@@ -116,17 +112,11 @@ def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
 
 
 def view(memory: Any, offset: int, output: Output) -> Any:
-    """The array that is encoded at an offset of a buffer, or of a tensor of bytes.
-
-    Tensors made of a tensor are torch's views of it, so torch's allocator of pinned memory learns on which
-    streams they are used.
-
-    Raises:
-        TenbinError: There is no array at that offset, or torch has no such dtype.
-    """
+    """The array that is encoded at an offset of a buffer, or of a tensor of bytes."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(memory, torch.Tensor):
         return tenbin.view_array(memory, tenbin.parse_array(memory, offset), output)
+    # Torch's own views tell its allocator of pinned memory on which streams they are used.
     written = memory.numpy()
     header = tenbin.parse_array(written, offset)
     dtype = torch_dtypes()[1].get(header.code) if output == "torch" else None

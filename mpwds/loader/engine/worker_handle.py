@@ -1,14 +1,13 @@
-"""A worker as the trainer's epochs use it, wherever it runs, and waiting for several of them."""
+"""A worker as the trainer's epochs use it, wherever it runs, and waiting for messages of several."""
 
 from __future__ import annotations
 
 import select
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from mpwds.errors import WorkerTimeout
-from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading
@@ -91,8 +90,6 @@ class WorkerHandle(Protocol):
         """Frees the trainer's end. Batches that the consumer holds stay valid."""
 
 
-W = TypeVar("W", bound=WorkerHandle)
-
 LONGEST_POLL_S = 1.0
 """A signal, such as Ctrl-C, that arrives just before the system call is handled only when that returns."""
 
@@ -101,26 +98,16 @@ _DEVICE_POLLS = 50
 
 
 def next_message(
-    candidates: Sequence[W],
+    candidates: Sequence[WorkerHandle],
     generation: int,
     timeout: float | None,
-    others: Iterable[W] = (),
+    others: Iterable[WorkerHandle] = (),
     since: float | None = None,
-) -> tuple[W, Message]:
-    """The next message of a generation, and the worker that sent it.
+) -> tuple[WorkerHandle, Message]:
+    """Waits for a message of a generation from one of the candidates, the most wanted first.
 
-    A worker may lack a block that a device still reads. Nothing tells when the device is done, so this looks
-    every millisecond, and after 50 looks waits for the device.
-
-    Args:
-        candidates: Workers whose messages are wanted, the most wanted first.
-        generation: Generation of the epoch.
-        timeout: Seconds to wait, from ``since`` (by ``time.monotonic``) or now; ``None`` waits for ever.
-        others: Workers that get what is kept for them meanwhile.
-
-    Raises:
-        WorkerDied: A candidate is gone, and everything it had sent has been received.
-        WorkerTimeout: None of them sent anything for ``timeout`` seconds.
+    ``timeout`` counts from ``since`` (by ``time.monotonic``) or now; ``others`` get what is kept for them
+    meanwhile. Nothing tells when a device has read a block, so this looks, and after 50 looks waits for it.
     """
     began = time.monotonic() if since is None else since
     looks = 0
@@ -148,26 +135,10 @@ def next_message(
             worker.flush()
 
 
-def message_here(candidates: Sequence[W], generation: int) -> tuple[W, Message] | None:
+def message_here(candidates: Sequence[WorkerHandle], generation: int) -> tuple[WorkerHandle, Message] | None:
     """As :func:`next_message`, of those that have arrived; never waits."""
     for worker in candidates:
         message = worker.receive(generation)
         if message is not None:
             return worker, message
     return None
-
-
-def wait_until_ready(workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-    """Returns when all workers have their dataset, which may take ``timeout`` seconds.
-
-    Raises:
-        Exception: What unpickling the dataset in a worker raised.
-        WorkerDied: A worker is gone.
-        WorkerTimeout: The time is over.
-    """
-    began = time.monotonic()
-    for worker in workers:
-        if not worker.is_ready:
-            _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
-            if message.fields["kind"] == protocol.ERROR:
-                raise failures.revive(message.fields, worker.index, worker.pid)

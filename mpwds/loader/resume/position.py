@@ -39,13 +39,10 @@ class Position:
 
     Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
     ``stages``, the descriptions of the stages behind it, the position is theirs.
-
-    Attributes:
-        last: The epoch that began last.
     """
 
     def __init__(self) -> None:
-        self.last: EpochProgress | StagesStream = _nothing_begun()
+        self.last: EpochProgress | StagesStream = _nothing_begun()  # the epoch that began last
         self._loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:
@@ -78,7 +75,7 @@ class Position:
         return stream.elements()
 
     def handed_over(self, epoch: int) -> int:
-        """How many elements of an epoch the program got before the epoch begins here."""
+        """How many elements of an epoch the program got before it begins here."""
         loaded = self._loaded
         return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
@@ -158,9 +155,7 @@ class CountOnYield(Iterator[Any]):
 
 
 def _nothing_begun() -> EpochProgress:
-    progress = EpochProgress(0, ())
-    progress.finished = True
-    return progress
+    return EpochProgress(0, [], finished=True)
 
 
 def _at_start(loader: Resumable, epoch: int) -> EpochProgress:

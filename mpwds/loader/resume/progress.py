@@ -4,51 +4,40 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgpack
 
+from mpwds.errors import MpwdsError
 from mpwds.warn import warn
 
 NEWEST_ONLY = 1
 
 
 class Position(NamedTuple):
-    """Where a worker begins in an epoch: it makes batches ``at`` to ``first`` and drops them.
+    """Where a worker begins in an epoch: it makes batches ``at`` to ``first`` and drops them."""
 
-    Attributes:
-        first: Number of the first batch that it sends.
-        state: Packed state of its stream before batch ``at``; ``None`` is the epoch's start.
-    """
-
-    first: int = 0
-    state: bytes | None = None
+    first: int = 0  # the number of the first batch that it sends
+    state: bytes | None = None  # of its stream before batch ``at``, packed; None is the epoch's start
     at: int = 0
 
 
 START = Position()
 
 
+@dataclass(eq=False)
 class WorkerProgress:
-    """How far one worker is in an epoch.
+    """How far one worker is in an epoch."""
 
-    Attributes:
-        delivered: Batches of this epoch that the program got.
-        received: Batches that arrived, or that came before the worker's position. It is below ``delivered``
-            while batches are made again.
-        states: Packed states of the worker's stream, with the number of batches before each, ascending.
-        stateless: Why the stream has no state; empty if it has one.
-        keeps: How many states to keep.
-    """
+    delivered: int = 0  # batches of this epoch that the program got
+    states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
+    stateless: str = ""  # why the stream has no state
+    keeps: int = NEWEST_ONLY  # how many states to keep
 
-    def __init__(
-        self, delivered: int = 0, states: Sequence[tuple[int, bytes]] = (), stateless: str = ""
-    ) -> None:
-        self.delivered = self.received = delivered
-        self.states = list(states)
-        self.stateless = stateless
-        self.keeps = NEWEST_ONLY
+    def __post_init__(self) -> None:
+        # Batches that arrived, or came before the worker's position: fewer while some are made again.
+        self.received = self.delivered
 
     def keep(self, state: bytes | str) -> None:
         """Keeps the packed state behind the last delivered batch, or the reason why there is none."""
@@ -76,32 +65,21 @@ class WorkerProgress:
         return Position(first)
 
 
+@dataclass(eq=False)
 class EpochProgress:
-    """How far an epoch has been delivered.
+    """How far an epoch has been delivered."""
 
-    Attributes:
-        turn: Index of the worker whose batch is next, where workers take turns.
-        repeated: Batches that the program got beyond those of the workers, to make the epoch even.
-        running: An iterator delivers it.
-        finished: It has been delivered to its end.
-        loaded: Batches that were delivered before a state was loaded.
-    """
-
-    def __init__(
-        self, epoch: int, workers: Sequence[WorkerProgress], turn: int = 0, repeated: int = 0
-    ) -> None:
-        self.epoch = epoch
-        self.workers = list(workers)
-        self.turn = turn
-        self.repeated = repeated
-        self.running = False
-        self.finished = False
-        self.loaded = 0
-        self._ahead: deque[tuple[int, int, bytes | str | None]] | None = None
+    epoch: int
+    workers: list[WorkerProgress]
+    turn: int = 0  # index of the worker whose batch is next, where workers take turns
+    repeated: int = 0  # batches that the program got beyond those of the workers, to make the epoch even
+    running: bool = False  # an iterator delivers it
+    finished: bool = False  # it has been delivered to its end
+    loaded: int = 0  # batches that were delivered before a state was loaded
+    _ahead: deque[tuple[int, int, bytes | str | None]] | None = field(default=None, init=False)
 
     @classmethod
     def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        """The progress of an epoch of which nothing has been delivered."""
         return cls(epoch, [WorkerProgress() for _ in range(workers)])
 
     def finish(self) -> None:
@@ -137,7 +115,6 @@ class EpochProgress:
 
     @property
     def delivered(self) -> int:
-        """Batches of the workers that the program got."""
         return sum(worker.delivered for worker in self.workers)
 
     @property
@@ -151,7 +128,6 @@ class EpochProgress:
 
 
 def warn_of_empty_epoch() -> None:
-    """Warns that a resumed epoch had nothing left."""
     warn(
         "the epoch that load_state_dict continued had nothing left, so this iteration is empty. If your "
         "program counts it as an epoch, that one is lost: save the state after the loop has ended, where it "
@@ -160,8 +136,16 @@ def warn_of_empty_epoch() -> None:
     )
 
 
+def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
+    """The error for a dataset that ends before the position where it has to continue."""
+    return MpwdsError(
+        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
+        "or gives other elements each time it runs, so the epoch cannot be continued"
+    )
+
+
 def pack_state(state: Any) -> bytes:
-    """Packs a state into one value of a message, by msgpack, or by pickle if msgpack cannot hold it."""
+    """Packs a state by msgpack, or by pickle if msgpack cannot hold it."""
     try:
         packed: bytes = msgpack.packb(state)
     except (TypeError, ValueError, OverflowError):

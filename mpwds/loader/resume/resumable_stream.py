@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
 from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
 from mpwds.pipeline.filter import plain
@@ -14,39 +15,23 @@ from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
 
 STATES_KEPT = 32
-"""States kept of each worker: the newest, and fewer and fewer of the older ones. A stage may hold rows of old
-batches, which are recomputed from the state before them."""
+"""States kept of each worker. Stages may hold rows of old batches, which are made again from an old state."""
 
 Batch: TypeAlias = "tuple[int, int]"
 """The worker, and the batch's number among that worker's."""
 
 _BATCH = "batch"
-"""Begins the address of a loader's batch, ``("batch", worker, number)``: it is found in addresses that stages
-compose of it, and nothing else is taken for it."""
-
-
-class LoaderIterator(Protocol):
-    """An iteration of a loader."""
-
-    progress: EpochProgress
-    place: Batch
-
-    def __next__(self) -> Any: ...
-
-    def remake(self, worker: int) -> tuple[int, Any]:
-        """Returns the number and the batch that a worker sends next, which had been delivered before."""
-        ...
+"""Begins the address of a loader's batch, ``("batch", worker, number)``, which stages put into theirs."""
 
 
 class LoaderStream:
-    """A loader's batches in an epoch, as a stream.
+    """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
 
-    ``iterate`` begins the loader's iteration at a progress, or at the epoch's start. Batches can be fetched
-    only while a state is loaded, and only those that the state names as held: each worker begins at the
-    earliest of its own.
+    Batches can be fetched only while a state is loaded, and only those that the state names as held: each
+    worker begins at the earliest of its own.
     """
 
-    def __init__(self, iterate: Callable[[EpochProgress | None], LoaderIterator]) -> None:
+    def __init__(self, iterate: Callable[[EpochProgress | None], Iteration]) -> None:
         self._iterate = iterate
         self._held: Counter[Batch] = Counter()  # how often each batch will be fetched
         self._remade: dict[Batch, Any] = {}
@@ -117,7 +102,7 @@ class StagesStream(Replayed):
         self._left: dict[str, Any] | None = None
 
     def elements(self) -> Generator[Any, None, None]:
-        """The elements. When the iterator is dropped, only their state is kept."""
+        """The elements. When the iterator is dropped, only the state is kept."""
         loaded = self._delivered
         try:
             yield from plain(self)
@@ -131,7 +116,6 @@ class StagesStream(Replayed):
             del self._source, self._next, self._start  # the stages hold elements, and the loader's iteration
 
     def hand_over(self) -> None:
-        """Counts an element that the program gets."""
         self.handed_over = (self.handed_over or 0) + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,12 +128,7 @@ class StagesStream(Replayed):
         return {"delivered": made, "repeated": got - made, **stages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the state was saved, with a warning if the epoch has to be replayed.
-
-        Raises:
-            ValueError: The epoch has to be replayed, and that would yield another order.
-            RuntimeError: The epoch has fewer elements now.
-        """
+        """Continues where the state was saved, with a warning if the epoch has to be replayed."""
         delivered, stages = field(state, "delivered", int), state.get("stages")
         if delivered == 0:
             self._run_to(0)

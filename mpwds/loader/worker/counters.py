@@ -1,7 +1,4 @@
-"""A worker's status page: its counters, the shard it reads, and its stack on request.
-
-It lies in shared memory, so its trainer reads it while the worker runs and after its death.
-"""
+"""A worker's status page in shared memory: its counters, the shard it reads, and its stack on request."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ class Counters(ctypes.Structure):
     )
 
     def describe_stage(self, stage: int, name: str, storage: bool) -> StageCounters:
-        """Describes the next stage; returns its counters, or the last stage's if there are too many."""
+        """Describes the next stage; returns its counters, or the last entry's if there are too many."""
         last = len(self.stages) - 1
         counters: StageCounters = self.stages[min(stage, last)]
         counters.name = _encoded(name, "name", StageCounters) if stage < last else _FURTHER
@@ -124,7 +121,6 @@ class Counters(ctypes.Structure):
         skipped.elements += 1
 
     def read(self) -> Reading:
-        """Everything counted so far."""
         now_ns = time.monotonic_ns()
         active_ns, waiting_ns = self.active_ns, self.waiting_ns
         named = self.stages[WRITING + 1 : self.described]
@@ -161,7 +157,6 @@ class StatusPage:
             raise
 
     def write_shard(self, url: str) -> None:
-        """Records the shard that is read now."""
         self.counters.shard = _encoded(url, "shard")
 
     def shard(self) -> str:

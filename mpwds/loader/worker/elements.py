@@ -24,9 +24,8 @@ def as_dataset(dataset: Any) -> Any:
         return dataset
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not _is_iterable_dataset(dataset):
         return DataPipeline(dataset)
-    if isinstance(dataset, type):
-        return dataset
-    if hasattr(dataset, "__next__") and type(dataset).__module__ in ("builtins", "itertools"):
+    is_builtin = type(dataset).__module__ in ("builtins", "itertools") and not isinstance(dataset, type)
+    if is_builtin and hasattr(dataset, "__next__"):
         raise TypeError(
             f"a {type(dataset).__name__} can be iterated only once, by one process: pass the function or the "
             "iterable that makes it"

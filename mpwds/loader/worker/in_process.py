@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine.epoch import Iteration, made_fewer
+from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.engine.receiving import Output, view
-from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Counters
@@ -26,7 +26,7 @@ from mpwds.sharedmem.pinning import Pinning
 
 
 class InProcess:
-    """A loader without workers: its dataset, the memory and kind of arrays, and counters of its work."""
+    """What a loader without workers keeps between epochs."""
 
     def __init__(self, dataset: Any, output: Output, pinning: Pinning | None) -> None:
         self.dataset = dataset
@@ -40,19 +40,17 @@ class InProcess:
 
 
 class LocalIterator(Iteration):
-    """One epoch of a dataset, as a single worker would deliver it.
+    """One epoch of a dataset, as a single worker would deliver it, with private and writable arrays.
 
-    Arrays are private and writable. The dataset draws the random numbers that it
-    would draw in a worker, and those of the program around it are left alone. ``context`` has the epoch, the
-    seed and the rank.
+    The dataset draws the random numbers that it would draw in a worker, and those of the program around it
+    are left alone.
     """
 
     def __init__(
         self, owner: object, progress: EpochProgress, times: TrainerTimes, local: InProcess, context: Context
     ) -> None:
         super().__init__(owner, progress, times)
-        self._meter = local.meter
-        self._output, self._pinning = local.output, local.pinning
+        self._meter, self._output, self._pinning = local.meter, local.output, local.pinning
         context = replace(context, worker=0, workers=1, owns_process=False, watch=self._meter.watch)
         iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
         position = progress.positions()[0]

@@ -29,12 +29,9 @@ _PROCESSOR_TIMES_EVERY_NS = 50_000_000
 
 
 class Meter:
-    """Counts and times a worker's work for its trainer.
-
-    ``counts_cpu`` tells whether the processor time of this process is the worker's.
+    """Counts and times a worker's work, with the processor time of its process if ``counts_cpu``.
 
     Attributes:
-        samples_in: Returns the number of samples in an element.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
@@ -60,12 +57,10 @@ class Meter:
         self._now_in = self._other
         self._since_ns = 0
 
-    @contextlib.contextmanager
-    def epoch(self) -> Iterator[None]:
+    def epoch(self) -> contextlib.AbstractContextManager[None]:
         """The time in which the worker has an epoch to do; its first batch is timed."""
         self._skip = 0
-        with self.active():
-            yield
+        return self.active()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

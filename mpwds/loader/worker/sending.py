@@ -1,7 +1,4 @@
-"""The worker's end of the channel: reads the trainer's commands, and sends batches.
-
-A batch is written into a block of the worker's arena, or into the message if it is small.
-"""
+"""The worker's end of the channel: reads the trainer's commands, and sends batches."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
 _GAP = 32
-"""Bytes before each tenbin array of a batch. Encoded arrays are 32 bytes more than a multiple of 64 long and
-their data starts 32 bytes past one, so with this gap all data is aligned to 64 bytes."""
+"""Bytes before each tenbin array. Encoded arrays are 32 bytes more than a multiple of 64 long, and their data
+starts 32 bytes past one, so all data is aligned to 64 bytes."""
 
 
 class EpochStopped(Exception):
@@ -115,14 +112,10 @@ class BatchSender:
         state: bytes | str | None = None,
         samples: int | None = None,
     ) -> None:
-        """Sends batch number ``sequence`` of an epoch; waits while all blocks are in use.
+        """Sends a batch, and the worker's state behind it; waits while all blocks are in use.
 
-        ``state`` is the worker's state behind it; without ``samples``, the meter counts them.
-
-        Raises:
-            EpochStopped: The trainer has stopped this epoch.
-            ChannelClosed: The trainer is gone.
-            SharedMemoryError: There is no memory for the batch.
+        Raises ``EpochStopped`` if the trainer stops the epoch meanwhile. By default, the meter counts the
+        samples.
         """
         fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
         if state is not None:

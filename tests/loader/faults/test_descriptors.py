@@ -182,7 +182,7 @@ def test_too_few_processes_to_start_workers_are_a_clear_error_and_leave_nothing(
     )
     status, output, errors = program(text, "fork").finish()
     assert (status, errors) == (0, "")
-    assert "20 workers cannot start; raise the limit of processes (ulimit -u" in output
+    assert "20 workers cannot start; use fewer, or raise the limit of processes (ulimit -u" in output
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])

@@ -240,7 +240,7 @@ def test_out_of_order_stages_that_must_be_run_again_are_an_error():
 def test_other_stages_are_refused(loader):
     state = loader.rebatched(8).state_dict()
     with pytest.raises(
-        ValueError, match=r"stages behind the loader changed .*was rebatched\(8\), is rebatched\(9\)"
+        ValueError, match=r"stages of the loader changed .*was rebatched\(8\), is rebatched\(9\)"
     ):
         loader.rebatched(9).load_state_dict(state)
     with pytest.raises(ValueError, match="state of a LoaderPipeline, loaded into a MultiLoader"):

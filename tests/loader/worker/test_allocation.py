@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpwds import MultiLoader
-from mpwds.loader.worker.startup import keep_freed_memory
+from mpwds.loader.worker.worker import keep_freed_memory
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc's malloc")
 

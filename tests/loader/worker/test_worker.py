@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from mpwds.errors import MpwdsError
 from mpwds.loader.resume.progress import Position, unpack_state
 from mpwds.loader.worker import worker
 from mpwds.loader.worker.worker import WorkerIterator
@@ -61,7 +62,7 @@ def test_elements_from_the_state_to_the_position_are_counted():
 
 
 def test_a_position_behind_the_end_is_an_error():
-    with pytest.raises(RuntimeError, match="ended after 20 elements, 21 were delivered before"):
+    with pytest.raises(MpwdsError, match="made 20 batches, 21 were delivered before"):
         list(begun(Position(first=21)))
 
 
