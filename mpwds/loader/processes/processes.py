@@ -52,14 +52,12 @@ class WorkerProcess:
     Attributes:
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when other
             code in this process has reaped it.
-        is_stuck: It did not do in time what it should.
-        hint: Why it was killed, if this process knows.
+        hint: Why it ended, or why its exit status is unknown, if this process knows.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exitcode: int | None = None
-        self.is_stuck = False
         self.hint = ""
         self._ended = False
         self._poller = select.poll()
