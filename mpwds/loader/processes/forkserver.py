@@ -4,9 +4,8 @@ A forked worker starts in 40 ms, where a fresh interpreter needs a second or mor
 of the training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and have the
 environment variables, working directory and standard output of the training process.
 
-One server serves all loaders of a process. It starts with the first loader that needs it. It ends with the
-process, or after ``IDLE_S`` without a worker or a request. So a program that makes a loader for each epoch
-does not pay for a new server each time, and an idle notebook gets its memory back.
+One server serves all loaders of a process. It starts with the first that needs it, and ends with the process,
+or after ``IDLE_S`` without a worker or a request: an idle notebook gets its memory back.
 
 This is the training process' side; ``forkserver_process`` is the other, and describes the messages.
 """
@@ -50,8 +49,8 @@ class ServerGone(MpwdsError):
 class ForkServer:
     """The training process' side of a server, which starts at once. Several threads may use it.
 
-    The server ends when this object is collected; its workers refer to it. ``code`` is what this process had
-    loaded when the server started.
+    The server ends when this object is collected; its workers refer to it. ``code`` is what was loaded here
+    when it started.
     """
 
     def __init__(self) -> None:
@@ -183,9 +182,8 @@ def start(modules: list[str]) -> None:
 def ready(modules: list[str]) -> ForkServer:
     """This process' server, after it has imported modules. Ctrl-C ends the wait.
 
-    A server that has ended is replaced. So is one that may have imported code that this process has loaded
-    again since (``importlib.reload``); it stays until its last worker ends. A new one may fail too: with
-    ``OSError`` as it starts, with ``ServerGone`` as it imports.
+    Replaces a server that has ended, or that may have imported code which this process has loaded again since
+    (``importlib.reload``); that one stays until its last worker ends. Raises ``OSError`` or ``ServerGone``.
     """
     server, is_new = _running()
     if not is_new:

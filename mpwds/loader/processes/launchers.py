@@ -11,10 +11,9 @@ from mpwds.loader.processes.setup import PickledSetup, WorkerSetup
 
 
 class Launcher:
-    """Starts the workers of one loader. Making one may take long; Ctrl-C may interrupt that."""
+    """Starts the workers of one loader, which serve at their ends. Ctrl-C may interrupt making one."""
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        """Starts worker ``index``, which serves at ``ends``."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -40,11 +39,7 @@ class Fork(Launcher):
 
 
 class Spawn(Launcher):
-    """Fresh interpreters: they inherit nothing, so threads and CUDA in the trainer do not matter.
-
-    Raises:
-        CannotPickle, StillImported: As ``PickledSetup``.
-    """
+    """Fresh interpreters: they inherit nothing, so threads and CUDA in the trainer do not matter."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._pickled = PickledSetup(setup)

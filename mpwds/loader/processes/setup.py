@@ -69,10 +69,6 @@ class PickledSetup:
 
     Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. ``parts``
     are the pickle and the large arrays until they are stored, ``modules`` what a worker will import.
-
-    Raises:
-        CannotPickle: A part of the setup cannot be pickled.
-        StillImported: A module that it needs is still being imported.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -92,11 +88,7 @@ class PickledSetup:
         self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
 
     def store(self) -> io.FileIO:
-        """A segment that a worker can :func:`read`. This process' environment, which it adopts, lies before.
-
-        Raises:
-            SharedMemoryError: There is no memory for it.
-        """
+        """A segment that a worker can :func:`read`, with this process' environment, which it adopts."""
         places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
         stored = [part for part in self.parts if not isinstance(part, Region)]
         self.parts.clear()
@@ -154,10 +146,9 @@ def _check_imported(modules: set[str]) -> None:
 
 
 def read(descriptor: int) -> WorkerSetup:
-    """The setup that a segment holds.
+    """The setup that a segment holds. Its arrays are views, of the segment or of the trainer's shared memory.
 
-    Arrays are views of the segment. A worker that writes to one gets its own copy of the pages it writes to.
-    Arrays that the trainer has in shared memory are views of that memory.
+    A worker that writes to an array in the segment gets its own copy of the pages it writes to.
     """
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")

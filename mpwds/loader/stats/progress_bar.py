@@ -28,10 +28,7 @@ def require_tqdm() -> Any:
 class ShownTimes(TrainerTimes):
     """The clock of an epoch's iterator, shown as a line on stderr or in a notebook's cell.
 
-    The line has the batches delivered, their number where ``len(loader)`` is known, samples per second, the
-    share of the time that the training process waits, and the stage that takes most of the workers' time. It
-    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds. The loader is not kept
-    alive.
+    It ends with the epoch, and does not keep the loader alive.
     """
 
     def __init__(self, loader: Any) -> None:
