@@ -21,10 +21,9 @@ class Launcher:
 
 
 class Fork(Launcher):
-    """Forks of the trainer: the dataset needs no pickling.
+    """Forks of the trainer: the dataset needs no pickling, but threads and CUDA do not survive a fork.
 
-    Threads and CUDA do not survive a fork, numeric libraries keep the trainer's number of threads, and
-    objects whose class was defined inside a function come back as objects of a copy of that class.
+    Objects whose class was defined inside a function come back as objects of a copy of that class.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:

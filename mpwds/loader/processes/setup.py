@@ -24,10 +24,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class WorkerSetup:
-    """The dataset and the facts that are the same for all workers of a loader.
-
-    ``serves`` names the class that does the work. ``rank`` and ``world_size`` are those of the trainer.
-    """
+    """What all workers of a loader share; ``serves`` names the class that does their work."""
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
@@ -39,7 +36,6 @@ class WorkerSetup:
     seed: int | None = None
 
     def serving_class(self) -> Any:
-        """Imports the class that :attr:`serves` names."""
         module, _, name = self.serves.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -120,7 +116,7 @@ class PickledSetup:
 def fingerprint(setup: WorkerSetup) -> bytes | None:
     """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
-    Of arrays above 1 MB, a sample of the bytes counts. That this process has iterated the dataset does not.
+    Of arrays above 1 MB, a sample of the bytes counts.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:

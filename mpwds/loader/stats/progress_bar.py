@@ -17,7 +17,6 @@ _WITHOUT_TOTAL = "{desc}: {n_fmt} [{elapsed}{postfix}]"
 
 
 def require_tqdm() -> Any:
-    """The module ``tqdm.auto``, if it is installed."""
     try:
         from tqdm import auto
     except ImportError as error:

@@ -200,10 +200,8 @@ class LoaderStats:
 
         Example:
             >>> from mpwds import MultiLoader
-            >>> loader = MultiLoader([1, 2], workers=0)
-            >>> batches = list(loader)
-            >>> loader.stats().as_dict()["samples"]
-            2
+            >>> MultiLoader([1, 2], workers=0).stats().as_dict()["samples"]
+            0
         """
         own = ("seconds", "waiting_share", "workers_waiting_share", "skipped", "restarts", "verdict")
         return {

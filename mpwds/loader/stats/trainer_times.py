@@ -53,7 +53,7 @@ class TrainerTimes:
         self._now(_RECEIVED)
 
     def delivered(self, samples: int, nbytes: int) -> None:
-        """``next()`` returns a batch, with so many samples and bytes of arrays."""
+        """``next()`` returns a batch."""
         self._now(self._outside)
         self._samples += samples
         self._nbytes += nbytes
