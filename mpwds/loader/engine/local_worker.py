@@ -159,7 +159,6 @@ class LocalWorker:
         return self._status.counters.read()
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
-        self._process.is_stuck = True
         what, slow = "delivered nothing for", "a batch"
         if generation == protocol.BEFORE_ANY:
             what, slow = "was not ready within", "starting and unpickling the dataset"

@@ -20,21 +20,15 @@ import numpy as np
 from mpwds.pipeline.parts import TorchIterable
 
 _MOST_TRIALS = 20_000
+_TakesBuffer = Callable[[pickle.PickleBuffer], object]
 
 
-def pickled_apart(
-    item: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool = False
-) -> tuple[bytes, set[str]]:
-    """Pickles any object, with cloudpickle and out-of-band buffers.
+def pickled_apart(item: Any, buffer: _TakesBuffer, ignore_epochs: bool = False) -> tuple[bytes, set[str]]:
+    """Pickles any object, with cloudpickle; returns the pickle, and the modules that loading it imports.
 
-    Args:
-        item: The object.
-        buffer: Called with the buffer of each large array, which is left out of the pickle. Dense CPU tensors
-            count as arrays: torch's own pickling would copy them twice.
-        ignore_epochs: Whether to leave out how often this process has iterated datasets.
-
-    Returns:
-        Bytes for ``pickle.loads(.., buffers=..)``, and the modules that loading them imports.
+    ``buffer`` is called with the buffer of each large array, which ``pickle.loads(.., buffers=..)`` takes
+    again. Dense CPU tensors count as arrays: torch's own pickling would copy them twice. ``ignore_epochs``
+    leaves out how often this process has iterated datasets.
     """
     # In a process that multiprocessing spawned, the script has a name that no worker can import.
     script = sys.modules.get("__mp_main__")
@@ -47,9 +41,7 @@ def pickled_apart(
 
 
 class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(
-        self, stream: Any, buffer: Callable[[pickle.PickleBuffer], object], ignore_epochs: bool
-    ) -> None:
+    def __init__(self, stream: io.BytesIO, buffer: _TakesBuffer, ignore_epochs: bool) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()
         self._ignore_epochs = ignore_epochs
@@ -99,21 +91,16 @@ def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     kind = type(item)
     if (kind is not np.ndarray and kind is not np.memmap) or item.dtype.hasobject:
         return None
-    flags = item.flags
     if kind is np.memmap:
-        return _memmap, (item.view(np.ndarray),)
-    if flags.c_contiguous or flags.f_contiguous:
+        return np.ndarray.view, (item.view(np.ndarray), np.memmap)
+    if item.flags.forc:  # contiguous
         return None
-    return _array, (np.ascontiguousarray(item), flags.writeable)
+    return _array, (np.ascontiguousarray(item), item.flags.writeable)
 
 
 def _array(array: Any, writeable: bool) -> Any:
     array.flags.writeable = writeable
     return array
-
-
-def _memmap(array: Any) -> Any:
-    return array.view(np.memmap)
 
 
 def _tensor(array: Any, dtype: str | None) -> Any:
@@ -124,15 +111,7 @@ def _tensor(array: Any, dtype: str | None) -> Any:
 
 
 def find_unpicklable(setup: Any) -> str:
-    """The path to the innermost part of an object that cannot be pickled, from its attributes, and its class.
-
-    Example:
-        >>> class Setup:
-        ...     def __init__(self, dataset):
-        ...         self.dataset = dataset
-        >>> find_unpicklable(Setup([1, {"lines": (line for line in "ab")}]))
-        "dataset[1]['lines'] is a generator"
-    """
+    """The path to the innermost part that cannot be pickled: ``dataset[1]['lines'] is a generator``."""
     path, culprit, visited = "", setup, {id(setup)}
     while (inner := _unpicklable_part(culprit, visited)) is not None:
         step, culprit = inner

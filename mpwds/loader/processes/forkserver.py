@@ -4,9 +4,8 @@ A forked worker starts in 40 ms, where a fresh interpreter needs a second or mor
 of the training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and have the
 environment variables, working directory and standard output of the training process.
 
-One server serves all loaders of a process. It starts with the first loader that needs it. It ends with the
-process, or after ``IDLE_S`` without a worker or a request. So a program that makes a loader for each epoch
-does not pay for a new server each time, and an idle notebook gets its memory back.
+One server serves all loaders of a process. It starts with the first that needs it, and ends with the process,
+or after ``IDLE_S`` without a worker or a request: an idle notebook gets its memory back.
 
 This is the training process' side; ``forkserver_process`` is the other, and describes the messages.
 """
@@ -22,7 +21,6 @@ import signal
 import socket
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -36,24 +34,23 @@ from mpwds.sharedmem import segment
 IDLE_S = 60
 """Starting a server takes up to 0.7 s, with torch: this much idle time makes that 1.2 % at the most."""
 
-STOPPED_S = 5.0
-"""How long a server may be stopped (SIGSTOP) while it is waited for, before it is killed."""
+STATUS_WAIT_S = 5.0
+"""How long an exit status is waited for: a stopped server (SIGSTOP) would never send it."""
 
-_LOOK_EVERY_S = 0.25
 _END_GRACE_S = 0.2
 _REPLY_NBYTES = 8 << 10
 _GONE = "the process that forks the workers is gone: see its message above"
 
 
 class ServerGone(MpwdsError):
-    """The fork server has ended, or was killed because it was stopped."""
+    """The fork server has ended."""
 
 
 class ForkServer:
     """The training process' side of a server, which starts at once. Several threads may use it.
 
-    The server ends when this object is collected; its workers refer to it. ``code`` is what this process had
-    loaded when the server started.
+    The server ends when this object is collected; its workers refer to it. ``code`` is what was loaded here
+    when it started.
     """
 
     def __init__(self) -> None:
@@ -110,26 +107,6 @@ class ForkServer:
             os.close(its_status)
         return _ForkedWorker(pid, self, status)
 
-    def wait_for(self, descriptor: int) -> None:
-        """Waits until there is something to read from a descriptor whose other end the server has.
-
-        A busy server is waited for, because imports may take long; a stopped one would never answer. When a
-        job is stopped and continued, its processes wake one by one, so what counts is how often the server
-        was found stopped, not how much time has passed. One that stays stopped for ``STOPPED_S`` is killed.
-        """
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        patience_s = STOPPED_S
-        while not poller.poll(_LOOK_EVERY_S * 1000):
-            patience_s = patience_s - _LOOK_EVERY_S if _is_stopped(self.pid) else STOPPED_S
-            if patience_s <= 0:
-                self._process.kill()
-                raise ServerGone(
-                    f"the process that forks the workers (pid {self.pid}) was stopped (by SIGSTOP or the "
-                    f"like), and gave no answer for {STOPPED_S:g} s: it was killed, which ends its workers "
-                    "too. The next epoch starts a new one"
-                )
-
     def _ask(self, request: list[Any], descriptors: list[int]) -> int:
         answered = -1
         with self._lock:
@@ -159,7 +136,6 @@ class ForkServer:
         return number
 
     def _receive(self) -> tuple[int, int, int, str]:
-        self.wait_for(self._socket.fileno())
         try:
             reply = self._socket.recv(_REPLY_NBYTES)
         except ConnectionError:
@@ -180,18 +156,20 @@ class _ForkedWorker(WorkerProcess):
         if self._ended:  # the server had reaped it before it could be watched
             self.exitcode = self._reap()
 
-    def _reap(self) -> int:
+    def _reap(self) -> int | None:
+        poller = select.poll()
+        poller.register(self._status, select.POLLIN)
         try:
-            self._server.wait_for(self._status)
+            if not poller.poll(STATUS_WAIT_S * 1000):
+                self.hint = f"the process that forks the workers (pid {self._server.pid}) is stopped or busy"
+                return None
             if text := os.read(self._status, 16):
                 return int(text)
-            self.hint = self.hint or "the process that forks the workers is gone, and they end with it"
-        except ServerGone as error:
-            self.hint = str(error)
+            self.hint = "the process that forks the workers is gone, and they end with it"
+            return -signal.SIGKILL
         finally:
             os.close(self._status)
             del self._server  # it may end now, even if an exception's traceback keeps this worker
-        return -signal.SIGKILL
 
 
 def start(modules: list[str]) -> None:
@@ -204,9 +182,8 @@ def start(modules: list[str]) -> None:
 def ready(modules: list[str]) -> ForkServer:
     """This process' server, after it has imported modules. Ctrl-C ends the wait.
 
-    A server that has ended is replaced. So is one that may have imported code that this process has loaded
-    again since (``importlib.reload``); it stays until its last worker ends. A new one may fail too: with
-    ``OSError`` as it starts, with ``ServerGone`` as it imports.
+    Replaces a server that has ended, or that may have imported code which this process has loaded again since
+    (``importlib.reload``); that one stays until its last worker ends. Raises ``OSError`` or ``ServerGone``.
     """
     server, is_new = _running()
     if not is_new:
@@ -255,9 +232,3 @@ def _end(owner: int, ends: contextlib.ExitStack, process: WorkerProcess) -> None
     ends.close()
     if os.getpid() == owner:
         processes.end_all([process], _END_GRACE_S)
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    return False

@@ -3,8 +3,8 @@
 *Messages.* Both directions are datagrams. A request carries its number and descriptors: first of a segment
 that holds the request in msgpack, which may be longer than a socket holds, then those that a worker gets.
 Its reply is a msgpack list: the request's number, a process id, an error's number and an error's message.
-Exit statuses come by a pipe for each worker, on which the server writes the status after it has reaped the
-worker. So a finalizer that ends workers never touches the socket, on which another call may be waiting.
+Exit statuses come by a pipe for each worker, so a finalizer that ends workers never touches the socket, on
+which another call may be waiting.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from mpwds.loader.processes.setup import PickledSetup, WorkerSetup
 
 
 class Launcher:
-    """Starts the workers of one loader. Making one may take long; Ctrl-C may interrupt that."""
+    """Starts the workers of one loader, which serve at their ends. Ctrl-C may interrupt making one."""
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        """Starts worker ``index``, which serves at ``ends``."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -22,10 +21,9 @@ class Launcher:
 
 
 class Fork(Launcher):
-    """Forks of the trainer: the dataset needs no pickling.
+    """Forks of the trainer: the dataset needs no pickling, but threads and CUDA do not survive a fork.
 
-    Threads and CUDA do not survive a fork, numeric libraries keep the trainer's number of threads, and
-    objects whose class was defined inside a function come back as objects of a copy of that class.
+    Objects whose class was defined inside a function come back as objects of a copy of that class.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -40,11 +38,7 @@ class Fork(Launcher):
 
 
 class Spawn(Launcher):
-    """Fresh interpreters: they inherit nothing, so threads and CUDA in the trainer do not matter.
-
-    Raises:
-        CannotPickle, StillImported: As ``PickledSetup``.
-    """
+    """Fresh interpreters: they inherit nothing, so threads and CUDA in the trainer do not matter."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._pickled = PickledSetup(setup)

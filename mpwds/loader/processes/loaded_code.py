@@ -21,9 +21,8 @@ class LoadedCode:
     """The code of the modules that this process has imported so far.
 
     In an interactive session the versions of files count too, because IPython's ``autoreload`` may patch
-    functions without reloading their module. Files of installed packages do not count: people do not edit
-    them, and there may be thousands, on a slow disk. Elsewhere files do not count, so that editing a file
-    during a training does not change the training.
+    functions without reloading their module; not those of installed packages, which may be thousands, on a
+    slow disk. Elsewhere files do not count: editing one does not change a training that runs.
     """
 
     def __init__(self) -> None:

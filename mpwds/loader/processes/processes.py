@@ -1,9 +1,8 @@
 """Worker processes: how they start, and how they end, with their trainer at the latest.
 
 *Lifeline.* A worker holds the reading end of a pipe whose writing end only the trainer holds, and ends when
-that closes, whatever either of them is doing. A fork of the trainer that kept a worker's channel or lifeline
-open would keep the worker alive after the trainer's death. So a fork gets ``/dev/null`` in place of such
-descriptors (:func:`guard`).
+that closes, whatever either of them is doing. A fork of the trainer that kept the writing end or a worker's
+channel open would keep the worker alive, so it gets ``/dev/null`` in place of them (:func:`guard`).
 """
 
 from __future__ import annotations
@@ -52,14 +51,12 @@ class WorkerProcess:
     Attributes:
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when other
             code in this process has reaped it.
-        is_stuck: It did not do in time what it should.
-        hint: Why it was killed, if this process knows.
+        hint: Why it ended, or why its exit status is unknown, if this process knows.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exitcode: int | None = None
-        self.is_stuck = False
         self.hint = ""
         self._ended = False
         self._poller = select.poll()
@@ -122,9 +119,8 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
     """Starts a fresh interpreter that calls the function ``entry``, given as ``"module:name"``.
 
     It inherits only ``descriptors``, under the same numbers, and gets this process' ``sys.path`` and
-    interpreter flags. ``__main__`` is not imported again. Unless the user has set the variables, numeric
-    libraries use one thread, because workers share the machine's cores; the libraries read the variables when
-    they are imported.
+    interpreter flags. ``__main__`` is not imported again. Unless the user has set their variables, which
+    numeric libraries read when they are imported, these use one thread: workers share the machine's cores.
     """
     module, _, name = entry.partition(":")
     path = [item for item in sys.path if isinstance(item, str)]
@@ -173,11 +169,7 @@ def _flush_streams() -> None:
 
 
 def fill_standard_descriptors() -> None:
-    """Opens ``/dev/null`` where stdin, stdout or stderr is closed.
-
-    Otherwise one of our descriptors could get that number, and be lost in a worker, where the number stands
-    for the stream.
-    """
+    """Opens ``/dev/null`` where stdin, stdout or stderr is closed: ours would get that stream's number."""
     with interrupts_deferred():
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(descriptor, True)
@@ -216,11 +208,10 @@ _guarded: set[int] = set()
 
 
 def hold_lifeline(descriptor: int) -> None:
-    """Ties this process to the one that holds the writing end of the pipe ``descriptor``.
+    """Ends this process with the one that holds the writing end of the pipe ``descriptor``.
 
-    :func:`kill_at_end_of` does it. A fork of the trainer that was made behind Python's back may keep the
-    writing end open, so a thread also watches for a change of parent. (The parent-death signal would not do:
-    it comes when the *thread* that started the worker ends.)
+    A fork of the trainer that was made behind Python's back may keep that end open, so a thread also watches
+    for a change of parent. (The parent-death signal comes when the *thread* that started the worker ends.)
     """
     parent = os.getppid()
     kill_at_end_of(descriptor)
@@ -241,10 +232,9 @@ def holds_lifeline() -> bool:
 
 
 def kill_at_end_of(descriptor: int) -> None:
-    """Has the kernel send SIGKILL to this process when the pipe's writing end closes.
+    """Has the kernel send SIGKILL to this process when the pipe's writing end closes, or has closed already.
 
-    It does so even while this process is stopped, or stuck in code that holds the interpreter's lock. If the
-    end is closed already, this process is killed at once.
+    It does so even while this process is stopped, or stuck in code that holds the interpreter's lock.
     """
     global _holds_lifeline
     _holds_lifeline = True
@@ -271,17 +261,14 @@ def _replace_guarded_in_child() -> None:
     """Puts ``/dev/null`` under the guarded numbers: objects that inherit them may close them again."""
     if not _guarded:
         return
-    first = _guarded.pop()
-    os.close(first)  # before anything is opened: there may be no other number left
+    os.close(next(iter(_guarded)))  # before anything is opened: there may be no other number left
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    if nothing != first:
-        _guarded.add(first)
-    for descriptor in _guarded:
+    for descriptor in _guarded - {nothing}:
         try:
             os.dup2(nothing, descriptor, inheritable=False)
         except OSError:  # the limit was lowered since: nobody will get this number either
             os.close(descriptor)
-    if nothing != first:
+    if nothing not in _guarded:
         os.close(nothing)
     _guarded.clear()
 

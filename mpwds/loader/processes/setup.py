@@ -24,10 +24,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class WorkerSetup:
-    """The dataset and the facts that are the same for all workers of a loader.
-
-    ``serves`` names the class that does the work. ``rank`` and ``world_size`` are those of the trainer.
-    """
+    """What all workers of a loader share; ``serves`` names the class that does their work."""
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
@@ -39,7 +36,6 @@ class WorkerSetup:
     seed: int | None = None
 
     def serving_class(self) -> Any:
-        """Imports the class that :attr:`serves` names."""
         module, _, name = self.serves.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -69,10 +65,6 @@ class PickledSetup:
 
     Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. ``parts``
     are the pickle and the large arrays until they are stored, ``modules`` what a worker will import.
-
-    Raises:
-        CannotPickle: A part of the setup cannot be pickled.
-        StillImported: A module that it needs is still being imported.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -92,11 +84,7 @@ class PickledSetup:
         self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
 
     def store(self) -> io.FileIO:
-        """A segment that a worker can :func:`read`. This process' environment, which it adopts, lies before.
-
-        Raises:
-            SharedMemoryError: There is no memory for it.
-        """
+        """A segment that a worker can :func:`read`, with this process' environment, which it adopts."""
         places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
         stored = [part for part in self.parts if not isinstance(part, Region)]
         self.parts.clear()
@@ -128,7 +116,7 @@ class PickledSetup:
 def fingerprint(setup: WorkerSetup) -> bytes | None:
     """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
-    Of arrays above 1 MB, a sample of the bytes counts. That this process has iterated the dataset does not.
+    Of arrays above 1 MB, a sample of the bytes counts.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -154,10 +142,9 @@ def _check_imported(modules: set[str]) -> None:
 
 
 def read(descriptor: int) -> WorkerSetup:
-    """The setup that a segment holds.
+    """The setup that a segment holds. Its arrays are views, of the segment or of the trainer's shared memory.
 
-    Arrays are views of the segment. A worker that writes to one gets its own copy of the pages it writes to.
-    Arrays that the trainer has in shared memory are views of that memory.
+    A worker that writes to an array in the segment gets its own copy of the pages it writes to.
     """
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")

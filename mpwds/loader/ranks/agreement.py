@@ -36,10 +36,7 @@ class Agreement:
 
     Every message has the same length, and says how many messages its rank has sent and what its loader was
     asked to do. If a rank left an epoch early or has other arguments, all ranks see that in the first
-    message, and none waits forever.
-
-    ``look_ahead`` is that of ``OwnPart``. ``timeout`` counts in seconds; ``None`` leaves it to
-    ``torch.distributed``.
+    message, and none waits forever. ``timeout`` is in seconds, by default that of ``torch.distributed``.
     """
 
     def __init__(
@@ -61,10 +58,7 @@ class Agreement:
         self._messages = 0
 
     def __call__(self, delivered: int) -> int:
-        """How many more batches every rank delivers before it calls again; 0 ends the epoch.
-
-        Raises EvenEpochError on all ranks if they are not in step, or one failed.
-        """
+        """How many more batches every rank delivers before it calls again; 0 ends the epoch."""
         try:
             ready = min(self._look_ahead(self._window + (self._even == "pad")), self._window)
         except Exception:
@@ -120,11 +114,7 @@ _REMEDIES = {
 
 
 def target_of(even: Even, counts: Sequence[int]) -> int:
-    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number.
-
-    Raises:
-        EvenEpochError: A rank has no batch that it could repeat.
-    """
+    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number."""
     least, most = min(counts), max(counts)
     if least == 0 < most:
         if even != "drop":
@@ -148,8 +138,7 @@ def world_size() -> int:
 class TorchRanks:
     """The ranks of ``torch.distributed``.
 
-    They talk in a gloo group of their own, on the processor: so it makes no difference which backend the job
-    uses, nor what it is doing with it. The group is made once in a process, when the ranks first talk.
+    They talk in a gloo group of their own, on the processor, whatever the job does with its backend.
     """
 
     def __init__(self) -> None:

@@ -25,18 +25,10 @@ def evened(
     delivered: int,
     timeout: float | None,
 ) -> EvenIterator:
-    """Begins an even epoch of a loader, for each of several ranks.
+    """Begins an even epoch of a loader, or of the stages behind it, for each of several ranks.
 
-    Args:
-        even: The loader's, as is ``timeout``.
-        here: The epoch, the loader's seed, and this rank.
-        start: Begins an epoch of the loader, or of the stages behind it.
-        count: Counts its batches.
-        delivered: Batches of a resumed epoch that were delivered before; the same number on all ranks.
-
-    Raises:
-        EvenEpochError: The ranks have to agree and cannot, or one has no batch. While iterating, also: a rank
-            is gone, failed, has other options, or another number of batches than its dataset says.
+    ``start`` begins an epoch by its number. ``delivered`` is the number of batches of a resumed epoch that
+    were delivered before, the same on all ranks.
     """
 
     def begin(number: int) -> Iterator[Any]:
@@ -59,8 +51,8 @@ def evened(
 class EvenIterator(Iterator[Any]):
     """The batches of an epoch, as many as all other ranks deliver.
 
-    ``grant`` is called with the number of batches delivered, and returns how many more each rank delivers
-    before it is called again; 0 ends the epoch.
+    ``grant`` is told how many batches were delivered, and returns how many more each rank delivers before it
+    is called again; 0 ends the epoch.
     """
 
     def __init__(self, part: OwnPart, grant: Callable[[int], int], delivered: int = 0) -> None:
@@ -92,11 +84,9 @@ class EvenIterator(Iterator[Any]):
 class OwnPart:
     """A rank's part of an epoch. Some of its batches may be taken ahead of the training loop.
 
-    Args:
-        passes: Begins pass ``n`` through the part. Pass 0 is the epoch; the order of others should differ.
-        even: What follows the last batch: with ``"pad"`` a new copy of it each time, with ``"wrap"`` another
-            pass.
-        counted: How many batches it has; ``None`` if that is not known.
+    ``passes`` begins pass ``n`` through the part. Pass 0 is the epoch; the order of others should differ.
+    The last batch is followed by copies of it with ``"pad"``, by another pass with ``"wrap"``. ``counted`` is
+    how many batches it has, if that is known.
     """
 
     def __init__(

@@ -32,10 +32,9 @@ def all_ranks(here: Context) -> list[Context]:
 
 
 def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
-    """How many elements a loader with this dataset, from ``as_dataset``, delivers to a rank.
+    """How many elements a loader with a dataset, from ``as_dataset``, delivers to a rank, or LengthUnknown.
 
     With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
-    Raises LengthUnknown, which says why the number is not known.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):

@@ -23,7 +23,7 @@ Since = Literal["epoch", "start"]
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """What the processes of a worker, the last of them ``pid``, have counted since the loader was made."""
+    """What a worker's processes, the last of them ``pid``, have counted since the loader was made."""
 
     index: int
     pid: int
@@ -53,10 +53,8 @@ class StatsCollector:
     ) -> None:
         self._read_workers = read_workers
         self._read_copies = read_copies
-        self.in_order = in_order
-        self.in_process = in_process
-        self._epoch = 0
-        self._epochs = 0
+        self.in_order, self.in_process = in_order, in_process
+        self._epoch = self._epochs = 0
         self._earlier = TrainerReading()
         self.times = TrainerTimes()
         self._workers_before: dict[int, WorkerReading] = {}

@@ -17,7 +17,6 @@ _WITHOUT_TOTAL = "{desc}: {n_fmt} [{elapsed}{postfix}]"
 
 
 def require_tqdm() -> Any:
-    """The module ``tqdm.auto``, if it is installed."""
     try:
         from tqdm import auto
     except ImportError as error:
@@ -28,10 +27,7 @@ def require_tqdm() -> Any:
 class ShownTimes(TrainerTimes):
     """The clock of an epoch's iterator, shown as a line on stderr or in a notebook's cell.
 
-    The line has the batches delivered, their number where ``len(loader)`` is known, samples per second, the
-    share of the time that the training process waits, and the stage that takes most of the workers' time. It
-    ends with the epoch. Where stderr is not a terminal it is written every 10 seconds. The loader is not kept
-    alive.
+    It ends with the epoch, and does not keep the loader alive.
     """
 
     def __init__(self, loader: Any) -> None:

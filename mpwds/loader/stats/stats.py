@@ -18,12 +18,12 @@ class StageStats:
     """A stage of the pipeline, in one worker or in all of them.
 
     Attributes:
-        name: The stage as it prints, ``map(crop)``; a second one that prints alike is ``map(crop) #2``.
-            ``"the dataset"`` stands for a dataset that is not a pipeline of this package, ``"writing
-            batches"`` for collation by ``batched`` and the copy into shared memory.
+        name: The stage as it prints, ``map(crop)``, or ``map(crop) #2`` if another prints alike. ``"the
+            dataset"`` is one that is not a pipeline of this package, ``"writing batches"`` collation by
+            ``batched`` and the copy into shared memory.
         seconds: Time it took, without the stages before it.
         share: The same as a share of the workers' own work, 0 to 1.
-        elements: Elements it made, also those that were not delivered yet, or were made again.
+        elements: Elements it made, delivered or not.
         storage: Whether it reads shards.
     """
 
@@ -55,7 +55,7 @@ class WorkerStats:
         queued_s: Seconds in which its main thread waited for a processor; 0 where the system does not tell.
         skipped: Elements that error handlers left out, by ``"stage: exception"``.
         restarts: How often it was restarted.
-        stages: Its stages, in the order of the pipeline.
+        stages: Its stages, in order.
     """
 
     worker: int
@@ -91,9 +91,8 @@ class WorkerStats:
 class LoaderStats:
     """What a loader did in an epoch, or since it was made.
 
-    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. Workers start in the time to an
-    epoch's first batch, so shares and rates cover the time after it. A batch is what the loader delivers,
-    also where that is a single element.
+    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. Shares and rates leave out the time
+    to an epoch's first batch, in which workers start. A batch may also be a single element.
 
     Attributes:
         epoch: Number of the epoch that began last.
@@ -101,22 +100,19 @@ class LoaderStats:
         waited_s: Seconds in which the training process waited for batches.
         received_s: Seconds in which it made tensors of what had arrived, private copies included.
         elsewhere_s: Seconds in which it did something else: the training step.
-        stages_s: Seconds in stages behind the loader, such as ``rebatched``; an estimate where these yield
-            many small elements.
-        batches: Batches delivered, to the first stage if there are stages behind the loader; also those that
-            a resumed epoch makes again.
-        samples: Samples in them: the length that all columns of a batch have, 1 for a single sample, or what
-            the dataset's last stage with a method ``samples_in`` returns.
+        stages_s: Seconds in stages behind the loader, such as ``rebatched``; estimated for small elements.
+        batches: Batches delivered, to the first stage behind the loader if there is one; also those that a
+            resumed epoch makes again.
+        samples: Samples in them: the length of a batch's columns, 1 for a single sample, or what the
+            dataset's last stage with a method ``samples_in`` returns.
         nbytes: Bytes of their arrays.
-        batches_per_s: Batches delivered per second.
-        samples_per_s: Samples delivered per second.
-        bytes_per_s: Bytes delivered per second.
+        batches_per_s: Batches delivered per second, as ``samples_per_s`` and ``bytes_per_s``.
         private_copies: Batches that were copied out of shared memory because the program keeps too many.
         in_order: Whether workers take turns.
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
-        workers: The workers. Without worker processes there is one, this process.
-        stages_skipped: As ``skipped``, but only of stages behind the loader.
+        workers: The workers; without worker processes, this process.
+        stages_skipped: As ``skipped``, of stages behind the loader only.
         epochs: Number of epochs that the figures cover.
 
     Example:
@@ -204,10 +200,8 @@ class LoaderStats:
 
         Example:
             >>> from mpwds import MultiLoader
-            >>> loader = MultiLoader([1, 2], workers=0)
-            >>> batches = list(loader)
-            >>> loader.stats().as_dict()["samples"]
-            2
+            >>> MultiLoader([1, 2], workers=0).stats().as_dict()["samples"]
+            0
         """
         own = ("seconds", "waiting_share", "workers_waiting_share", "skipped", "restarts", "verdict")
         return {
@@ -223,7 +217,6 @@ class LoaderStats:
 
 def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> WorkerStats:
     """A worker, by what it has counted. Its working time is divided as the stages' estimated times are."""
-    # In a pipeline, time that is in none of its stages goes before them, into the machinery.
     rest = "between stages" if reading.stages else THE_DATASET
     stages = {
         rest: replace(reading.other, elements=reading.batches),
@@ -360,10 +353,8 @@ def _too_early(stats: LoaderStats) -> str:
     so_far = f"not enough data yet: {stats.batches} batches in {stats.first_batch_s + stats.seconds:.1f} s"
     if stats.first_batch_s <= max(1.0, 2 * stats.seconds):
         return so_far
-    return (
-        f"{so_far}, of which the first took {stats.first_batch_s:.1f}, in which workers start: keep the "
-        "loader for all epochs"
-    )
+    first = f"of which the first took {stats.first_batch_s:.1f}, in which workers start"
+    return f"{so_far}, {first}: keep the loader for all epochs"
 
 
 def _bound_by_receiving(stats: LoaderStats) -> str:

@@ -12,9 +12,8 @@ _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 class TrainerReading:
     """Figures of one or more epochs; readings can be added.
 
-    ``first_ns`` is the time from an epoch's beginning to its first batch, and the other times count from
-    there. ``received_ns`` begins when the data of a batch has arrived. ``first_batches``, ``first_samples``
-    and ``first_nbytes`` are what was delivered before that, and counted in ``batches`` and so on too.
+    ``first_ns`` is the time to an epoch's first batch, where the other times begin. ``batches``, ``samples``
+    and ``nbytes`` include first batches, which also count by themselves, as rates leave them out.
     """
 
     first_ns: int = 0
@@ -34,16 +33,7 @@ class TrainerReading:
 
 
 class TrainerTimes:
-    """The clock of an epoch's iterator. Another thread may read it at any time.
-
-    Example:
-        >>> times = TrainerTimes()
-        >>> times.asked()
-        >>> times.arrived()
-        >>> times.delivered(samples=64, nbytes=1000)
-        >>> times.read().samples
-        64
-    """
+    """The clock of an epoch's iterator. Another thread may read it at any time."""
 
     def __init__(self) -> None:
         self._began_ns = self._since_ns = time.monotonic_ns()
@@ -63,7 +53,7 @@ class TrainerTimes:
         self._now(_RECEIVED)
 
     def delivered(self, samples: int, nbytes: int) -> None:
-        """``next()`` returns a batch, with so many samples and bytes of arrays."""
+        """``next()`` returns a batch."""
         self._now(self._outside)
         self._samples += samples
         self._nbytes += nbytes
@@ -84,10 +74,7 @@ class TrainerTimes:
         self._now(_STAGES)
 
     def stages_ended(self, weight: float) -> None:
-        """The stages have made an element, or have ended.
-
-        ``weight`` is the number of elements that this one stands for: itself and those that were not timed.
-        """
+        """The stages have made an element, which stands for ``weight`` elements, or have ended."""
         self._outside = _ELSEWHERE
         self._now(_ELSEWHERE)
         timed_ns = max(0, self._spent_ns[_STAGES] - self._stages_before_ns)
@@ -99,7 +86,6 @@ class TrainerTimes:
         self._running = False
 
     def read(self) -> TrainerReading:
-        """The figures until now."""
         spent_ns = list(self._spent_ns)
         untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
         if self._running:
