@@ -653,6 +653,7 @@ def test_torch_is_not_imported_for_numpy_arrays():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+@pytest.mark.slow
 def test_missing_ml_dtypes_is_an_error_that_names_the_extra():
     program = (
         "import sys; sys.modules['ml_dtypes'] = None\n"

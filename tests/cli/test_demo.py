@@ -36,12 +36,14 @@ def figures(result):
     return re.findall(r"loss \S+|accuracy .*", result.stdout)
 
 
+@pytest.mark.slow
 def test_learns_the_digits_from_an_empty_cache(first):
     result, _ = first
     assert (result.returncode, result.stderr) == (0, "")
     assert float(re.search(r"accuracy +([\d.]+)% on the held-out samples", result.stdout)[1]) >= 97
 
 
+@pytest.mark.slow
 def test_shows_what_it_read_in_a_picture_whose_path_it_prints(first):
     result, directory = first
     path = directory.parent / "demo.png"
@@ -51,6 +53,7 @@ def test_shows_what_it_read_in_a_picture_whose_path_it_prints(first):
         assert len(picture.getcolors(1 << 20)) > 20
 
 
+@pytest.mark.slow
 def test_leaves_the_shards_in_the_cache_folder(first):
     result, directory = first
     assert f"wrote 1,797 handwritten digits in {directory}" in result.stdout
@@ -58,6 +61,7 @@ def test_leaves_the_shards_in_the_cache_folder(first):
     assert len(list(directory.iterdir())) == 16
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_one_plain_line_per_epoch(first):
     result, _ = first
     epochs = [line for line in result.stdout.splitlines() if line.startswith("epoch")]

@@ -84,6 +84,7 @@ class Doubled(mpwds.DataPipeline):
         return (2 * number for number in super().__iter__())
 
 
+@pytest.mark.slow
 def test_a_subclass_that_iterates_in_its_own_way_is_iterated_so_everywhere():
     dataset = Doubled(range(6))
     assert list(dataset) == list(mpwds.DataPipeline(dataset)) == [0, 2, 4, 6, 8, 10]

@@ -289,6 +289,7 @@ def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair):
     assert (pair.free(), set(tensor.tolist())) == (1, {7})
 
 
+@pytest.mark.slow
 def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
     program = """
         import atexit, sys

@@ -284,6 +284,7 @@ BACKGROUND = """
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
     assert script(BACKGROUND).finish() == (0, "", "")
 
@@ -372,6 +373,7 @@ def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_forks_are_not_wanted(context):
     with pytest.raises(RecursionError):
@@ -516,6 +518,7 @@ SPAWNED = """
 """
 
 
+@pytest.mark.slow
 def test_datasets_of_a_script_work_in_trainers_that_it_spawns(script):
     assert script(SPAWNED).finish() == (0, "trained 0\n", "")
 

@@ -74,6 +74,7 @@ def test_a_killed_trainer_leaves_nothing(program, kind):
     assert running.finish() == (-signal.SIGKILL, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "status"), [("", 0), ("    os.kill(os.getpid(), signal.SIGKILL)", -9)])
 def test_a_trainer_that_ends_leaves_no_fork_server_that_waits_for_another_loader(program, then, status):
     ends = """

@@ -82,6 +82,7 @@ class CollectorIsOn(Numbers):
         return gc.isenabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [None, "spawn"])
 def test_workers_collect_garbage_although_their_start_does_not(context):
     assert (
@@ -89,6 +90,7 @@ def test_workers_collect_garbage_although_their_start_does_not(context):
     )
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_has_had_no_worker_and_no_request_for_a_while(monkeypatch):
     monkeypatch.setattr(forkserver, "IDLE_S", 1)
     loader = DataLoader(Parent(4), None, num_workers=2)
@@ -108,6 +110,7 @@ def test_it_stays_while_it_has_a_worker(monkeypatch):
     assert list(iterator) == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_is_started_again_although_the_server_has_ended_since(monkeypatch):
     monkeypatch.setattr(forkserver, "IDLE_S", 1)
     options = {"workers": 1, "start_method": "forkserver", "on_worker_death": "restart", "output": "numpy"}
@@ -131,12 +134,14 @@ def test_when_it_is_let_go_it_ends_with_its_last_worker():
     assert not psutil.pid_exists(server)
 
 
+@pytest.mark.slow
 def test_its_workers_outlive_the_loader():
     iterator = iter(DataLoader(Numbers(6), None, num_workers=2))
     gc.collect()
     assert list(iterator) == list(range(6))
 
 
+@pytest.mark.slow
 def test_loaders_in_several_threads_may_start_workers_at_once():
     held = forkserver.ready([])
     got = []
@@ -154,6 +159,7 @@ def test_loaders_in_several_threads_may_start_workers_at_once():
     assert not held.is_gone
 
 
+@pytest.mark.slow
 def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_worker_reaped(
     tmp_path, monkeypatch
 ):
@@ -178,6 +184,7 @@ def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_wor
     assert not iterators
 
 
+@pytest.mark.slow
 def test_several_threads_may_make_loaders_at_once():
     held = forkserver.ready([])
     failed = []
@@ -208,6 +215,7 @@ def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
     assert psutil.Process(next(iter(loader))).ppid() == os.getpid()
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_process_makes_its_own():
     held = forkserver.ready([])
     pid = os.fork()
@@ -241,6 +249,7 @@ class Dataset(torch.utils.data.Dataset):
 """
 
 
+@pytest.mark.slow
 def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
     forkserver.ready([])
     (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
@@ -255,6 +264,7 @@ def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tm
     assert capfd.readouterr().out == "imported\n"
 
 
+@pytest.mark.slow
 def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(tmp_path, monkeypatch):
     (tmp_path / "looks_around_early.py").write_text(LOOKS_AROUND)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -283,6 +293,7 @@ loader = DataLoader(Dataset(), None, num_workers=1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [None, "spawn"])
 def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_other_processes(
     context, tmp_path, monkeypatch
@@ -317,6 +328,7 @@ total = sum(DataLoader(Dataset(), None, num_workers=1, multiprocessing_context=c
 """
 
 
+@pytest.mark.slow
 def test_a_module_that_iterates_when_it_is_imported_has_workers_that_do_not_import_it(tmp_path, monkeypatch):
     (tmp_path / "iterates.py").write_text(ITERATES.format(context=None))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -349,6 +361,7 @@ CLOSED = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_without_standard_streams_has_one_too(script):
     assert script(CLOSED).finish() == (0, "", "")
 
@@ -362,6 +375,7 @@ class Exits(Numbers):
         os._exit(self.status)
 
 
+@pytest.mark.slow
 def test_each_of_several_threads_is_told_the_exit_status_of_its_own_workers():
     told = []
 
@@ -379,6 +393,7 @@ def test_each_of_several_threads_is_told_the_exit_status_of_its_own_workers():
     assert told == [0] * 30
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(tmp_path, monkeypatch):
     go_on = tmp_path / "go_on"
     (tmp_path / "takes_long.py").write_text(
@@ -399,6 +414,7 @@ def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_very_long_path_reaches_the_workers(start_method, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{number:0100}" for number in range(5000))])
@@ -410,6 +426,7 @@ def test_a_very_long_path_reaches_the_workers(start_method, monkeypatch):
         assert list(loader) == [sum(map(len, sys.path))]
 
 
+@pytest.mark.slow
 def test_a_request_may_be_longer_than_a_socket_holds():
     server = forkserver.ready([f"there_is_no_such_module_{number:0200}" for number in range(10_000)])
     assert server is forkserver.ready([])

@@ -49,12 +49,14 @@ def test_all_workers_together_have_one_copy_and_it_stays_so_over_the_epoch():
     assert memory_of_an_epoch_mb(data, 5) - without < 1.5 * SIZE_MB
 
 
+@pytest.mark.slow
 def test_of_data_that_is_shared_already_they_have_none():
     data = mpwds.share(filled())
     without = memory_of_an_epoch_mb(data[:1], 1)
     assert memory_of_an_epoch_mb(data, 3) - without < 0.5 * SIZE_MB
 
 
+@pytest.mark.slow
 def test_workers_of_a_dataloader_have_one_copy():
     def memory(data):
         with mpwds.DataLoader(Indexed(data), num_workers=2, persistent_workers=True) as loader:
@@ -172,6 +174,7 @@ def test_a_mapping_that_is_gone_when_workers_start_is_an_error(tmp_path):
             setup.read(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_what_a_worker_writes_to_a_plain_array_it_keeps_to_itself(make):
     data = make(100_000)

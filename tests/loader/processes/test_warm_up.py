@@ -10,7 +10,9 @@ import pytest
 import mpwds
 from mpwds import DataPipeline, MultiLoader
 
-start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+start_methods = pytest.mark.parametrize(
+    "start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 
 
 class Arriving:

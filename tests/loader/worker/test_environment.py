@@ -10,7 +10,9 @@ import torch.utils.data
 
 import mpwds
 
-start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+start_methods = pytest.mark.parametrize(
+    "start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 
 
 def from_workers(look, **options):

@@ -91,6 +91,7 @@ def test_a_damaged_array_of_an_archive_is_an_error():
         Decoder()({"npz": bytes(data)})
 
 
+@pytest.mark.slow
 def test_a_megabyte_that_becomes_a_gigabyte_is_refused_by_default():
     bomb = gzip.compress(ZEROS) * 16
     assert len(bomb) < 2 * MIB

@@ -187,6 +187,7 @@ def test_a_false_size_never_allocates_more_than_the_stream_holds(kind, size):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_stream():
     class Endless(io.RawIOBase):
         """A hundred thousand members of 4 kB, then the end."""
