@@ -19,9 +19,9 @@ export PYTHONDONTWRITEBYTECODE =
 demo: $(VENV)/has-demo
 	$(BIN)/mpwds demo $(ARGS)
 
-# Tests mostly wait for processes to start, so two run at a time. Each of the two takes whole files, for the
+# Tests often wait for processes, so three run at a time on two cores. Each takes whole files, for the
 # sake of their fixtures, until nothing else is left to do.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: $(VENV)/has-test
 	$(PYTEST) -m "not slow" $(ARGS)

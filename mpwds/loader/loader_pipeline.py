@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.loader.engine.epoch import TAKE_TURNS, Iteration
 from mpwds.loader.engine.options import Even, integer
 from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
-from mpwds.loader.resume.position import CountOnYield, Position, Resumable
+from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
 from mpwds.loader.stats.collector import Since, StatsCollector
@@ -105,7 +105,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         super().__init__(_Loaded(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
-        self._position = Position()
+        self._position = LoaderPosition()
 
     def __iter__(self) -> Iterator[Any]:
         loader, position = self.loader, self._position
@@ -140,7 +140,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)
-        extended._position = Position()
+        extended._position = LoaderPosition()
         return extended
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,17 +148,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
         The dict also holds the stages' states, which name the batches and rows that stages hold: 10 bytes for
         each row of ``rebatched``'s pool, 25 for each of ``shuffle``.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> pipeline = MultiLoader(DataPipeline(range(8)).batched(4), workers=0).rebatched(3, shuffle=5)
-            >>> whole = [batch.tolist() for batch in pipeline]
-            >>> pipeline.set_epoch(0)
-            >>> for batch in pipeline:
-            ...     break
-            >>> pipeline.load_state_dict(pipeline.state_dict())
-            >>> [batch.tolist() for batch in pipeline] == whole[1:]
-            True
         """
         return self._position.state_dict(self.loader, self._described())
 
@@ -207,7 +196,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
 
     timeout: float | None
     even: Even | None
-    _position: Position
+    _position: LoaderPosition
     _statistics: StatsCollector
 
     def compose(self, *stages: Any) -> Any:
@@ -293,7 +282,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         return f"  # {stats.in_short}" if stats.batches else ""
 
     def _iterate_evenly(
-        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: Position
+        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: LoaderPosition
     ) -> Iterator[Any]:
         """Begins the next epoch, an even one if the loader asks for that."""
         epoch, self._epoch = self._epoch, self._epoch + 1

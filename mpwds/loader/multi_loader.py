@@ -18,7 +18,7 @@ from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.position import CountOnYield, Position
+from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.stats.collector import StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -107,7 +107,6 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     While iterating:
         The exception of a stage: raised here with its own type, the worker's traceback as its cause.
-        Tracebacks omit the frames of this package unless ``MPWDS_FULL_TRACEBACK=1`` is set.
         :class:`~mpwds.errors.WorkerDied`: a worker was killed or exited.
         :class:`~mpwds.errors.SharedMemoryError`: no memory for a batch.
         :class:`~mpwds.errors.EvenEpochError`: a rank has no batch, is gone or failed (``even``).
@@ -175,7 +174,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         received: Output = "numpy" if self.output == "jax" else self.output
         pinning = None if self._delivery is None else self._delivery.pinning
         self._epoch = 0
-        self._position = Position()
+        self._position = LoaderPosition()
         self._iterations: WeakSet[Iteration] = WeakSet()
         self._group = WorkerGroup(
             functools.partial(_make_setup, self.dataset, self._options),

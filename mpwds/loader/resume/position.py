@@ -34,7 +34,7 @@ class Resumable:
     _epoch: int
 
 
-class Position:
+class LoaderPosition:
     """The last epoch of a loader or of stages behind it, and a loaded state whose epoch has not begun yet.
 
     Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
@@ -46,7 +46,7 @@ class Position:
         self._loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:
-        return Position, ()  # a copy of a pipeline begins anew
+        return LoaderPosition, ()  # a copy of a pipeline begins anew
 
     def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
         """Begins an epoch of a loader at a progress: by default where a state was loaded, or at its start."""

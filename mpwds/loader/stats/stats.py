@@ -117,8 +117,11 @@ class LoaderStats:
 
     Example:
         >>> from mpwds import MultiLoader
-        >>> print(MultiLoader([1, 2], workers=0).stats())
+        >>> stats = MultiLoader([1, 2], workers=0).stats()
+        >>> print(stats)
         epoch 0 has not begun
+        >>> stats.as_dict()["samples"]
+        0
     """
 
     epoch: int
@@ -196,13 +199,7 @@ class LoaderStats:
         return f"{self.samples_per_s:,.1f} samples/s; {self.verdict}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, numbers and strings, for logging.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> MultiLoader([1, 2], workers=0).stats().as_dict()["samples"]
-            0
-        """
+        """The same as dicts, lists, numbers and strings, for logging."""
         own = ("seconds", "waiting_share", "workers_waiting_share", "skipped", "restarts", "verdict")
         return {
             **dataclasses.asdict(self),
