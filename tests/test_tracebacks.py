@@ -156,6 +156,7 @@ def test_what_an_error_held_is_gone_with_it():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_prints_no_more_than_its_own_frames_and_one_of_ours(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(

@@ -106,6 +106,7 @@ def test_in_the_workers_of_multiloader(source, folder):
     check(source, folder, load)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_in_the_workers_of_dataloader(source, folder):
     check(

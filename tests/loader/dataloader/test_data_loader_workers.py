@@ -560,6 +560,7 @@ def test_tensors_of_dtypes_that_numpy_does_not_have_arrive(num_workers):
     assert (sample.dtype, sample.tolist()) == (torch.float8_e4m3fn, [1, 1])
 
 
+@pytest.mark.slow
 def test_a_multi_loader_delivers_them_too():
     with mpwds.MultiLoader([float8([1, 2])], workers=1) as loader:
         (batch,) = loader

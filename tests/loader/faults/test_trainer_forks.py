@@ -50,7 +50,10 @@ CHILDREN = {
 @pytest.mark.parametrize(
     ("start_method", "child"),
     [
-        *(("fork", child) for child in CHILDREN),
+        ("fork", "iterates"),
+        ("fork", "drops everything"),
+        ("fork", "has a loader of its own"),
+        *(pytest.param("fork", child, marks=pytest.mark.slow) for child in CHILDREN),
         pytest.param("spawn", "exits", marks=pytest.mark.slow),
         pytest.param("spawn", "has a loader of its own", marks=pytest.mark.slow),
     ],

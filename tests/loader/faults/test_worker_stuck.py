@@ -95,6 +95,7 @@ def test_a_fork_server_that_is_stopped_for_a_while_is_waited_for():
     continuing.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
 def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
     monkeypatch.setattr(forkserver, "STATUS_WAIT_S", 0.5)

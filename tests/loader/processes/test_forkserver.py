@@ -50,6 +50,7 @@ def test_it_starts_with_the_first_loader_and_serves_all_of_them():
         assert server_of(map(int, multi_loader)) == server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,6 +66,7 @@ def test_a_loader_that_will_not_need_it_starts_none(options):
     assert len(list(loader)) == len(Numbers())
 
 
+@pytest.mark.slow
 def test_what_keeps_it_from_starting_is_told_when_an_epoch_begins(monkeypatch):
     def fail(*ignored):
         raise OSError(errno.EMFILE, "no descriptors")
@@ -124,6 +126,7 @@ def test_a_worker_that_died_is_started_again_although_the_server_has_ended_since
     assert got == list(range(100_000))
 
 
+@pytest.mark.slow
 def test_when_it_is_let_go_it_ends_with_its_last_worker():
     iterator = iter(DataLoader(Parent(10), None, num_workers=1))
     forkserver.let_go()

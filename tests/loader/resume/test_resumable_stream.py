@@ -92,6 +92,7 @@ def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
             assert behind == following
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages", ["shuffled and batched", "unbatched, shuffled and batched", "rebatched", "batched twice"]
 )

@@ -23,6 +23,7 @@ def epoch_within(seconds, loader):
     return received
 
 
+@pytest.mark.slow
 def test_the_last_message_of_a_worker_is_not_lost_at_its_exit():
     for _ in range(10):
         loader = mpwds.MultiLoader(["x" * 10_000] * 4, workers=4, persistent=False, start_method="fork")

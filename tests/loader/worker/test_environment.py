@@ -114,6 +114,7 @@ def test_descriptors_of_other_workers_and_the_trainer_are_not_there(start_method
         assert sockets <= {1, 2}
 
 
+@pytest.mark.slow
 def test_seeds_differ_between_workers_and_epochs():
     def generate():
         yield torch.utils.data.get_worker_info().seed
