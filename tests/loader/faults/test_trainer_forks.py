@@ -47,13 +47,16 @@ CHILDREN = {
 }
 
 
+QUICK = ("iterates", "drops everything", "has a loader of its own")
+
+
 @pytest.mark.parametrize(
     ("start_method", "child"),
     [
-        ("fork", "iterates"),
-        ("fork", "drops everything"),
-        ("fork", "has a loader of its own"),
-        *(pytest.param("fork", child, marks=pytest.mark.slow) for child in CHILDREN),
+        *(
+            pytest.param("fork", child, marks=() if child in QUICK else pytest.mark.slow)
+            for child in CHILDREN
+        ),
         pytest.param("spawn", "exits", marks=pytest.mark.slow),
         pytest.param("spawn", "has a loader of its own", marks=pytest.mark.slow),
     ],
