@@ -21,6 +21,7 @@ import signal
 import socket
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -34,16 +35,17 @@ from mpwds.sharedmem import segment
 IDLE_S = 60
 """Starting a server takes up to 0.7 s, with torch: this much idle time makes that 1.2 % at the most."""
 
-STATUS_WAIT_S = 5.0
-"""How long an exit status is waited for: a stopped server (SIGSTOP) would never send it."""
+STOPPED_S = 5.0
+"""How long a server may be stopped (SIGSTOP) while it is waited for, before it is killed."""
 
+_LOOK_EVERY_S = 0.25
 _END_GRACE_S = 0.2
 _REPLY_NBYTES = 8 << 10
 _GONE = "the process that forks the workers is gone: see its message above"
 
 
 class ServerGone(MpwdsError):
-    """The fork server has ended."""
+    """The fork server has ended, or was killed because it was stopped."""
 
 
 class ForkServer:
@@ -107,6 +109,26 @@ class ForkServer:
             os.close(its_status)
         return _ForkedWorker(pid, self, status)
 
+    def wait_for(self, descriptor: int) -> None:
+        """Waits until there is something to read from a descriptor whose other end the server has.
+
+        A busy server is waited for, because imports may take long; a stopped one would never answer. When a
+        job is stopped and continued, its processes wake one by one, so what counts is how often the server
+        was found stopped, not how much time has passed. One that stays stopped for ``STOPPED_S`` is killed.
+        """
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        patience_s = STOPPED_S
+        while not poller.poll(_LOOK_EVERY_S * 1000):
+            patience_s = patience_s - _LOOK_EVERY_S if _is_stopped(self.pid) else STOPPED_S
+            if patience_s <= 0:
+                self._process.kill()
+                raise ServerGone(
+                    f"the process that forks the workers (pid {self.pid}) was stopped (by SIGSTOP or the "
+                    f"like), and gave no answer for {STOPPED_S:g} s: it was killed, which ends its workers "
+                    "too. The next epoch starts a new one"
+                )
+
     def _ask(self, request: list[Any], descriptors: list[int]) -> int:
         answered = -1
         with self._lock:
@@ -136,6 +158,7 @@ class ForkServer:
         return number
 
     def _receive(self) -> tuple[int, int, int, str]:
+        self.wait_for(self._socket.fileno())
         try:
             reply = self._socket.recv(_REPLY_NBYTES)
         except ConnectionError:
@@ -156,20 +179,18 @@ class _ForkedWorker(WorkerProcess):
         if self._ended:  # the server had reaped it before it could be watched
             self.exitcode = self._reap()
 
-    def _reap(self) -> int | None:
-        poller = select.poll()
-        poller.register(self._status, select.POLLIN)
+    def _reap(self) -> int:
         try:
-            if not poller.poll(STATUS_WAIT_S * 1000):
-                self.hint = f"the process that forks the workers (pid {self._server.pid}) is stopped or busy"
-                return None
+            self._server.wait_for(self._status)
             if text := os.read(self._status, 16):
                 return int(text)
-            self.hint = "the process that forks the workers is gone, and they end with it"
-            return -signal.SIGKILL
+            self.hint = self.hint or "the process that forks the workers is gone, and they end with it"
+        except ServerGone as error:
+            self.hint = str(error)
         finally:
             os.close(self._status)
             del self._server  # it may end now, even if an exception's traceback keeps this worker
+        return -signal.SIGKILL
 
 
 def start(modules: list[str]) -> None:
@@ -232,3 +253,9 @@ def _end(owner: int, ends: contextlib.ExitStack, process: WorkerProcess) -> None
     ends.close()
     if os.getpid() == owner:
         processes.end_all([process], _END_GRACE_S)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False

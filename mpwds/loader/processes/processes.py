@@ -51,7 +51,7 @@ class WorkerProcess:
     Attributes:
         exitcode: Its exit status, or ``-n`` if signal ``n`` ended it. ``None`` while it runs, and when other
             code in this process has reaped it.
-        hint: Why it ended, or why its exit status is unknown, if this process knows.
+        hint: Why it was killed, if this process knows.
     """
 
     def __init__(self, pid: int) -> None:

@@ -5,10 +5,12 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
-from mpwds.errors import WorkerTimeout
+from mpwds.errors import WorkerDied, WorkerTimeout
 from mpwds.loader.processes import forkserver
+from mpwds.loader.processes.forkserver import ServerGone
 from tests.loader.faults.misfortunes import (
     CHEAP,
     LARGE,
@@ -19,7 +21,7 @@ from tests.loader.faults.misfortunes import (
     numbers_in,
     pids_of,
 )
-from tests.loader.faults.processes import runs, state, wait_until
+from tests.loader.faults.processes import runs, state, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -95,17 +97,49 @@ def test_a_fork_server_that_is_stopped_for_a_while_is_waited_for():
     continuing.join()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
-def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
-    monkeypatch.setattr(forkserver, "STATUS_WAIT_S", 0.5)
+def run_and_stop_parent(kind):
+    """A loader, its running iterator, its workers, and their parent, which is stopped."""
     loader = loader_of(kind, Numbers(LARGE))
     iterator = iter(loader)
     next(iterator)
     pids = list(pids_of(loader, iterator))
-    parent = forkserver.ready([]).pid
+    parent = psutil.Process(pids[0]).ppid()
     stop(parent)
+    return loader, iterator, [*pids, parent]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
+def test_a_parent_of_workers_that_is_stopped_for_ever_does_not_hold_up_the_end(monkeypatch, kind):
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
+    loader, iterator, pids = run_and_stop_parent(kind)
     del iterator
     loader.close()
-    assert not any(map(runs, pids))
-    os.kill(parent, signal.SIGCONT)
+    wait_until_gone(pids)
+    assert list(numbers_in(loader)) == list(range(LENGTH))
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "forkserver"])
+def test_a_parent_of_workers_that_is_stopped_does_not_hold_up_the_report_of_a_death(monkeypatch, kind):
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
+    loader, iterator, pids = run_and_stop_parent(kind)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises((WorkerDied, RuntimeError), match="forks the workers .* was stopped"):
+        for _ in range(LENGTH):
+            next(iterator)
+    wait_until_gone(pids)
+    assert list(numbers_in(loader)) == list(range(LENGTH))
+    loader.close()
+
+
+def test_a_fork_server_that_is_stopped_is_killed_when_workers_start_and_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "STOPPED_S", 0.5)
+    server = forkserver.ready([])
+    stop(server.pid)
+    with pytest.raises(ServerGone, match=rf"\(pid {server.pid}\) was stopped .* gave no answer for 0.5 s"):
+        server.prepare([])
+    wait_until(lambda: server.is_gone, "the server to end")
+    other = forkserver.ready([])
+    stop(other.pid)
+    assert forkserver.ready([]).pid not in (server.pid, other.pid)
