@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
 from mpwds.loader.resume.progress import warn_of_empty_epoch
-from mpwds.loader.resume.state import VERSION, field, wrong
+from mpwds.loader.resume.state import VERSION, check, field, wrong
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
 
@@ -125,20 +125,7 @@ class EpochRecord:
     @classmethod
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
         """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
-        if not isinstance(state, Mapping):
-            raise ValueError(f"a loader's state is the dict that state_dict() returned, got {state!r}")
-        if (state.get("kind"), state.get("version")) != ("DataLoader", VERSION):
-            raise ValueError(
-                f"the state of a {state.get('kind')}, version {state.get('version')}, was loaded into a "
-                f"DataLoader of a mpwds that reads version {VERSION}"
-            )
-        before = field(state, "facts", dict)
-        for name, value in _facts(loader).items():
-            if before.get(name) != value:
-                raise ValueError(
-                    f"the state was saved by a DataLoader with {name}={before.get(name)!r}, here it is "
-                    f"{value!r}: load it into a loader with the same arguments, or begin the epoch anew"
-                )
+        check(state, "DataLoader", _facts(loader))
         encoded = field(state, "generator", str)
         try:
             generator = bytearray(base64.b64decode(encoded, validate=True))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.rebatch.regrouped import regrouped
-from mpwds.loader.resume.state import VERSION, described_stages, field
+from mpwds.loader.resume.state import VERSION, check, described_stages, field
 from mpwds.loader.stats.collector import Since
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -99,17 +99,20 @@ class WebLoader(Rebatching, DataPipeline):
             >>> state["delivered"], len(state["loader"]["generator"])
             (1, 6744)
         """
-        run, stages = self._run, described_stages(self.stages, self._epochs)
+        run, facts = self._run, self._facts()
         if run is None or run.finished:
             run = _Run(self._epoch, self._start_of_next())
         return {
             "version": VERSION,
             "kind": "WebLoader",
-            "stages": stages,
+            "facts": facts,
             "epoch": run.epoch,
-            "delivered": run.delivered if stages else 0,
-            "loader": run.begun if stages else self.loader.state_dict(),
+            "delivered": run.delivered if facts["stages"] else 0,
+            "loader": run.begun if facts["stages"] else self.loader.state_dict(),
         }
+
+    def _facts(self) -> dict[str, Any]:
+        return {"stages": described_stages(self.stages, self._epochs)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, as ``DataLoader`` does.
@@ -124,17 +127,7 @@ class WebLoader(Rebatching, DataPipeline):
         Raises:
             ValueError: It is the state of another loader; the message says what differs.
         """
-        if not isinstance(state_dict, Mapping) or state_dict.get("kind") != "WebLoader":
-            raise ValueError(
-                f"a WebLoader's state is the dict that state_dict() returned, got {state_dict!r}"
-            )
-        version, stages = state_dict.get("version"), state_dict.get("stages")
-        described = described_stages(self.stages, self._epochs)
-        if version != VERSION or stages != described:
-            raise ValueError(
-                f"the state is of version {version!r} and stages {stages}; this loader is of version "
-                f"{VERSION} and has {described}"
-            )
+        check(state_dict, "WebLoader", self._facts())
         epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
         if delivered and not self.loader.in_order:
             raise ValueError(

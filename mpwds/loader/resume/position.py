@@ -102,7 +102,9 @@ class LoaderPosition:
     def load(self, loader: Resumable, state: Any, stages: list[str] | None = None) -> int:
         """Loads a state, and returns the number of the epoch that it continues."""
         facts = facts_of(loader, stages)
-        check(state, "MultiLoader" if stages is None else "LoaderPipeline", facts)
+        # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
+        lasting = {name: fact for name, fact in facts.items() if name != "rank"}
+        check(state, "MultiLoader" if stages is None else "LoaderPipeline", lasting)
         epoch: int = field(state, "epoch", int)
         delivered, repeated = field(state, "delivered", int), field(state, "repeated", int)
         workers = [] if stages is not None else progress_from_state(state).workers

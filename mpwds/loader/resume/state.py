@@ -46,8 +46,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
     saved = field(state, "facts", dict)
     for name, now in facts.items():
         before = saved.get(name)
-        # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
-        if name != "rank" and before != now:
+        if before != now:
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
                 "it into a loader with the same arguments, or begin the epoch anew"
@@ -145,9 +144,8 @@ def _lasting(text: str) -> str:
 
 
 def _difference(before: Any, now: Any) -> str:
-    if not isinstance(before, list) or not isinstance(now, list):
-        return f"it was {before!r}, is {now!r}"
-    for number, (old, new) in enumerate(zip(before, now, strict=False), 1):
-        if old != new:
-            return f"part {number} was {old}, is {new}"
-    return f"it had {len(before)} parts, has {len(now)}"
+    if isinstance(before, list) and isinstance(now, list):
+        for number, (old, new) in enumerate(zip(before, now, strict=False), 1):
+            if old != new:
+                return f"part {number} was {old}, is {new}"
+    return f"it was {before!r}, is {now!r}"

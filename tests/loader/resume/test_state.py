@@ -291,7 +291,7 @@ def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
         ({"seed": 4}, "seed of the loader changed .*it was None, is 4"),
         ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
         ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),
-        ({"dataset": DataPipeline(range(20))}, "it had 2 parts, has 1"),
+        ({"dataset": DataPipeline(range(20))}, r"it was \['.*', '.*'\], is \['[^,]*'\]"),
     ],
 )
 def test_the_state_of_another_loader_is_refused(other, message):
