@@ -151,18 +151,7 @@ class TaskWorker(Worker):
     def _make_fetch(self, epoch: int) -> Callable[[Any], Any]:
         if self._failure is not None:
             raise self._failure
-        setup = self.setup
-        context = Context(
-            epoch=epoch,
-            rank=setup.rank,
-            world_size=setup.world_size,
-            worker=self.index,
-            workers=setup.workers,
-            owns_process=True,
-            on_shard=self.status.write_shard,
-            watch=self.meter.watch,
-        )
-        return setup.fetcher(context)
+        return self.setup.fetcher(self._context(epoch))
 
 
 def _not_an_end(error: Exception) -> Exception:

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -105,18 +105,7 @@ class Worker:
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
         epoch, generation = start["epoch"], start["generation"]
-        context = Context(
-            epoch=epoch,
-            seed=self.setup.seed,
-            rank=self.setup.rank,
-            world_size=self.setup.world_size,
-            worker=self.index,
-            workers=self.setup.workers,
-            owns_process=True,
-            deferred=True,
-            on_shard=self.status.write_shard,
-            watch=self.meter.watch,
-        )
+        context = replace(self._context(epoch), deferred=True)
         seed = process_seed(context)
         announce_to_torch(self.index, self.setup.workers, seed, self.setup.dataset)
         seed_late_imports()
@@ -131,6 +120,19 @@ class Worker:
         except BaseException as error:
             end.update(kind=protocol.ERROR, **failures.describe(error))
         self.channel.send(end)
+
+    def _context(self, epoch: int) -> Context:
+        return Context(
+            epoch=epoch,
+            seed=self.setup.seed,
+            rank=self.setup.rank,
+            world_size=self.setup.world_size,
+            worker=self.index,
+            workers=self.setup.workers,
+            owns_process=True,
+            on_shard=self.status.write_shard,
+            watch=self.meter.watch,
+        )
 
     def _send_elements(self, context: Context, generation: int, position: Position) -> int:
         """Sends the elements from a position on; returns how many there are up to the end, or to ``stop``."""
