@@ -32,7 +32,7 @@ class ServerProcess:
     def __init__(self, dataset, url=None, **options):
         self.url = url or f"tcp://127.0.0.1:{free_port()}"
         self._arguments = dataset, self.url, options
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
         self.process = None
         self.start()
 
