@@ -22,7 +22,8 @@ class TensorcomDataset(DataPipeline):
     """The batches that arrive over tensorcom URLs: the source of a pipeline, or a dataset for a loader.
 
     An epoch is ``length`` batches: tensorcom has no end of data. The sockets are opened when the first epoch
-    starts, in the process that iterates, and stay open between epochs until ``close()``.
+    starts, in the process that iterates, and stay open between epochs until ``close()``. A worker that binds
+    ``+ipc`` leaves the socket's file, which the next one to bind replaces.
 
     Workers of a loader share an epoch's batches. ``zpull``, ``zsub`` and others that bind or receive
     everything are divided among workers, by URL; workers without one get no batches. All of them connect to
@@ -32,7 +33,7 @@ class TensorcomDataset(DataPipeline):
 
     Args:
         urls: As for :class:`~mpwds.compat.tensorcom.zcom.Connection`.
-        length: Batches in an epoch of this process, over all workers; also the result of ``len()``.
+        length: Batches in an epoch of this process, over all workers; the result of ``len()``.
         timeout: Seconds without a batch after which an epoch ends, with a warning; by default it waits.
         options: Further arguments of ``Connection``, such as ``converters`` and ``max_message_bytes``.
 
@@ -65,7 +66,13 @@ class TensorcomDataset(DataPipeline):
         source = _Received(urls, length, timeout, options)
         super().__init__(source)
         self._call = str(source)
-        self._length = length
+
+    def __len__(self) -> int:
+        """Batches in an epoch; behind stages, what ``with_length`` set."""
+        if self._length is None and not self.stages:
+            length: int = self.pipeline[0].length
+            return length
+        return super().__len__()
 
 
 class _Received:
@@ -77,14 +84,14 @@ class _Received:
         given = [urls] if isinstance(urls, str) else list(urls)
         self._given = urls
         self._urls = given if options.get("noexpand") else expand_braces(*given)
-        self._length = length
+        self.length = length
         self._timeout = timeout
         self._options = options
         self._connection: Connection | None = None
         self._pid = 0
 
     def __str__(self) -> str:
-        return f"TensorcomDataset({self._given!r}, length={self._length})"
+        return f"TensorcomDataset({self._given!r}, length={self.length})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connection": None}
@@ -106,7 +113,7 @@ class _Received:
         if any(_is_for_one(url) for url in urls):
             places = min(places, len(urls))
             urls = urls[place::places] if place < places else []
-        batches = len(range(place, self._length, places)) if urls else 0
+        batches = len(range(place, self.length, places)) if urls else 0
         return urls, batches
 
     def _batches(self, context: Context) -> Iterator[Any]:

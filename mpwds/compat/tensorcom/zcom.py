@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -175,7 +176,11 @@ class Connection:
         self._is_my_turn = False
         if url is not None:
             urls = [url] if isinstance(url, str) else list(url)
-            self.connect(urls if noexpand else expand_braces(*urls))
+            try:
+                self.connect(urls if noexpand else expand_braces(*urls))
+            except BaseException:
+                self.close(0)
+                raise
 
     def connect(self, url: str | Iterable[str], topic: str = "") -> None:
         """Binds or connects to one more URL, or several, of the same kind. Braces are not expanded.
@@ -196,8 +201,9 @@ class Connection:
             raise ValueError(f"{url} is of another kind than {self.urls[0]}: make a Connection for each kind")
         try:
             if binds:
-                _check_free(location)
-            (self.socket.bind if binds else self.socket.connect)(location)
+                self._bind(location)
+            else:
+                self.socket.connect(location)
         except (zmq.ZMQError, OSError) as error:
             advice = ": another program, or worker, has it" if error.errno == errno.EADDRINUSE else ""
             what = f"cannot {'bind' if binds else 'connect'} {url}: {error}{advice}"
@@ -220,7 +226,17 @@ class Connection:
             self.socket.setsockopt(zmq.REQ_RELAXED, 1)
         self._is_my_turn = kind == zmq.REQ
         # Also runs when the program ends without close().
-        self._finalizer = weakref.finalize(self, _close, self.socket, context, os.getpid())
+        self._files: dict[str, int] = {}  # sockets in the file system, and their inodes
+        self._finalizer = weakref.finalize(self, _close, self.socket, context, self._files, os.getpid())
+
+    def _bind(self, location: str) -> None:
+        is_file = location.startswith("ipc://") and not location.startswith("ipc://@")  # @: abstract
+        path = os.path.abspath(location.removeprefix("ipc://")) if is_file else None
+        if path is not None and _is_listened_to(path):  # ZeroMQ would take it over
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self.socket.bind(location)
+        if path is not None:
+            self._files[path] = os.stat(path).st_ino
 
     def close(self, linger: float | None = 5.0) -> None:
         """Closes the sockets, and removes their files (``+ipc``). The connection can be opened again.
@@ -370,7 +386,7 @@ class Connection:
             self._warned_at = now
             try:
                 sender = f" from {frames[0].get('Peer-Address')}"
-            except zmq.ZMQError:  # there is none, as for ipc
+            except zmq.ZMQError:  # unknown to ZeroMQ
                 sender = ""
             messages = "a message" if self.dropped == 1 else f"message number {self.dropped}"
             warn(f"{', '.join(self.urls)}: dropped {messages}{sender} that is not a valid batch: {error}")
@@ -457,19 +473,21 @@ def _parse(url: str) -> _Address:
     return _Address(*schemes[scheme], f"{transport or 'tcp'}://{location}", address.fragment)
 
 
-def _check_free(location: str) -> None:
-    """Raises ``OSError`` if a running program has bound an ``ipc`` location: ZeroMQ would take it over."""
-    if not location.startswith("ipc://"):
-        return
+def _is_listened_to(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(location.removeprefix("ipc://"))
+            probe.connect(path)
         except OSError:
-            return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            return False
+    return True
 
 
-def _close(zmq_socket: Any, context: Any, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has no part in its parent's sockets
-        zmq_socket.close()
-        context.term()
+def _close(zmq_socket: Any, context: Any, files: dict[str, int], pid: int) -> None:
+    if os.getpid() != pid:  # a fork has no part in its parent's sockets
+        return
+    for path, inode in files.items():
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == inode:
+                os.unlink(path)
+    zmq_socket.close()
+    context.term()
