@@ -1,14 +1,17 @@
-"""Converters between arrays and tensors, and statistics of a connection."""
+"""What happens to batches at the ends of a connection: checks, conversion, statistics."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from mpwds.errors import TenbinError
+from mpwds.tenbin.kinds import describe
 
 
 def tonumpy(dtype: Any = None, transpose: bool = True) -> Callable[[Any], Any]:
@@ -99,6 +102,34 @@ def transform_with(sample: Sequence[Any], transformers: Sequence[Any] | None) ->
 def listify(x: Any) -> Sequence[Any] | None:
     """``None`` and lists as they are, anything else in a list."""
     return x if x is None or isinstance(x, (list, tuple)) else [x]
+
+
+def arrays_of(batch: Any) -> list[Any]:
+    """The arrays of a batch: of a list, a tuple, or the values of a dict.
+
+    Raises:
+        TenbinError: The batch, or one of its elements, is something else; the message names it and its type.
+
+    Example:
+        >>> arrays_of({"label": "cat"})
+        Traceback (most recent call last):
+        mpwds.errors.TenbinError: element 'label' of a batch: expected an array or a tensor, got str. ...
+    """
+    if isinstance(batch, Mapping):
+        places = list(batch.items())
+    elif isinstance(batch, (list, tuple)):
+        places = list(enumerate(batch))
+    else:
+        kind = type(batch).__qualname__
+        raise TenbinError(f"a batch must be a list, a tuple or a dict of arrays, got {kind}")
+    for place, array in places:
+        try:
+            describe(array)
+        except TenbinError as error:
+            raise TenbinError(
+                f"element {place!r} of a batch: {error}. tensorcom carries flat batches of arrays only"
+            ) from None
+    return [array for _, array in places]
 
 
 class Statistics:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from mpwds.compat.tensorcom.zcom import Connection, arrays_of, schemes
+from mpwds.compat.tensorcom.conversion import arrays_of
+from mpwds.compat.tensorcom.zcom import Connection, schemes
 from mpwds.errors import TenbinError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline

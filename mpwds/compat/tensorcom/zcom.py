@@ -18,6 +18,7 @@ from mpwds import tenbin
 from mpwds.compat.tensorcom.conversion import (
     Reports,
     Statistics,
+    arrays_of,
     converter_table,
     listify,
     tensor_of,
@@ -28,7 +29,6 @@ from mpwds.compat.tensorcom.conversion import (
 from mpwds.errors import StreamError, TenbinError
 from mpwds.mistakes import did_you_mean
 from mpwds.storage.streams.patterns import expand_braces
-from mpwds.tenbin.kinds import describe
 from mpwds.warn import warn
 
 __all__ = [
@@ -316,15 +316,15 @@ class Connection:
         nbytes = sum(buffer.nbytes for buffer in buffers)
         if nbytes > self._max_message_bytes:
             raise TenbinError(f"a message has {nbytes} bytes, max_message_bytes is {self._max_message_bytes}")
+        decoded: Any = buffers
+        if not self.raw:
+            if not nbytes and self.socket.type != zmq.REP:
+                raise TenbinError("a message is empty")
+            if len(buffers) == 1:
+                decoded = tenbin.decode_buffer(buffers[0], self.infos)
+            else:
+                decoded = tenbin.decode_list(buffers, self.infos)
         self.stats.add(nbytes)
-        if self.raw:
-            return buffers
-        if len(buffers) == 1:
-            decoded = tenbin.decode_buffer(buffers[0], self.infos)
-        else:
-            decoded = tenbin.decode_list(buffers, self.infos)
-        if not nbytes and self.socket.type != zmq.REP:
-            raise TenbinError("a message is empty")
         return decoded
 
     def _converted(self, decoded: Any) -> Any:
@@ -422,34 +422,6 @@ class Connection:
             self._wait(zmq.POLLOUT, "nobody took a request")
             self.socket.send(b"")
         self._is_my_turn = sending
-
-
-def arrays_of(batch: Any) -> list[Any]:
-    """The arrays of a batch: of a list, a tuple, or the values of a dict.
-
-    Raises:
-        TenbinError: The batch, or one of its elements, is something else; the message names it and its type.
-
-    Example:
-        >>> arrays_of({"label": "cat"})
-        Traceback (most recent call last):
-        mpwds.errors.TenbinError: element 'label' of a batch: expected an array or a tensor, got str. ...
-    """
-    if isinstance(batch, Mapping):
-        places = list(batch.items())
-    elif isinstance(batch, (list, tuple)):
-        places = list(enumerate(batch))
-    else:
-        kind = type(batch).__qualname__
-        raise TenbinError(f"a batch must be a list, a tuple or a dict of arrays, got {kind}")
-    for place, array in places:
-        try:
-            describe(array)
-        except TenbinError as error:
-            raise TenbinError(
-                f"element {place!r} of a batch: {error}. tensorcom carries flat batches of arrays only"
-            ) from None
-    return [array for _, array in places]
 
 
 class _Address(NamedTuple):
