@@ -109,6 +109,11 @@ def test_a_dataset_that_was_iterated_can_be_sent_to_another_process(folder, send
         assert repr(dataset) == f"TensorcomDataset('zpull+ipc://{folder}/s', length=1)"
 
 
+def test_a_wrong_url_is_an_error_at_once():
+    with pytest.raises(ValueError, match="'zsubb://localhost:1' is not a tensorcom URL"):
+        TensorcomDataset("zsubb://localhost:1")
+
+
 def test_a_negative_length_is_an_error():
     with pytest.raises(ValueError, match="length must not be negative"):
         TensorcomDataset("zsub://localhost:1", length=-1)
