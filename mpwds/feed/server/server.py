@@ -499,7 +499,7 @@ class Server:
         slots, readings = [], {}
         for slot in party.slots.values():
             member = slot.members.get(identity)
-            if member is not None:
+            if member is not None and number:  # otherwise the last data message is yet to be sent
                 slots.append([slot.number, member.attempt, member.number])
             pid = 0 if slot.worker is None else slot.worker.pid
             readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
