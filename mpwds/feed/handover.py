@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 from collections import defaultdict, deque
+from collections.abc import Container
 
 from mpwds.errors import MpwdsError
 
@@ -37,8 +38,8 @@ class Giver:
         self._strangers: list[socket.socket] = []
         self._trainers: dict[bytes, socket.socket] = {}
 
-    def connected(self, identity: bytes) -> bool:
-        """Whether the trainer of this identity has connected."""
+    def connected(self, identity: bytes, known: Container[bytes]) -> bool:
+        """Whether the trainer of this identity has connected; those that are not ``known`` are sent away."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -54,7 +55,7 @@ class Giver:
             except OSError:
                 said = b""
             self._strangers.remove(connection)
-            if len(said) == _IDENTITY_NBYTES:
+            if said in known:
                 self.forget(said)
                 self._trainers[said] = connection
             else:
@@ -94,13 +95,13 @@ class Taker:
 
     def __init__(self, name: str, identity: bytes) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)  # a queue that strangers have filled is an error, not a wait
         try:
             self._socket.connect(_address(name))
             self._socket.send(identity)
         except OSError:
             self._socket.close()
             raise
-        self._socket.setblocking(False)
         self._arrived: dict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
 
     def take(self, slot: int, launch: int) -> tuple[int, int]:

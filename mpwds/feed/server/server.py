@@ -38,6 +38,8 @@ logger = logging.getLogger("mpwds.feed")
 
 _POLL_S = 0.25
 _COMMANDS_AT_ONCE = 256
+_MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
+_MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LOG_EVERY_S = 5.0
 _DRAIN_S = 2.0
 
@@ -140,7 +142,7 @@ class Server:
         self._sessions: dict[bytes, _Session] = {}
         self._ending: list[tuple[float, Any]] = []
         self._peekers: deque[tuple[bytes, int]] = deque()
-        self._waiting: dict[bytes, float] = {}
+        self._peeks: list[zmq.MessageTracker] = []
         self.dropped: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
         self._stopping = Bell()
@@ -175,9 +177,11 @@ class Server:
         router.router_mandatory = True
         router.router_handover = True
         router.maxmsgsize = wire.COMMAND_NBYTES
-        router.sndhwm = 0  # windows of bytes bound what is sent
+        router.sndhwm = _MOST_UNSENT
         router.ipv6 = "[" in bind
         ends.enter_context(keys.secured_server(context, router, folder))
+        self._handshakes = keys.Handshakes(router)
+        ends.callback(self._handshakes.close)
         _refuse_second(bind)
         try:
             router.bind(bind)
@@ -245,6 +249,7 @@ class Server:
         router: Any = self._router
         poller.register(router.fd, select.POLLIN)
         poller.register(self._stopping, select.POLLIN)
+        poller.register(self._handshakes, select.POLLIN)
         slots = [slot for party in self._parties for slot in party.slots.values()]
         for slot in slots:
             if slot.listens and slot.worker is not None:
@@ -259,6 +264,8 @@ class Server:
         for party in tuple(self._parties):
             for slot in tuple(party.slots.values()):
                 self._relay(slot, party)
+        for failure in self._handshakes.failures():
+            self._drop("handshake", failure)
         self._keep_house(time.monotonic())
 
     def _relay(self, slot: Slot, party: _Party) -> None:
@@ -284,33 +291,41 @@ class Server:
 
     def _read_command(self) -> bool:
         try:
-            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            identity = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        identity = frames[0].bytes
+        frame = self._router.recv(copy=False)
+        frames = 1
+        while self._router.rcvmore:
+            self._router.recv_into(bytearray(1))
+            frames += 1
+        address = _address(frame)
         try:
-            if len(frames) != 2:
-                raise Malformed(f"a command of {len(frames) - 1} frames: it must be one")
+            if frames > 1:
+                raise Malformed(f"a command of {frames} frames: it must be one")
             if len(identity) != wire.IDENTITY_NBYTES:
                 raise Malformed(f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}")
-            fields = wire.unpack_command(frames[1].buffer)
+            fields = wire.unpack_command(frame.buffer)
             session = self._sessions.get(identity)
             if session is not None:
                 session.heard = time.monotonic()
-            self._handle(identity, fields, _address(frames[1]))
+            self._handle(identity, fields, address)
         except Malformed as error:
-            self._drop("malformed", f"{error} (from {_address(frames[-1])})")
+            self._drop("malformed", f"{error} (from {address})")
+        except Exception as error:  # no client may stop the server
+            self._drop("failed", f"{type(error).__name__}: {error} (from {address})")
         return True
 
     def _handle(self, identity: bytes, fields: dict[str, Any], address: str) -> None:
         kind = fields["kind"]
         if kind == wire.HELLO:
             self._welcome(identity, fields, address)
-        elif kind == wire.COUNT:
-            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
         elif kind == wire.STATUS:
             self._reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
         elif kind == wire.PEEK:
+            self._peeks = [peek for peek in self._peeks if not peek.done]
+            if len(self._peeks) + len(self._peekers) >= _MOST_PEEKS:
+                raise Malformed("peek: earlier ones are not answered, or not received, yet")
             self._peekers.append((identity, fields["request"]))
         elif (session := self._sessions.get(identity)) is None:
             if kind == wire.PING:
@@ -320,6 +335,8 @@ class Server:
                 self._drop("unknown client", f"{kind} of a client that is not welcomed (from {address})")
         elif kind == wire.BYE:
             self._forget(identity)
+        elif kind == wire.COUNT:
+            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
         elif kind == wire.PING:
             self._answer_ping(identity, session.party, fields)
         elif kind == wire.START:
@@ -354,7 +371,6 @@ class Server:
         if party is None:
             return None
         now = time.monotonic()
-        self._waiting.pop(identity, None)
         near = self._shares_memory and hello["host"] == wire.machine() and not party.group
         session = _Session(
             hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
@@ -393,12 +409,14 @@ class Server:
             )
             return None
         full = len(self._sessions) >= self._max_clients
-        if self._draining or full or wanted > free:
+        # Or a client that comes and goes would start processes faster than they end.
+        busy = len(self._ending) >= 2 * self.workers
+        if self._draining or full or busy or wanted > free:
             why = (
                 "the server is ending" if self._draining else f"it has {free} of {self.workers} workers free"
             )
+            why = "its workers of earlier clients are still ending" if busy else why
             why = f"it serves {len(self._sessions)} clients, its most" if full else why
-            self._waiting[identity] = time.monotonic()
             self._reply(identity, wire.WAIT, why=why)
             return None
         return _Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
@@ -411,7 +429,7 @@ class Server:
                 raise Malformed(f"start: slot {number} is one too many: {party.workers} were granted")
             hand_over: Callable[[int, int, int], None] | None = None
             if fields["shared_memory"]:
-                if not (session.shares_memory and self._giver.connected(identity)):
+                if not (session.shares_memory and self._giver.connected(identity, self._sessions)):
                     raise Malformed("start: shared_memory without a connection to hand it over")
 
                 def hand_over(launch: int, segment: int, bell: int) -> None:
@@ -522,10 +540,14 @@ class Server:
         fields = bytes(message.frame[: len(message.frame) - len(message.payload)])
         while self._peekers:
             identity, request = self._peekers.popleft()
-            self._reply(identity, wire.PEEKED, request=request, message=fields, arrays=arrays)
+            reply = wire.pack(wire.PEEKED, request=request, message=fields, arrays=arrays)
+            with contextlib.suppress(zmq.ZMQError):
+                router: Any = self._router
+                tracker = router.send_multipart([identity, reply], zmq.NOBLOCK, copy=False, track=True)
+                self._peeks.append(tracker)
 
     def _refuse(self, identity: bytes, why: str) -> None:
-        logger.warning("refused: %s", why)
+        self._warn("refused", "refused: %s", why)
         self._reply(identity, wire.REFUSED, why=why)
 
     def _reply(self, identity: bytes, kind: str, **fields: Any) -> None:
@@ -544,18 +566,21 @@ class Server:
         try:
             self._router.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            return False  # its heartbeats will show whether it comes back
+            return False  # it is gone, or reads nothing: its heartbeats will show whether it comes back
         return True
 
     def _drop(self, reason: str, what: str) -> None:
-        """Counts a bad message, and logs it unless one for the same reason was logged just now."""
         self.dropped[reason] += 1
+        self._warn(reason, "dropped message %d (%s): %s", self.dropped[reason], reason, what)
+
+    def _warn(self, reason: str, message: str, *arguments: object) -> None:
+        """Logs what a peer caused, unless another one for the same reason was logged just now."""
         now = time.monotonic()
         if now - self._logged.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._logged[reason] = now
-            logger.warning("dropped message %d (%s): %s", self.dropped[reason], reason, what)
+            logger.warning(message, *arguments)
 
     def _slot_status(self, slot: Slot, party: _Party) -> dict[str, Any]:
         members = slot.members.values()

@@ -25,6 +25,9 @@ from mpwds.sharedmem.private import PrivateCopies
 _BUNDLE_NBYTES = 64 << 10
 """Small batches that have piled up travel in one message, which costs as much as one of them would."""
 
+_LARGE_WINDOW_NBYTES = 16 << 20
+"""A trainer's window may be larger than this only as far as it holds no more batches than an arena."""
+
 
 class Data(NamedTuple):
     """A data message for one trainer: its head, messages as the worker framed them, and arrays in parts."""
@@ -62,8 +65,8 @@ class Member:
     def runs(self) -> bool:
         return self.begun and not self.done
 
-    def has_room(self, nbytes: int) -> bool:
-        return not self.outstanding or self.outstanding + nbytes <= self.window
+    def has_room(self, nbytes: int, limit: int) -> bool:
+        return not self.outstanding or self.outstanding + nbytes <= min(self.window, limit)
 
 
 class _Relaying(BatchReceiver):
@@ -150,6 +153,7 @@ class Slot:
         self._expected = expected
         self._hand_over = hand_over
         self._launches = 0
+        self._largest = 0  # bytes of a message
         self._generation = 0
         self._run: _Run | None = None
         self._pending: Message | None = None
@@ -291,7 +295,11 @@ class Slot:
                 yield Data(client, head, data, parts, run.ended)
 
     def _have_room(self, nbytes: int) -> bool:
-        full = [member for member in self.members.values() if member.runs and not member.has_room(nbytes)]
+        self._largest = max(self._largest, nbytes)
+        limit = max(_LARGE_WINDOW_NBYTES, self._blocks * self._largest)
+        full = [
+            member for member in self.members.values() if member.runs and not member.has_room(nbytes, limit)
+        ]
         for member in self.members.values():
             member.held_up_since = (member.held_up_since or time.monotonic()) if member in full else None
         return not full
