@@ -10,7 +10,7 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ _MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LOG_EVERY_S = 5.0
 _DRAIN_S = 2.0
+_MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
 
 
 @dataclass
@@ -82,8 +83,8 @@ class Server:
     Args:
         dataset: As for ``MultiLoader``; pickled for the workers.
         bind: ``"tcp://HOST:PORT"`` or ``"ipc://PATH"``. Port 0 or ``*`` takes a free one: see ``url``.
-        workers: Worker processes, shared by all trainers. A trainer that takes over the part of a lost server
-            may start as many again.
+        workers: Worker processes, shared by all trainers. For parts of lost servers that trainers move here,
+            up to four times as many more are started.
         keys: Folder with ``server.key_secret`` and the public keys of clients, made by ``mpwds keygen``.
             Required unless only this machine can reach ``bind``.
         insecure: Serve other machines without keys: everybody who reaches the port can read the data.
@@ -135,7 +136,7 @@ class Server:
         self._client_timeout = client_timeout
         self._shares_memory = shared_memory
         self._id = secrets.token_hex(8)
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self.dataset = as_dataset(dataset)
         self._definition = definition.define(self.dataset)
         self._parties: list[_Party] = []
@@ -178,6 +179,8 @@ class Server:
         router.router_handover = True
         router.maxmsgsize = wire.COMMAND_NBYTES
         router.sndhwm = _MOST_UNSENT
+        router.heartbeat_ivl = 2000  # without heartbeats, memory that is sent to a lost machine stays in use
+        router.heartbeat_timeout = int(self._client_timeout * 1000)
         router.ipv6 = "[" in bind
         ends.enter_context(keys.secured_server(context, router, folder))
         self._handshakes = keys.Handshakes(router)
@@ -274,7 +277,7 @@ class Server:
         try:
             for data in slot.relay():
                 if data.is_last:  # so that the trainer's statistics are whole when its epoch ends
-                    self._tell_counters(data.client, party, 0)
+                    self._tell_counters(data.client, party)
                 self._send_data(data)
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
@@ -376,6 +379,8 @@ class Server:
             hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
         )
         party.sessions[identity] = self._sessions[identity] = session
+        if len(party.sessions) >= party.members:
+            party.members = 1  # all have been here: from now on those that are left make an epoch
         if party not in self._parties:
             self._parties.append(party)
         return self._reply(
@@ -425,11 +430,15 @@ class Server:
         party, number = session.party, fields["slot"]
         slot = party.slots.get(number)
         if slot is None:
-            if number >= party.workers and self._taken_over() >= self.workers:
-                raise Malformed(f"start: slot {number} is one too many: {party.workers} were granted")
+            takes_over = number >= party.workers
+            if takes_over and self._taken_over() >= _MOST_TAKEN_OVER * self.workers:
+                why = f"the server {self.url} has taken over {self._taken_over()} workers of lost servers"
+                self._refuse(identity, f"{why}, its most: start more servers")
+                return self._forget(identity)
             hand_over: Callable[[int, int, int], None] | None = None
             if fields["shared_memory"]:
-                if not (session.shares_memory and self._giver.connected(identity, self._sessions)):
+                self._giver.accept(self._sessions.keys())
+                if not (session.shares_memory and self._giver.connected(identity)):
                     raise Malformed("start: shared_memory without a connection to hand it over")
 
                 def hand_over(launch: int, segment: int, bell: int) -> None:
@@ -439,16 +448,19 @@ class Server:
                 number,
                 lambda: self._launcher,
                 self._blocks,
-                lambda: max(party.members, len(party.sessions)),
+                # Members may see the loss of a server at different times, so none waits for the others there.
+                lambda: 1 if takes_over else max(party.members, len(party.sessions)),
                 hand_over,
             )
         try:
             slot.start(identity, fields)
-        except OSError as error:
-            raise Malformed(f"a worker cannot start: {error}") from error
+        except ValueError as error:
+            self._refuse(identity, str(error))
+            self._forget(identity)
+        return None
 
     def _taken_over(self) -> int:
-        return sum(max(len(party.slots) - party.workers, 0) for party in self._parties)
+        return sum(number >= party.workers for party in self._parties for number in party.slots)
 
     def _forget(self, identity: bytes) -> None:
         session = self._sessions.pop(identity, None)
@@ -467,7 +479,11 @@ class Server:
                     self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
 
     def _keep_house(self, now: float) -> None:
+        stood_still, self._looked = now - self._looked, now
+        self._giver.accept(self._sessions.keys())
         for identity, session in tuple(self._sessions.items()):
+            if stood_still > wire.PING_S:  # what is silent then is this process
+                session.heard += stood_still
             if now - session.heard > self._client_timeout:
                 logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
                 self._forget(identity)
@@ -511,17 +527,19 @@ class Server:
         for number, attempt, nbytes in ping["acknowledged"]:
             if number in party.slots:
                 party.slots[number].acknowledge(identity, attempt, nbytes)
-        self._tell_counters(identity, party, ping["number"])
+        there = [(slot.number, slot.members.get(identity)) for slot in party.slots.values()]
+        sent = [[number, member.attempt, member.number] for number, member in there if member is not None]
+        self._tell_counters(identity, party, ping["number"], sent)
 
-    def _tell_counters(self, identity: bytes, party: _Party, number: int) -> None:
-        slots, readings = [], {}
+    def _tell_counters(
+        self, identity: bytes, party: _Party, number: int = 0, sent: Sequence[list[int]] = ()
+    ) -> None:
+        """Answers a ping, or tells the counters alone: ping 0 was never sent, so it asks for no messages."""
+        readings = {}
         for slot in party.slots.values():
-            member = slot.members.get(identity)
-            if member is not None and number:  # otherwise the last data message is yet to be sent
-                slots.append([slot.number, member.attempt, member.number])
             pid = 0 if slot.worker is None else slot.worker.pid
             readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
-        answer = {"known": True, "slots": slots, "readings": readings}
+        answer = {"known": True, "slots": list(sent), "readings": readings}
         self._reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:
