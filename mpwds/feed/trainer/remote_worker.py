@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading
 from mpwds.nest import unpack
 from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.bell import Bell
 from mpwds.warn import warn
 
@@ -71,7 +73,7 @@ class RemoteWorker:
         self._position = START
         self._frames = memoryview(b"")
         self._arrays: Any = None
-        self._arrival = Arrival(0, 0, b"", None)
+        self._arrival = Arrival(0, 0, b"", None, 0)
         self._batch_nbytes = 0
         self._told = (0, 0)  # bytes used and window, as the server was told last
         self._earlier = Reading()  # of other slots
@@ -127,7 +129,7 @@ class RemoteWorker:
                 if message is not None:
                     return message
             if self._inbox.messages:
-                self._arrival = self._inbox.messages.popleft()
+                self._arrival = self._inbox.take()
                 if not self._is_outdated:
                     self._frames, self._arrays = memoryview(self._arrival.frames), self._arrival.arrays
                 continue
@@ -229,7 +231,10 @@ class RemoteWorker:
 
     @property
     def _window(self) -> int:
-        return max(_LEAST_WINDOW, self._prefetch * self._batch_nbytes)
+        batches = min(self._prefetch, self._link.definition.get("blocks", 1))  # it has no more on the way
+        window: int = max(_LEAST_WINDOW, batches * self._batch_nbytes)
+        self._inbox.window = max(self._inbox.window, window)
+        return window
 
     def _next_message(self) -> Message | None:
         """The next message of those that arrived together; ``None`` if it is not for the epoch."""
@@ -247,7 +252,9 @@ class RemoteWorker:
                 self._map_segment(message)
             elif kind == protocol.BATCH:
                 self._check(message)
-        except (MpwdsError, KeyError, TypeError, ValueError, OSError) as error:
+            else:
+                _check_end(fields)
+        except (MpwdsError, KeyError, TypeError, ValueError, OSError, struct.error) as error:
             if self._is_outdated:  # the server was lost just now, and its descriptors with it
                 self._frames = memoryview(b"")
                 return None
@@ -264,8 +271,6 @@ class RemoteWorker:
         if kind == protocol.BATCH:
             self._next = fields["sequence"] + 1
             if isinstance(fields.get("state"), bytes):
-                if fields["state"][:1] != b"m":
-                    raise MpwdsError(f"{self._named} sent a pickled state, which is not accepted")
                 self._position = Position(self._next, fields["state"], self._next)
             self._batch_nbytes = nbytes
         else:
@@ -286,6 +291,9 @@ class RemoteWorker:
             raise EnvelopeError("a number of a batch is not a whole number")
         if fields.keys() & {"kinds", "apart"}:
             raise EnvelopeError("a batch of a DataLoader")
+        state = fields.get("state")
+        if not (state is None or type(state) is str or (type(state) is bytes and state[:1] == b"m")):
+            raise EnvelopeError("a state that is not msgpack: pickles are not accepted")
         block = fields.get("block")
         if block is not None and self._arrays is None:
             receiver = self._inbox.receiver
@@ -313,6 +321,11 @@ class RemoteWorker:
         inbox, taker, launch = self._inbox, self._link.taker, message.fields["launch"]
         if taker is None:
             raise EnvelopeError("shared memory of another machine")
+        blocks, block_nbytes = message.fields["blocks"], message.fields["block_nbytes"]
+        if not all(type(number) is int for number in (launch, blocks, block_nbytes)) or (
+            not 1 <= blocks <= MOST_BLOCKS or not 0 < block_nbytes < 1 << 48
+        ):
+            raise EnvelopeError(f"a segment of {blocks!r:.20} blocks of {block_nbytes!r:.20} bytes")
         segment, bell = taker.take(inbox.slot, launch)
         process = self._arrival.session, launch
         if inbox.receiver is not None and inbox.mapped == process:
@@ -320,7 +333,7 @@ class RemoteWorker:
         else:
             if inbox.receiver is not None:
                 inbox.receiver.close()
-            inbox.receiver = self._make_receiver(Bell(bell), keep=message.fields["blocks"] - 1)
+            inbox.receiver = self._make_receiver(Bell(bell), keep=blocks - 1)
             inbox.mapped = process
         inbox.receiver.map_segment(message, segment)
 
@@ -376,3 +389,17 @@ class RemoteWorker:
                 f"the server {link.url} is lost ({link.why}), and did not come back within {limit:g} s "
                 "(server_timeout)"
             )
+
+
+def _check_end(fields: dict[str, Any]) -> None:
+    """Checks a message that ends a part."""
+    kind, sent = fields["kind"], fields.get("sent")
+    if kind == protocol.END:
+        if type(sent) is not int or sent < 0:
+            raise EnvelopeError(f"an end behind {sent!r:.50} batches")
+        return
+    texts = [fields[name] for name in ("summary", "traceback", "type")] if kind == protocol.ERROR else [None]
+    if not all(type(text) is str for text in texts):
+        raise EnvelopeError(f"a message of kind {kind!r:.50}")
+    if type(fields["arguments"]) is not list or not all(type(note) is str for note in fields["notes"]):
+        raise EnvelopeError("an error with other arguments or notes than lists")

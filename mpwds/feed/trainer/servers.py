@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import zmq
 
@@ -35,6 +35,8 @@ _WARN_AFTER_S = 5.0
 _ASK_S = 60.0
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
+_MOST_NOTICES = 32
+_MOST_WINDOWS = 4  # that may lie in an inbox: those of some earlier attempts, too
 
 
 class Arrival(NamedTuple):
@@ -44,6 +46,7 @@ class Arrival(NamedTuple):
     attempt: int
     frames: bytes
     arrays: Any
+    nbytes: int
 
 
 @dataclass(eq=False)
@@ -72,6 +75,9 @@ class Inbox:
     slot: int
     attempt: Attempt = field(default_factory=Attempt)
     failure: MpwdsError | None = None
+    window: int = 0  # the largest that the server was told
+    arrived_nbytes: int = 0
+    taken_nbytes: int = 0  # of those, by the training thread
     awaited: bool = False
     pid: int = 0
     restarts: int = 0
@@ -81,6 +87,15 @@ class Inbox:
     bell: Bell = field(default_factory=Bell)
     receiver: BatchReceiver | None = None
     mapped: tuple[int, int] = (0, 0)
+
+    def put(self, arrival: Arrival) -> None:
+        self.arrived_nbytes += arrival.nbytes
+        self.messages.append(arrival)
+
+    def take(self) -> Arrival:
+        arrival = self.messages.popleft()
+        self.taken_nbytes += arrival.nbytes
+        return arrival
 
     def announce(self) -> None:
         if self.awaited:
@@ -113,7 +128,7 @@ class Link:
     definition: dict[str, Any] = field(default_factory=dict)
     taker: Taker | None = None
     inboxes: dict[int, Inbox] = field(default_factory=dict)
-    notices: deque[str] = field(default_factory=deque)
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
     warned: bool = False
     ping: int = 0
     heard: float = 0.0
@@ -335,7 +350,7 @@ class Servers:
                 self._receive_data(link, reply)
             else:
                 self._handle(link, reply)
-        except (Malformed, KeyError, TypeError, ValueError):
+        except (MpwdsError, ArithmeticError, LookupError, TypeError, ValueError):
             self.dropped += 1
         except MemoryError as error:
             self._refuse(link, f"there is no memory for a batch of the server {link.url}: {error}")
@@ -349,20 +364,24 @@ class Servers:
         if inbox is None or not socket.rcvmore:
             raise Malformed("data of an unknown slot, or without messages")
         frames = socket.recv()
-        if head.nbytes > self._most_nbytes:
-            inbox.failure = MpwdsError(
-                f"the server {link.url} sent a batch of {head.nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
-                f"({self._most_nbytes / 1e6:,.1f} MB) to accept it"
+        nbytes, most = len(frames) + head.nbytes, self._most_nbytes
+        if max(len(frames), head.nbytes) > most:
+            _fail(
+                inbox,
+                f"the server {link.url} sent a batch of {nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
+                f"({most / 1e6:,.1f} MB) to accept it",
             )
-            inbox.announce()
-            raise Malformed("too large")
+        if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
+            _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_parts(socket, head.nbytes) if head.nbytes else None
+        if socket.rcvmore:
+            raise Malformed("a batch with more parts than its head tells")
         attempt = inbox.attempt
         if head.attempt == attempt.number:
             if head.number != attempt.received:
                 self._miss(link, attempt)
             attempt.received += 1
-        inbox.messages.append(Arrival(link.session, head.attempt, frames, arrays))
+        inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
         inbox.announce()
 
     def _miss(self, link: Link, attempt: Attempt) -> None:
@@ -378,10 +397,10 @@ class Servers:
         while at < nbytes:
             if not socket.rcvmore:
                 raise Malformed("a batch without all of its parts")
-            received = socket.recv_into(memory[at : min(at + wire.PART_NBYTES, nbytes)])
-            if not received or received > wire.PART_NBYTES:
+            room = min(wire.PART_NBYTES, nbytes - at)
+            if socket.recv_into(memory[at : at + room]) != room:
                 raise Malformed("a part of a wrong size")
-            at += received
+            at += room
         return arrays
 
     def _handle(self, link: Link, reply: dict[str, Any]) -> None:
@@ -418,7 +437,8 @@ class Servers:
             link.taker.close()
         link.taker = None
         if welcome["handover"] is not None:
-            with contextlib.suppress(OSError):  # another container, perhaps: arrays come over the socket
+            # In another container, perhaps, it cannot be reached: then arrays come over the socket.
+            with contextlib.suppress(OSError, ValueError):
                 link.taker = Taker(str(welcome["handover"]), link.identity)
         link.definition, link.server, link.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(link.inboxes.values()):
@@ -447,6 +467,12 @@ class Servers:
                 inbox.pid, restarts, reading = pong["readings"][inbox.slot]
                 inbox.restarts = inbox.before[0] + restarts
                 inbox.reading = inbox.before[1] + wire.reading_of(reading)
+
+
+def _fail(inbox: Inbox, why: str) -> NoReturn:
+    inbox.failure = inbox.failure or MpwdsError(why)
+    inbox.announce()
+    raise Malformed(why)
 
 
 def _send(link: Link, data: bytes) -> None:
