@@ -22,7 +22,7 @@ from mpwds.loader.worker.counters import Reading, StageReading
 
 VERSION = 1
 
-PART_NBYTES = 2 << 20
+PART_NBYTES = 1 << 20
 """Arrays travel in parts: one message of many megabytes makes ZeroMQ take fresh memory for each."""
 
 COMMAND_NBYTES = 32 << 20

@@ -179,6 +179,7 @@ class Server:
         router.router_handover = True
         router.maxmsgsize = wire.COMMAND_NBYTES
         router.sndhwm = _MOST_UNSENT
+        router.copy_threshold = wire.PART_NBYTES // 4  # a copy is cheaper than to be told that all was sent
         router.heartbeat_ivl = 2000  # without heartbeats, memory that is sent to a lost machine stays in use
         router.heartbeat_timeout = int(self._client_timeout * 1000)
         router.ipv6 = "[" in bind

@@ -318,6 +318,9 @@ class Slot:
     def _have_room(self, nbytes: int) -> bool:
         self._largest = max(self._largest, nbytes)
         limit = max(_LARGE_WINDOW_NBYTES, self._blocks * self._largest)
+        if len(self.members) == 1:
+            member = next(iter(self.members.values()))
+            return not member.runs or member.has_room(nbytes, limit)
         running = [member for member in self.members.values() if member.runs]
         full = [member for member in running if not member.has_room(nbytes, limit)]
         for member in running:

@@ -29,6 +29,7 @@ from mpwds.warn import warn
 OnServerLoss = Literal["wait", "move", "raise"]
 
 _LEAST_WINDOW = 1 << 20
+_INT = {int}
 _attempts = itertools.count(1)
 
 
@@ -287,9 +288,9 @@ class RemoteWorker:
         """Checks the fields that the trainer relies on. Decoding checks arrays and structure."""
         fields = message.fields
         numbers = [fields["sequence"], fields["samples"], fields["nbytes"], *fields["offsets"]]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not (set(map(type, numbers)) <= _INT and min(numbers) >= 0):
             raise EnvelopeError("a number of a batch is not a whole number")
-        if fields.keys() & {"kinds", "apart"}:
+        if "kinds" in fields or "apart" in fields:
             raise EnvelopeError("a batch of a DataLoader")
         state = fields.get("state")
         if not (state is None or type(state) is str or (type(state) is bytes and state[:1] == b"m")):
