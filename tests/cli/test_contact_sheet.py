@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpwds.cli.demo import write_contact_sheet
+from mpwds.cli.demo.demo import write_contact_sheet
 
 
 @pytest.mark.parametrize("size", [1, 8, 33, 64, 65, 300])

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from mpwds.cli.training import ImageTask, Outcome
+    from mpwds.cli.demo.training import ImageTask, Outcome
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
@@ -32,76 +33,82 @@ _TITLE_HEIGHT = 34
 _LONGEST_LABEL = 10  # characters
 _PAPER, _INK, _PALE = "#ffffff", "#1b1f24", "#59636e"
 
-_DESCRIPTION = """\
-Writes scikit-learn's 1,797 handwritten digits to 16 tar shards in a cache folder, then trains a
-small network from them through MultiLoader, and tests it on the digits of 4 shards that were held out.
-
-With --data it trains on your own shards: samples with an image (jpg, png, webp, ...) and a label, a whole
-number in cls. About one sample in ten is held out, unless --test says where the held-out ones are."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to those of ``mpwds``."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train a small network from tar shards, on handwritten digits or your own images",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    sizes = (
-        f"height and width to bring images to, {_SMALLEST_SIZE} to {_LARGEST_SIZE} (default: {_DEFAULT_SIZE})"
-    )
-    add("--data", nargs="+", metavar="PATTERN", help="shards to train on: 'DIR/{000..009}.tar', or several")
-    add("--test", nargs="+", metavar="PATTERN", help="shards with the held-out samples")
-    add("--size", type=_number(int, _SMALLEST_SIZE, _LARGEST_SIZE), metavar="PIXELS", help=sizes)
-    add("--epochs", type=_number(int, 1), default=12, metavar="N", help="default: %(default)s")
-    add("--workers", type=_number(int, 0), default=2, metavar="N", help="processes (default: %(default)s)")
-    add("--batch-size", type=_number(int, 1), default=64, metavar="N", help="default: %(default)s")
-    add(
-        "--lr",
-        type=_number(float, 0),
-        default=3e-3,
-        metavar="RATE",
-        help="learning rate (default: %(default)s)",
-    )
-    cache = "folder for the digits (default: mpwds/digits in $XDG_CACHE_HOME or ~/.cache)"
-    add("--cache-dir", type=Path, metavar="DIR", help=cache)
-    parser.set_defaults(run=partial(_run, parser))
+Size = Annotated[
+    int | None,
+    typer.Option(
+        min=_SMALLEST_SIZE,
+        max=_LARGEST_SIZE,
+        metavar="PIXELS",
+        help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
+    ),
+]
 
 
-def _number(kind: Callable[[str], float], least: float, most: float = math.inf) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not least <= value <= most:
-            limit = "" if most == math.inf else f" to {most}"
-            raise argparse.ArgumentTypeError(f"expected a number from {least}{limit}, got {text!r}")
-        return value
+@dataclass(frozen=True)
+class _Arguments:
+    data: list[str] | None
+    test: list[str] | None
+    size: int | None
+    epochs: int
+    workers: int
+    batch_size: int
+    cache_dir: Path | None
 
-    return number
+
+def demo(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Shards to train on: 'DIR/{000..009}.tar', or several."),
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Shards with the held-out samples.")
+    ] = None,
+    size: Size = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N")] = 12,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Worker processes.")] = 2,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N")] = 64,
+    lr: Annotated[float, typer.Option(min=0, metavar="RATE", help="Learning rate.")] = 3e-3,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the digits: mpwds/digits in $XDG_CACHE_HOME or ~/.cache unless given.",
+        ),
+    ] = None,
+) -> int:
+    """Train a small network from tar shards, on handwritten digits or your own images.
+
+    Writes scikit-learn's 1,797 handwritten digits to 16 tar shards in a cache folder, then trains a
+    small network from them through MultiLoader, and tests it on the digits of 4 shards that were held out.
+
+    With --data it trains on your own shards: samples with an image (jpg, png, webp, ...) and a label, a whole
+    number in cls. About one sample in ten is held out, unless --test says where the held-out ones are.
+    """
+    if math.isnan(lr):
+        raise typer.BadParameter("--lr: expected a number from 0, got nan")
+    if not data and (test or size is not None):
+        raise typer.BadParameter("--test and --size are for your own shards: name these with --data")
+    if data and cache_dir is not None:
+        raise typer.BadParameter("--cache-dir is for the digits, which --data replaces")
+    return _run(_Arguments(data, test, size, epochs, workers, batch_size, cache_dir), lr)
 
 
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    if arguments.data is None and (arguments.test is not None or arguments.size is not None):
-        parser.error("--test and --size are for your own shards: name these with --data")
-    if arguments.data is not None and arguments.cache_dir is not None:
-        parser.error("--cache-dir is for the digits, which --data replaces")
-
+def _run(arguments: _Arguments, lr: float) -> int:
     began_s = time.perf_counter()
-    from mpwds.cli.digits import default_cache_dir
-    from mpwds.cli.training import train
+    from mpwds.cli.demo.digits import default_cache_dir
+    from mpwds.cli.demo.training import train
 
-    task = _digits(arguments) if arguments.data is None else _own(arguments)
+    task = _own(arguments) if arguments.data else _digits(arguments)
     # One worker reads a shard, so more workers than shards would have nothing to do.
     workers = min(arguments.workers, task.shards)
-    outcome = train(task, epochs=arguments.epochs, workers=workers, lr=arguments.lr)
+    outcome = train(task, epochs=arguments.epochs, workers=workers, lr=lr)
     picture = default_cache_dir().parent / "demo.png"
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
     write_contact_sheet(picture, outcome.images.numpy(), labels, title)
     print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
     print(_suggestion(arguments, task, workers, outcome))
-    if arguments.data is None and outcome.accuracy < _EXPECTED_ACCURACY:
+    if not arguments.data and outcome.accuracy < _EXPECTED_ACCURACY:
         print(
             f"mpwds demo: {outcome.accuracy:.1%} is below the {_EXPECTED_ACCURACY:.0%} that the demo reaches "
             "with its default settings",
@@ -111,8 +118,8 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _digits(arguments: argparse.Namespace) -> ImageTask:
-    from mpwds.cli import digits
+def _digits(arguments: _Arguments) -> ImageTask:
+    from mpwds.cli.demo import digits
 
     directory = (arguments.cache_dir or digits.default_cache_dir()).absolute()
     written = "wrote" if digits.ensure_digits(directory) else "found"
@@ -120,11 +127,13 @@ def _digits(arguments: argparse.Namespace) -> ImageTask:
     return digits.digits_task(directory, arguments.batch_size)
 
 
-def _own(arguments: argparse.Namespace) -> ImageTask:
-    from mpwds.cli.own_shards import own_task
+def _own(arguments: _Arguments) -> ImageTask:
+    from mpwds.cli.demo.own_shards import own_task
 
     size, batch_size, workers = arguments.size or _DEFAULT_SIZE, arguments.batch_size, arguments.workers
-    return own_task(arguments.data, arguments.test or (), size=size, batch_size=batch_size, workers=workers)
+    return own_task(
+        arguments.data or (), arguments.test or (), size=size, batch_size=batch_size, workers=workers
+    )
 
 
 def _summary(task: ImageTask, workers: int, outcome: Outcome, picture: Path, total_s: float) -> str:
@@ -144,8 +153,8 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _suggestion(arguments: argparse.Namespace, task: ImageTask, workers: int, outcome: Outcome) -> str:
-    if arguments.data is None:
+def _suggestion(arguments: _Arguments, task: ImageTask, workers: int, outcome: Outcome) -> str:
+    if not arguments.data:
         return "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
     if outcome.stats.waiting_share > _MUCH_WAITING and workers < task.shards:
         more = min(task.shards, max(2, 2 * workers))

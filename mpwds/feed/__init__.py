@@ -1,0 +1,1 @@
+"""Feeding training from other processes and machines."""
