@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``mpwds`` with the arguments of this process, or ``argv``; returns the exit status.
 
-    A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing files,
-    damaged shards, missing packages, bad values) become one line and status 1; ``--debug`` shows the traceback
-    as well. Ctrl-C ends the command silently.
+    A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing
+    files, damaged shards, missing packages, bad values) become one line and status 1; ``--debug`` shows the
+    traceback as well. Ctrl-C ends the command silently.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS

@@ -12,8 +12,8 @@ from PIL import Image
 
 import mpwds
 from mpwds.cli.demo import training
-from mpwds.cli.main import main
 from mpwds.cli.demo.training import Outcome
+from mpwds.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from mpwds.cli.demo.training import ImageTask, Outcome
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
 _DEFAULT_SIZE = 64
 _SMALLEST_SIZE, _LARGEST_SIZE = 8, 1024
-
-# Of the picture of images with their labels, in pixels.
-_COLUMNS = 12
-_TILE = 64
-_GAP = 8
-_LABEL_HEIGHT = 22
-_TITLE_HEIGHT = 34
-_LONGEST_LABEL = 10  # characters
-_PAPER, _INK, _PALE = "#ffffff", "#1b1f24", "#59636e"
 
 Size = Annotated[
     int | None,
@@ -97,6 +83,7 @@ def _run(arguments: _Arguments, lr: float) -> int:
     began_s = time.perf_counter()
     from mpwds.cli.demo.digits import default_cache_dir
     from mpwds.cli.demo.training import train
+    from mpwds.feed.viewing.contact_sheet import write_contact_sheet
 
     task = _own(arguments) if arguments.data else _digits(arguments)
     # One worker reads a shard, so more workers than shards would have nothing to do.
@@ -105,7 +92,7 @@ def _run(arguments: _Arguments, lr: float) -> int:
     picture = default_cache_dir().parent / "demo.png"
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
-    write_contact_sheet(picture, outcome.images.numpy(), labels, title)
+    write_contact_sheet(picture, (outcome.images, labels), title)
     print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
     print(_suggestion(arguments, task, workers, outcome))
     if not arguments.data and outcome.accuracy < _EXPECTED_ACCURACY:
@@ -160,33 +147,3 @@ def _suggestion(arguments: _Arguments, task: ImageTask, workers: int, outcome: O
         more = min(task.shards, max(2, 2 * workers))
         return f"Next, let more workers decode: the same command with --workers {more}"
     return f"Next, train longer: the same command with --epochs {2 * arguments.epochs}"
-
-
-def write_contact_sheet(path: Path, images: npt.NDArray[np.uint8], labels: Sequence[Any], title: str) -> None:
-    """Writes a PNG with rows of 12 images, each scaled to 64 pixels and above its label.
-
-    ``images`` is uint8 of shape (N, 3, size, size).
-    """
-    import numpy as np
-    from PIL import Image, ImageDraw, ImageFont
-
-    columns = min(_COLUMNS, len(images))
-    rows = -(-len(images) // columns)
-    step_x, step_y = _TILE + _GAP, _TILE + _LABEL_HEIGHT
-    sheet = Image.new("RGB", (_GAP + _COLUMNS * step_x, _TITLE_HEIGHT + rows * step_y + _GAP), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    draw.text((_GAP, _TITLE_HEIGHT / 2), title, _PALE, ImageFont.load_default(14), anchor="lm")
-    font = ImageFont.load_default(13)
-    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        row, column = divmod(number, columns)
-        left, top = _GAP + column * step_x, _TITLE_HEIGHT + row * step_y
-        image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        # Of small images, the pixels show.
-        filter = Image.Resampling.NEAREST if image.width < _TILE else Image.Resampling.LANCZOS
-        sheet.paste(image.resize((_TILE, _TILE), filter), (left, top))
-        middle = (left + _TILE / 2, top + _TILE + _LABEL_HEIGHT / 2 - 2)
-        draw.text(middle, str(label)[:_LONGEST_LABEL], _INK, font, anchor="mm")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    sheet.save(unfinished, "PNG")
-    unfinished.replace(path)
