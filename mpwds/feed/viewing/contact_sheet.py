@@ -142,20 +142,14 @@ def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
         draw.text((574, top + 20), f"{tensor.nans + tensor.infinities:,}", "#cf222e", _font(14), "lm")
         draw.text((574, top + 40), "NaN, inf", "#cf222e", _font(12), "lm")
     left, bottom = _WIDTH - _MARGIN - _BINS_WIDTH, top + 9 + _BINS_HEIGHT
-    bins = shown_bins(tensor)
+    bins = tensor.filled_bins or (0,)
     step = _BINS_WIDTH / len(bins)
     for position, count in enumerate(bins):
-        height = count / max(bins) * _BINS_HEIGHT
+        height = count / max(bins) * _BINS_HEIGHT if count else 0
         if count:
             right = left + (position + 1) * step - 1
             draw.rectangle((left + position * step, bottom - max(height, 1), right, bottom), _BAR)
     draw.line((left, bottom + 1, left + _BINS_WIDTH, bottom + 1), _LINE)
-
-
-def shown_bins(tensor: TensorFigures) -> list[int]:
-    """The histogram without the empty bins at its ends."""
-    filled = [position for position, count in enumerate(tensor.bins) if count]
-    return list(tensor.bins[filled[0] : filled[-1] + 1]) if filled else [0]
 
 
 def _font(size: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -163,6 +164,20 @@ class TensorFigures:
     first_edge: float
     bin_width: float
     texts: tuple[str, ...] = ()
+
+    @property
+    def filled_bins(self) -> tuple[int, ...]:
+        """The histogram without the empty bins at its ends."""
+        filled = [position for position, count in enumerate(self.bins) if count]
+        return self.bins[filled[0] : filled[-1] + 1] if filled else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as numbers, strings and lists, for JSON; what is not finite is ``None``."""
+        plain = dataclasses.asdict(self)
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in plain.items()
+        }
 
 
 class TensorStatistics:

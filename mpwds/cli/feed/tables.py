@@ -1,0 +1,141 @@
+"""How feeds look in a terminal: tables of figures and of tensors, and small pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mpwds.feed.viewing import rows
+from mpwds.feed.viewing.figures import Figures
+from mpwds.feed.viewing.pictures import Pictures, Sample, tile
+from mpwds.feed.viewing.tensors import TensorFigures
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 24
+_PICTURE_SIDE = 16  # characters
+_PICTURES = 24
+_STYLES = {
+    "running": "green",
+    "starting": "yellow",
+    "idle": "dim",
+    "draining": "yellow",
+    "-": "dim",
+    "0": "dim",
+}
+
+
+def monitor(figures: Figures, name: str, most_workers: int | None = None) -> RenderableType:
+    """All figures of a feed; with only the first ``most_workers`` workers, if that is given."""
+    head = Text.assemble((name, "bold cyan"), "\n")
+    for value, unit in rows.headline(figures):
+        head.append_text(Text.assemble((value, "bold green"), f" {unit}    "))
+    parts: list[RenderableType] = [head]
+    if figures.verdict:
+        parts += [Text.assemble(("▸ ", "bold cyan"), (figures.verdict, "bold")), ""]
+    if stages := rows.shown_stages(figures):
+        parts.append(_stages(stages))
+    for table in rows.tables(figures):
+        parts.append(_table(table, most_workers if table.title == "workers" else None))
+    parts += [Text(note, "dim") for note in rows.notes(figures)]
+    return Group(*parts)
+
+
+def _table(content: rows.Rows, most: int | None = None) -> Table:
+    table = Table(
+        title=content.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for position, column in enumerate(content.columns):
+        table.add_column(column, justify="left" if position < content.left else "right", overflow="fold")
+    shown = content.rows if most is None else content.rows[: max(most, 1)]
+    for row in shown:
+        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+    if len(shown) < len(content.rows):
+        table.caption = f"and {len(content.rows) - len(shown)} more"
+    return table
+
+
+def _stages(stages: Sequence[Any]) -> Table:
+    table = Table(
+        title="stages", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in ("stage", "share of workers' time", "", "cost"):
+        table.add_column(column, justify="left" if column != "" else "right", overflow="fold")
+    largest = max(stage.share for stage in stages)
+    for stage in stages:
+        style = "bold" if stage.share == largest else ""
+        share = Text(f"{stage.share:.0%}", style)
+        table.add_row(Text(stage.name, style), _bar(stage.share), share, Text(rows.stage_cost(stage), style))
+    return table
+
+
+def _bar(share: float) -> Text:
+    """A bar in eighths of a character."""
+    full, part = divmod(round(min(max(share, 0.0), 1.0) * _BAR_WIDTH * 8), 8)
+    bar = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
+    return Text.assemble((bar, "cyan"), ("·" * (_BAR_WIDTH - len(bar)), "dim"))
+
+
+def tensors(found: Sequence[TensorFigures]) -> Table:
+    """Statistics of tensors, with a histogram in a line, or the first texts."""
+    content = rows.tensor_rows(found)
+    table = _table(rows.Rows(content.title, ("histogram", *content.columns), content.left + 1, ()))
+    for tensor, row in zip(found, content.rows, strict=True):
+        texts = Text(", ".join(tensor.texts[:4])[:32], "dim")
+        cells = [Text(cell, _STYLES.get(cell, "")) for cell in row]
+        table.add_row(Text(sparkline(tensor), "cyan", no_wrap=True) if tensor.bins else texts, *cells)
+    return table
+
+
+def sparkline(tensor: TensorFigures) -> str:
+    """A histogram of one character a bin; a bin that holds anything shows."""
+    bins = tensor.filled_bins
+    return "".join(_BLOCKS[max(1, round(count / max(bins) * 8)) if count else 0] for count in bins)
+
+
+def batch_pictures(shown: Pictures, width: int, colour: bool) -> RenderableType:
+    """A batch's first samples: pictures where the terminal has colours, else labels and texts."""
+    if not shown.samples:
+        return Text("nothing in this batch can be shown as a picture or a text", "dim")
+    if shown.kind == "text":
+        texts = tuple((sample.label, sample.text) for sample in shown.samples[:_PICTURES])
+        return _table(rows.Rows("", ("label", shown.path or "batch"), 2, texts))
+    if not colour:
+        labels = ", ".join(sample.label for sample in shown.samples if sample.label)
+        return Text(f"labels: {labels}" if labels else f"{shown.total} samples without labels")
+    across = max(1, width // (_PICTURE_SIDE + 1))
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    samples = shown.samples[: min(_PICTURES, 3 * across)]
+    for start in range(0, len(samples), across):
+        line = samples[start : start + across]
+        grid.add_row(*(_half_blocks(sample) for sample in line))
+        grid.add_row(*(Text(sample.label[:_PICTURE_SIDE], justify="center") for sample in line))
+    return grid
+
+
+def _half_blocks(sample: Sample) -> Text:
+    """A picture in characters, each of which is two pixels, one above the other."""
+    side = _PICTURE_SIDE
+    pixels: Any = tile(sample, side).load()
+    text = Text(no_wrap=True, end="")
+    for row in range(0, side, 2):
+        for column in range(side):
+            text.append(*_character(pixels[column, row], pixels[column, row + 1]))
+        if row + 2 < side:
+            text.append("\n")
+    return text
+
+
+def _character(upper: Any, lower: Any) -> tuple[str, str]:
+    def colour(pixel: Any) -> str:
+        return "#{:02x}{:02x}{:02x}".format(*pixel[:3])
+
+    if upper[3] and lower[3]:
+        return "▀", f"{colour(upper)} on {colour(lower)}"
+    if upper[3]:
+        return "▀", colour(upper)
+    return ("▄", colour(lower)) if lower[3] else (" ", "")
