@@ -47,6 +47,7 @@ from mpwds.errors import EvenEpochError as EvenEpochError
 from mpwds.errors import MpwdsError as MpwdsError
 from mpwds.errors import QuarantineFull as QuarantineFull
 from mpwds.errors import SecurityError as SecurityError
+from mpwds.errors import ServerLost as ServerLost
 from mpwds.errors import ShardError as ShardError
 from mpwds.errors import SharedMemoryError as SharedMemoryError
 from mpwds.errors import SpecError as SpecError
@@ -56,6 +57,8 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.feed.server.server import Server as Server
+from mpwds.feed.trainer.remote_loader import RemoteLoader as RemoteLoader
 from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
 from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader

@@ -84,6 +84,10 @@ class WorkerTimeout(MpwdsError, TimeoutError):
         self.pid = pid
 
 
+class ServerLost(MpwdsError, ConnectionError):
+    """A server does not answer, and the loader was told not to wait any longer."""
+
+
 class EvenEpochError(MpwdsError, RuntimeError):
     """The ranks of a distributed job cannot have an epoch of equal length, or did not agree on it."""
 

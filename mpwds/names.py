@@ -11,7 +11,9 @@ MODULES = ("nest", "tenbin")
 
 # The names that most programs need: `dir(mpwds)` shows these.
 NAMES = {
-    "mpwds.errors": "DecodeError MpwdsError ShardError WorkerDied WorkerTimeout",
+    "mpwds.errors": "DecodeError MpwdsError ServerLost ShardError WorkerDied WorkerTimeout",
+    "mpwds.feed.server.server": "Server",
+    "mpwds.feed.trainer.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.loader.stats.stats": "LoaderStats",

@@ -1,1 +1,1 @@
-"""Feeding training from other processes and machines."""
+"""Workers on other machines: servers that run them, and loaders that reach them over ZeroMQ."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +37,7 @@ from mpwds.tracebacks import shorten
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
     from mpwds.loader.output.delivery import Delivery
+    from mpwds.sharedmem.pinning import Pinning
 
 
 class MultiLoader(LoaderStages, TorchIterable):
@@ -98,6 +101,10 @@ class MultiLoader(LoaderStages, TorchIterable):
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
 
+        remote: URLs of servers (``mpwds serve``) of the same dataset, whose workers make parts of the epoch
+            beside this machine's ``workers``: see ``RemoteLoader``.
+        keys: Folder with the keys for them.
+
     Raises:
         ValueError: An argument is out of range, a switch is not a boolean, or ``pin_memory`` or ``device``
             was combined with an ``output`` other than ``"torch"``.
@@ -125,6 +132,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     device: Any
     progress: bool
     _cuda: ClassVar[CudaAccess] = CudaAccess()
+    _remote: Any = None  # the servers of its workers that are elsewhere
 
     @explained
     def __init__(
@@ -144,6 +152,8 @@ class MultiLoader(LoaderStages, TorchIterable):
         pin_memory: bool = False,
         device: Any = None,
         progress: bool = False,
+        remote: str | list[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self._options = LoaderOptions(
             workers,
@@ -159,9 +169,16 @@ class MultiLoader(LoaderStages, TorchIterable):
             pin_memory,
             device,
             progress,
+            remote,
+            keys,
         )
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
+        if self._options.remote is not None:
+            # The feed builds on loaders, so they name it and do not import it.
+            feed = importlib.import_module("mpwds.feed.trainer.remote_group")
+            self._remote = feed.beside(self.dataset, self._options)
+            self.workers += len(self._remote.slots)
         self._delivery: Delivery | None = None
         if self.output == "jax" or self.device is not None or self.pin_memory:
             from mpwds.loader.output.delivery import Delivery
@@ -176,13 +193,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._epoch = 0
         self._position = LoaderPosition()
         self._iterations: WeakSet[Iteration] = WeakSet()
-        self._group = WorkerGroup(
-            functools.partial(_make_setup, self.dataset, self._options),
-            LAUNCHERS[self._options.start_method],
-            received,
-            warn_of_copies=self.even is None,
-            pinning=pinning,
-        )
+        self._group = self._make_group(received, pinning)
         self._in_process = None
         if self.workers == 0:
             from mpwds.loader.worker.in_process import InProcess
@@ -195,6 +206,17 @@ class MultiLoader(LoaderStages, TorchIterable):
             in_process=self.workers == 0,
         )
         self._finalizer = weakref.finalize(self, _finish, self._iterations, self._group)
+
+    def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+        make_group = WorkerGroup if self._remote is None else self._remote.group
+        group: WorkerGroup = make_group(
+            functools.partial(make_setup, self.dataset, replace(self._options, workers=self.workers)),
+            LAUNCHERS[self._options.start_method],
+            output,
+            warn_of_copies=self.even is None,
+            pinning=pinning,
+        )
+        return group
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
@@ -342,7 +364,8 @@ class MultiLoader(LoaderStages, TorchIterable):
         return ShownTimes(self)
 
 
-def _make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
+def make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
+    """The setup of a loader's workers, for this process' rank."""
     here = Context.current()
     blocks = options.prefetch + BLOCKS_OF_CONSUMER
     if options.even is not None and here.world_size > 1:

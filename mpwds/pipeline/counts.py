@@ -44,6 +44,7 @@ class LengthUnknown(TypeError):
     """The number of elements in an epoch is not known; ``reason`` names the stage or dataset."""
 
     def __init__(self, reason: str) -> None:
+        self.reason = reason
         super().__init__(
             f"the number of elements in an epoch is not known: {reason}. with_length(n) sets what len() "
             "returns, with_epoch(n) makes an epoch of n elements"

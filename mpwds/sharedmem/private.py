@@ -28,9 +28,9 @@ class PrivateCopies:
     With ``pinning``, copies are made in pinned memory, which torch itself keeps when it is freed.
     """
 
-    def __init__(self, pinning: Pinning | None = None) -> None:
+    def __init__(self, pinning: Pinning | None = None, kept: int = _KEPT) -> None:
         self._pinning = pinning
-        self._free: deque[mmap.mmap] = deque(maxlen=_KEPT)
+        self._free: deque[mmap.mmap] = deque(maxlen=kept)
         self._ends: dict[int, weakref.ref[Exporter]] = {}
         self._number = itertools.count()
         self.made = 0  # copies
@@ -38,12 +38,14 @@ class PrivateCopies:
     def copy(self, source: memoryview) -> Exporter:
         """A writable buffer or a pinned tensor that starts with the bytes of ``source``, of one dimension."""
         self.made += 1
-        pinned = None if self._pinning is None else self._pinning.copy(source)
-        if pinned is not None:
-            return pinned
-        exporter = self.blank(source.nbytes)
-        memoryview(exporter).cast("B")[:] = source
-        return exporter
+        copy = self.room(source.nbytes)
+        memoryview(copy if isinstance(copy, ctypes.Array) else copy.numpy()).cast("B")[:] = source
+        return copy
+
+    def room(self, nbytes: int) -> Exporter:
+        """A writable buffer of any content, or a pinned tensor."""
+        pinned = None if self._pinning is None else self._pinning.memory(nbytes)
+        return self.blank(nbytes) if pinned is None else pinned
 
     def blank(self, nbytes: int) -> Exporter:
         """A writable buffer of ``nbytes`` bytes of any content."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.errors import MpwdsError
+from mpwds.feed import wire
 from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats, verdict_of_workers, worker_stats
-from mpwds.loader.worker.counters import Reading, StageReading
 
 Status = Mapping[str, Any]
 """What a server says of itself: see ``Inspector.status``."""
@@ -219,7 +219,7 @@ class _Part:
 def _server(before: Status | None, now: Status) -> _Part:
     try:
         return _read(before, now)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, wire.Malformed) as error:
         where = now.get("url", "a server")
         raise MpwdsError(
             f"the status of {where} cannot be read ({type(error).__name__}: {error}): does it run the same "
@@ -247,7 +247,7 @@ def _read(before: Status | None, now: Status) -> _Part:
         draining=now["draining"],
         dataset=tuple(now["dataset"]),
         fingerprint=now["fingerprint"],
-        workers=now.get("capacity", len(workers)),
+        workers=now["capacity"],
         clients=len(clients),
         batches_per_s=_per(stats.batches, seconds),
         samples_per_s=_per(stats.samples, seconds),
@@ -259,18 +259,12 @@ def _read(before: Status | None, now: Status) -> _Part:
 
 
 def _worker(before: Status | None, now: Status) -> WorkerStats:
-    reading, restarts = _reading(now["reading"]), now["restarts"]
+    reading, restarts = wire.reading_of(now["reading"]), now["restarts"]
     if before is not None:
-        earlier = _reading(before["reading"])
+        earlier = wire.reading_of(before["reading"])
         if earlier.active_ns <= reading.active_ns and earlier.batches <= reading.batches:
             reading, restarts = reading - earlier, restarts - before["restarts"]
     return worker_stats(now["worker"], now["pid"], reading, restarts)
-
-
-def _reading(plain: Mapping[str, Any]) -> Reading:
-    stages = {name: StageReading(*stage) for name, stage in plain["stages"].items()}
-    own = {"other": StageReading(*plain["other"]), "writing": StageReading(*plain["writing"])}
-    return Reading(**{**plain, **own, "stages": stages})
 
 
 def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float) -> WorkerFigures:

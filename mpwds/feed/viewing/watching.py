@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mpwds.errors import ServerLost
 from mpwds.feed.inspecting import Inspector
 from mpwds.feed.viewing.figures import Figures, Status, figures
 
@@ -48,9 +49,8 @@ class WatchedServers:
         self, urls: Sequence[str], keys: str | os.PathLike[str] | None = None, insecure: bool = False
     ) -> None:
         self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
-        self._inspector = Inspector(list(urls), keys=keys, insecure=insecure)
-        # Sockets belong to one thread each.
-        self._peeking = Inspector(list(urls), keys=keys, insecure=insecure)
+        self._inspector = Inspector(urls, keys, insecure=insecure)
+        self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
         self._previous: Sequence[Status] | None = None
 
     def read(self) -> Figures:
@@ -59,9 +59,15 @@ class WatchedServers:
         return figures(previous, statuses)
 
     def peek(self, timeout_s: float) -> Any:
-        _, batch = self._peeking.peek(timeout_s)
+        try:
+            _, batch = self._peeking.peek(timeout_s)
+        except ServerLost:
+            self._peeking.status()  # which raises, too, if a server does not answer at all
+            raise TimeoutError(
+                f"no worker of {self.name} sent a batch within {timeout_s:g} s: does a trainer read from it?"
+            ) from None
         return batch
 
     def close(self) -> None:
-        for inspector in (self._inspector, self._peeking):
-            inspector.__exit__(None, None, None)
+        self._inspector.close()
+        self._peeking.close()

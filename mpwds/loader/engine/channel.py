@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from mpwds import nest
 from mpwds.errors import MpwdsError, SharedMemoryError
 
-_LENGTHS = struct.Struct("<II")
+LENGTHS = struct.Struct("<II")
+"""Of the envelope and the payload, at the start of a frame."""
+
 _READ_NBYTES = 256 << 10
 _DESCRIPTOR = struct.Struct("i")
 
@@ -27,10 +29,11 @@ class ChannelClosed(Exception):
 
 
 class Message(NamedTuple):
-    """The fields of an envelope, and a payload that is valid until the next receive."""
+    """The fields of an envelope, a payload, and the whole frame: views that the next receive invalidates."""
 
     fields: dict[str, Any]
     payload: memoryview
+    frame: memoryview = memoryview(b"")
 
 
 class Channel:
@@ -57,7 +60,7 @@ class Channel:
 
     def send(self, fields: dict[str, Any], payload: bytes | bytearray = b"") -> None:
         """Sends a message, and waits while the socket's buffer is full."""
-        data = _frame(fields, payload)
+        data = frame_of(fields, payload)
         while data:
             sent = self._send_now(data)
             data = data[sent:]
@@ -77,7 +80,7 @@ class Channel:
         self.flush()
         if self.unsent:
             return False
-        data = _frame(fields)
+        data = frame_of(fields)
         sent = self._send_now(data)
         if sent:
             self._rest = data[sent:]
@@ -90,15 +93,15 @@ class Channel:
     def receive(self) -> Message | None:
         """The next message, or ``None`` if none has arrived whole; never waits."""
         while True:
-            needed, available = _LENGTHS.size, self._end - self._start
+            needed, available = LENGTHS.size, self._end - self._start
             if available >= needed:
-                envelope_nbytes, payload_nbytes = _LENGTHS.unpack_from(self._buffer, self._start)
+                envelope_nbytes, payload_nbytes = LENGTHS.unpack_from(self._buffer, self._start)
                 needed += envelope_nbytes + payload_nbytes
                 if available >= needed:
-                    view = memoryview(self._buffer)[self._start + _LENGTHS.size : self._start + needed]
+                    frame = memoryview(self._buffer)[self._start : self._start + needed]
                     self._start += needed
-                    envelope = nest.unpack(view[:envelope_nbytes], trusted=True)
-                    return Message(envelope, view[envelope_nbytes:])
+                    end = LENGTHS.size + envelope_nbytes
+                    return Message(nest.unpack(frame[LENGTHS.size : end], trusted=True), frame[end:], frame)
             if not self._fill(needed):
                 return None
 
@@ -136,9 +139,10 @@ class Channel:
         return True
 
 
-def _frame(fields: dict[str, Any], payload: bytes | bytearray = b"") -> memoryview:
+def frame_of(fields: dict[str, Any], payload: bytes | bytearray = b"") -> memoryview:
+    """The bytes of a message."""
     envelope = nest.pack(fields)
-    head = _LENGTHS.pack(len(envelope), len(payload)) + envelope
+    head = LENGTHS.pack(len(envelope), len(payload)) + envelope
     return memoryview(head + payload if payload else head)
 
 

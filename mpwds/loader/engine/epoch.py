@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from mpwds.errors import MpwdsError, WorkerDied
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup, check_owner
 from mpwds.loader.engine.options import LoaderOptions
@@ -228,7 +228,7 @@ class EpochIterator(Iteration):
         fields, progress = message.fields, self.progress.workers[worker.index]
         kind = fields["kind"]
         if kind == protocol.ERROR:
-            raise failures.revive(fields, worker.index, worker.pid)
+            raise worker.error(message)
         number = fields["sequence"] if kind == protocol.BATCH else fields["sent"]
         if number != progress.received:
             raise MpwdsError(

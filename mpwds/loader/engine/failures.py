@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import pickle
 import sys
 import traceback
 from types import FunctionType
 from typing import Any
 
-from mpwds import pickling
+from mpwds import errors, pickling
 from mpwds.errors import MpwdsError, WorkerTraceback
+from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.pipeline.notes import add_note
 from mpwds.tracebacks import FULL, shorten
 
 
@@ -20,7 +24,15 @@ def describe(error: BaseException) -> dict[str, Any]:
     if sys.version_info < (3, 11):  # which does not print notes
         text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    return {"exception": _pickled(error), "summary": summary, "traceback": text}
+    is_plain = set(map(type, error.args)) <= PLAIN_OR_INT
+    return {
+        "exception": _pickled(error),
+        "summary": summary,
+        "traceback": text,
+        "type": type(error).__qualname__ if is_plain else "",
+        "arguments": list(error.args) if is_plain else [],
+        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+    }
 
 
 def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
@@ -28,12 +40,29 @@ def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
 
     If its type or arguments cannot be pickled, it is a plain :class:`MpwdsError` with the same text.
     """
-    error = _unpickled(fields["exception"])
-    if error is None:
-        error = MpwdsError(fields["summary"])
-    error.__cause__ = WorkerTraceback(
-        f"in worker {worker} (pid {pid}); {FULL}=1 shows all frames:\n\n{fields['traceback']}"
-    )
+    error = _unpickled(fields["exception"]) or MpwdsError(fields["summary"])
+    return _with_cause(error, fields, f"worker {worker} (pid {pid})")
+
+
+def revive_plain(fields: dict[str, Any], where: str) -> BaseException:
+    """As :func:`revive`, from a worker that is not trusted: unpickles nothing.
+
+    Python's own exceptions and those of this package come with their type if their arguments are plain.
+    """
+    name = str(fields["type"])
+    kind: Any = getattr(builtins, name, None) or getattr(errors, name, None)
+    error: BaseException = MpwdsError(fields["summary"])
+    is_error = isinstance(kind, type) and issubclass(kind, Exception)
+    if is_error and not issubclass(kind, StopIteration):  # which would end the epoch
+        with contextlib.suppress(Exception):  # it takes other arguments
+            error = kind(*fields["arguments"])
+    for note in fields["notes"]:
+        add_note(error, note)
+    return _with_cause(error, fields, where)
+
+
+def _with_cause(error: BaseException, fields: dict[str, Any], where: str) -> BaseException:
+    error.__cause__ = WorkerTraceback(f"in {where}; {FULL}=1 shows all frames:\n\n{fields['traceback']}")
     return error
 
 

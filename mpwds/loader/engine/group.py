@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.loader.engine.receiving import BatchReceiver, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
@@ -140,7 +140,7 @@ class WorkerGroup:
             if not worker.is_ready:
                 _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
                 if message.fields["kind"] == protocol.ERROR:
-                    raise failures.revive(message.fields, worker.index, worker.pid)
+                    raise worker.error(message)
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""

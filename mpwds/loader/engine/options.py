@@ -37,6 +37,8 @@ class LoaderOptions:
     pin_memory: bool
     device: Any
     progress: bool
+    remote: str | list[str] | None = None
+    keys: Any = None
 
     def __post_init__(self) -> None:
         name, most = "MultiLoader", MOST_BLOCKS - BLOCKS_OF_CONSUMER

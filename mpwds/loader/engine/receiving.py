@@ -47,13 +47,11 @@ class BatchReceiver:
             os.close(descriptor)
 
     def batch(self, message: Message) -> Any:
-        fields = message.fields
-        buffer, offsets = self._buffer(message), fields["offsets"]
+        fields, buffer = message.fields, self.buffer(message)
         if "kinds" not in fields:
-            arrays = [view(buffer, offset, self.output) for offset in offsets]
-        else:
-            kinds = zip(offsets, fields["kinds"], strict=True)
-            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+            return batch_of(fields, buffer, self.output, allow_pickle=True)
+        kinds = zip(fields["offsets"], fields["kinds"], strict=True)
+        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
         if not fields.get("apart"):
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         # Imported before unflatten looks up its class.
@@ -84,7 +82,8 @@ class BatchReceiver:
         if arena is None or arena.leased == 0:
             self.bell.close()
 
-    def _buffer(self, message: Message) -> Any:
+    def buffer(self, message: Message) -> Any:
+        """The memory that a batch lies in: a leased block, or private memory."""
         block, arena = message.fields.get("block"), self._arena
         if block is None:
             pinned = self.pinning.copy(message.payload) if self.pinning and message.payload else None
@@ -103,6 +102,12 @@ class BatchReceiver:
         copy = self.copies.copy(arena.peek(block)[: message.fields["nbytes"]])
         arena.discard(block)
         return copy
+
+
+def batch_of(fields: dict[str, Any], buffer: Any, output: Output, *, allow_pickle: bool) -> Any:
+    """The batch that an envelope's fields and the memory of its arrays make."""
+    arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
+    return nest.unflatten(fields["structure"], arrays, allow_pickle=allow_pickle)
 
 
 def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:

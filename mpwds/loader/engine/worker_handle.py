@@ -22,13 +22,15 @@ class WorkerHandle(Protocol):
 
     Attributes:
         index: The worker's index in its loader.
-        pid: The process id, for messages and statistics.
         is_ready: The worker has told that it has its dataset.
     """
 
     index: int
-    pid: int
     is_ready: bool
+
+    @property
+    def pid(self) -> int:
+        """The process id, for messages and statistics."""
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         """Tells the worker to begin an epoch at a position."""
@@ -63,6 +65,9 @@ class WorkerHandle(Protocol):
 
     def discard(self, message: Message) -> None:
         """Hands back the memory of a batch that nobody wants."""
+
+    def error(self, message: Message) -> BaseException:
+        """The exception that an ``error`` message carries."""
 
     @property
     def unsettled(self) -> bool:

@@ -44,7 +44,7 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact:
         return Count(dataset._length)
     workers = max(workers, 1)
     each = [replace(context, worker=worker, workers=workers) for worker in range(workers)]
-    return sum((_count_in(dataset, context) for context in each), Count(0, 0))
+    return sum((count_in(dataset, context) for context in each), Count(0, 0))
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
@@ -63,13 +63,14 @@ def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
     return Count(limit)
 
 
-def _count_in(pipeline: DataPipeline, context: Context) -> Count:
+def count_in(pipeline: DataPipeline, context: Context) -> Count:
+    """How many elements one worker makes, or LengthUnknown."""
     origin, *stages = pipeline.parts
     epochs = pipeline._epochs
     if getattr(origin, "never_empty", False) and epochs.repetitions is None and epochs.limit is not None:
         return Count(epochs.limit)
     if isinstance(origin, DataPipeline):
-        count = _count_in(origin, context)
+        count = count_in(origin, context)
     elif hasattr(origin, "count_in"):
         count = Count(origin.count_in(context))
     else:

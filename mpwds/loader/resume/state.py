@@ -121,6 +121,8 @@ def _worker(state: Any) -> WorkerProgress:
 
 
 def _origin(origin: Any) -> list[str]:
+    if hasattr(origin, "description"):  # of a dataset elsewhere
+        return list(origin.description)
     if isinstance(origin, DataPipeline):
         return described(origin)
     parts = getattr(origin, "parts", None)

@@ -81,6 +81,7 @@ class BatchSender:
     Attributes:
         arrays_as_they_are: Tell the trainer which arrays are tensors, and pickle objects with their arrays
             out of band. Otherwise the trainer turns all arrays into its ``output``.
+        allow_pickle: Pickle objects that ``nest`` does not know.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class BatchSender:
         channel.waiting = meter.waiting
         self._arena = Arena(blocks, self._announce)
         self.arrays_as_they_are = False
+        self.allow_pickle = True
         self._wake = select.poll()
         self._wake.register(bell, select.POLLIN)
         self._wake.register(channel, select.POLLIN)
@@ -128,7 +130,7 @@ class BatchSender:
             fields["structure"], arrays = nest.flatten(apart, allow_pickle=True)
             fields["kinds"] = kinds(arrays)
         else:
-            fields["structure"], arrays = nest.flatten(batch, allow_pickle=True)
+            fields["structure"], arrays = nest.flatten(batch, allow_pickle=self.allow_pickle)
         offsets, end = [], 0
         for array in arrays:
             offsets.append(end + _GAP)

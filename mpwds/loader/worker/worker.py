@@ -80,10 +80,15 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         commands = Commands(channel)
         meter = Meter(status.counters, setup.dataset)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
-        place = {"WORKER": index, "NUM_WORKERS": setup.workers}  # where datasets look for it
-        place |= {"RANK": setup.rank, "WORLD_SIZE": setup.world_size}
-        os.environ.update({name: str(number) for name, number in place.items()})
+        export_place(index, setup)
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
+
+
+def export_place(index: int, setup: WorkerSetup) -> None:
+    """Sets the environment variables in which datasets look for their worker and rank."""
+    place = {"WORKER": index, "NUM_WORKERS": setup.workers}
+    place |= {"RANK": setup.rank, "WORLD_SIZE": setup.world_size}
+    os.environ.update({name: str(number) for name, number in place.items()})
 
 
 @dataclass

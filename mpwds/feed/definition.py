@@ -1,0 +1,122 @@
+"""What a server tells of its dataset, so that trainers need not have it."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from mpwds.loader.ranks.lengths import count_delivered, count_in
+from mpwds.loader.resume.state import described
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import LengthUnknown
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.parts import IterableSource, culprit, in_any_order, iterates_itself
+from mpwds.pipeline.stream import Stream
+
+_MOST_DEPTH = 12
+
+
+def define(dataset: Any) -> dict[str, Any]:
+    """A dataset's definition, as a server sends it."""
+    is_pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
+    return {
+        "description": described(dataset),
+        "seed": dataset._seed if is_pipeline else None,
+        "length": dataset._length if is_pipeline else None,
+        "in_any_order": bool(in_any_order(dataset)),
+        "unaddressed": culprit(dataset) if is_pipeline else f"a {type(dataset).__name__}",
+        "fingerprint": fingerprint(dataset),
+    }
+
+
+def fingerprint(dataset: Any) -> str:
+    """A digest of a dataset's definition: its source, its stages, and the code of their functions.
+
+    Paths of shards and code of installed packages do not count: both may differ between machines that do the
+    same.
+    """
+    digest = hashlib.blake2b(repr(described(dataset)).encode(), digest_size=16)
+    for text in _code(dataset, 0, set()):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def count(dataset: Any, context: Context, exact: bool) -> int:
+    """How many elements one worker makes of a dataset in an epoch, or LengthUnknown."""
+    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        return count_in(dataset, context).elements
+    total = count_delivered(dataset, context.workers, context, exact).elements
+    return total // context.workers + (context.worker < total % context.workers)
+
+
+class RemoteSource(IterableSource):
+    """The source of a pipeline that runs elsewhere; a loader's facts and lengths come from its server."""
+
+    def __init__(self, definition: dict[str, Any], counter: Callable[[Context], int | str]) -> None:
+        self.description = [str(part) for part in definition["description"]]
+        self.in_any_order = bool(definition["in_any_order"])
+        self.addressable = definition["unaddressed"] is None
+        self._name = str(definition["unaddressed"] or " ".join(self.description))
+        self._counter = counter
+
+    def __str__(self) -> str:
+        return self._name
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        raise RuntimeError("this dataset is on its servers: only a RemoteLoader can iterate it")
+
+    def count_in(self, context: Context) -> int:
+        answer = self._counter(context)
+        if isinstance(answer, str):
+            raise LengthUnknown(answer)
+        return int(answer)
+
+
+def remote_dataset(definition: dict[str, Any], counter: Callable[[Context], int | str]) -> DataPipeline:
+    """The dataset of a server, for the trainer's loader."""
+    dataset = DataPipeline(RemoteSource(definition, counter))
+    dataset._seed = definition["seed"]
+    dataset._length = definition["length"]
+    return dataset
+
+
+def _code(item: Any, depth: int, seen: set[int]) -> Iterator[str]:
+    """Texts that stand for the code and the plain arguments in an object."""
+    if depth > _MOST_DEPTH or id(item) in seen:
+        return
+    seen.add(id(item))
+    if isinstance(item, types.FunctionType):
+        yield from _code_of(item.__code__)
+        for cell in item.__closure__ or ():
+            yield from _code(cell.cell_contents, depth + 1, seen)
+    elif isinstance(item, (bool, int, float, str, bytes, type(None))):
+        yield f"{type(item).__name__} {item!r}" if not (isinstance(item, str) and "/" in item) else "path"
+    elif isinstance(item, (list, tuple)):
+        yield f"{type(item).__name__} {len(item)}"
+        for part in item[:100]:
+            yield from _code(part, depth + 1, seen)
+    elif isinstance(item, dict):
+        for key, value in item.items():
+            yield str(key)
+            yield from _code(value, depth + 1, seen)
+    elif is_dataclass(item) and not isinstance(item, type):
+        yield type(item).__qualname__
+        for field in fields(item):
+            yield from _code(getattr(item, field.name), depth + 1, seen)
+    elif isinstance(item, types.MethodType):
+        yield from _code(item.__func__, depth + 1, seen)
+        yield from _code(item.__self__, depth + 1, seen)
+    else:
+        yield type(item).__qualname__
+        if not isinstance(item, (type, types.ModuleType)) and type(item).__module__ != "builtins":
+            yield from _code(getattr(item, "__dict__", {}), depth + 1, seen)
+
+
+def _code_of(code: types.CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield " ".join(code.co_names)
+    for constant in code.co_consts:
+        yield from _code_of(constant) if isinstance(constant, types.CodeType) else (repr(constant),)

@@ -1,0 +1,137 @@
+"""Descriptors of shared memory, from a server to a trainer on the same machine, over a Unix socket.
+
+A server listens; each trainer connects and sends its ZeroMQ identity. For each segment of a worker's arena
+the server then sends ``[slot, launch]``, the worker process being the slot's ``launch``-th, with two
+descriptors: the segment's and that of the worker's bell. They come before the message that announces the
+segment.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import secrets
+import socket
+import struct
+from collections import defaultdict, deque
+
+from mpwds.errors import MpwdsError
+
+_IDENTITY_NBYTES = 16
+_TAG = struct.Struct("<QQ")
+_DESCRIPTORS = 2
+
+
+class Giver:
+    """The server's end: gives descriptors to trainers that have connected."""
+
+    def __init__(self, path: str | None = None) -> None:
+        # An abstract name needs no file, but one network namespace alone sees it.
+        self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
+        self._remove()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(_address(self.name))
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._strangers: list[socket.socket] = []
+        self._trainers: dict[bytes, socket.socket] = {}
+
+    def connected(self, identity: bytes) -> bool:
+        """Whether the trainer of this identity has connected."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                break
+            connection.setblocking(False)
+            self._strangers.append(connection)
+        for connection in tuple(self._strangers):
+            try:
+                said = connection.recv(_IDENTITY_NBYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                said = b""
+            self._strangers.remove(connection)
+            if len(said) == _IDENTITY_NBYTES:
+                self.forget(said)
+                self._trainers[said] = connection
+            else:
+                connection.close()
+        for connection in self._strangers[:-64]:
+            self._strangers.remove(connection)
+            connection.close()
+        return identity in self._trainers
+
+    def give(self, identity: bytes, slot: int, launch: int, segment: int, bell: int) -> None:
+        """Sends a segment's descriptors. If the trainer is gone, its heartbeats will show it."""
+        descriptors = array.array("i", [segment, bell])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        connection = self._trainers.get(identity)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.sendmsg([_TAG.pack(slot, launch)], ancillary, socket.MSG_NOSIGNAL)
+
+    def forget(self, identity: bytes) -> None:
+        connection = self._trainers.pop(identity, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        for connection in (self._listener, *self._strangers, *self._trainers.values()):
+            connection.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        if self.name.startswith("/"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.name)
+
+
+class Taker:
+    """The trainer's end. OSError if the server cannot be reached this way."""
+
+    def __init__(self, name: str, identity: bytes) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.connect(_address(name))
+            self._socket.send(identity)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self._arrived: dict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
+
+    def take(self, slot: int, launch: int) -> tuple[int, int]:
+        """The descriptors of the next segment of a worker, and of its bell; the caller closes them."""
+        while not self._arrived[slot, launch]:
+            space = socket.CMSG_LEN(_DESCRIPTORS * array.array("i").itemsize)
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(_TAG.size, space, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                data, ancillary = b"", []
+            descriptors = array.array("i")
+            for _, _, content in ancillary:
+                descriptors.frombytes(content)
+            if len(data) != _TAG.size or len(descriptors) != _DESCRIPTORS:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                raise MpwdsError(
+                    f"the server announced shared memory of worker {slot} and did not hand it over: it has "
+                    "ended, or this process has no file descriptor left (ulimit -n)"
+                )
+            self._arrived[_TAG.unpack(data)].append((descriptors[0], descriptors[1]))
+        return self._arrived[slot, launch].popleft()
+
+    def close(self) -> None:
+        self._socket.close()
+        for pairs in self._arrived.values():
+            for pair in pairs:
+                for descriptor in pair:
+                    os.close(descriptor)
+        self._arrived.clear()
+
+
+def _address(name: str) -> str:
+    return name if name.startswith("/") else "\0" + name

@@ -1,0 +1,610 @@
+"""A server: runs workers for trainers on other machines, or on this one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+import mpwds
+from mpwds.errors import MpwdsError
+from mpwds.feed import definition, keys, wire
+from mpwds.feed.handover import Giver
+from mpwds.feed.server.serving import ServingSetup
+from mpwds.feed.server.slot import Data, Slot
+from mpwds.feed.wire import Malformed, Place
+from mpwds.loader.engine import options, protocol
+from mpwds.loader.engine.channel import Message
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
+from mpwds.loader.processes import processes
+from mpwds.loader.processes.launchers import LAUNCHERS
+from mpwds.loader.worker.elements import as_dataset
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import LengthUnknown
+from mpwds.sharedmem.bell import Bell
+
+logger = logging.getLogger("mpwds.feed")
+
+_POLL_S = 0.25
+_COMMANDS_AT_ONCE = 256
+_LOG_EVERY_S = 5.0
+_DRAIN_S = 2.0
+
+
+@dataclass
+class _Party:
+    """The workers that one trainer has, or a group of trainers together."""
+
+    workers: int
+    group: str = ""
+    members: int = 1  # that are expected before an epoch begins
+    max_lag: float | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)
+    sessions: dict[bytes, _Session] = field(default_factory=dict)
+
+
+@dataclass
+class _Session:
+    """A trainer that the server has welcomed."""
+
+    name: str
+    address: str
+    rank: int
+    world_size: int
+    party: _Party
+    shares_memory: bool
+    began: float
+    heard: float
+    batches: int = 0
+    nbytes: int = 0
+
+
+class Server:
+    """Runs workers that decode and augment a dataset for trainers, which reach them with ``RemoteLoader``.
+
+    The server starts a worker process when a trainer begins its first epoch, and ends it when the trainer
+    leaves. It restarts a worker that dies, which continues where the trainer's epoch is. Batches wait in the
+    workers' shared memory until their trainer asks for more, so a slow trainer costs no memory.
+
+    Args:
+        dataset: As for ``MultiLoader``; pickled for the workers.
+        bind: ``"tcp://HOST:PORT"`` or ``"ipc://PATH"``. Port 0 or ``*`` takes a free one: see ``url``.
+        workers: Worker processes, shared by all trainers. A trainer that takes over the part of a lost server
+            may start as many again.
+        keys: Folder with ``server.key_secret`` and the public keys of clients, made by ``mpwds keygen``.
+            Required unless only this machine can reach ``bind``.
+        insecure: Serve other machines without keys: everybody who reaches the port can read the data.
+        prefetch: Batches that each worker makes ahead.
+        start_method: How workers start: ``"forkserver"``, ``"spawn"`` or ``"fork"``.
+        max_clients: Most trainers at once; further ones wait. ``None`` is as many as there are workers.
+        workers_per_client: Workers that a trainer gets if it asks for no number. ``None``: the ranks of a job
+            share all equally, a single trainer gets all that are free.
+        client_timeout: Seconds of silence after which a trainer is gone and its workers are free.
+        shared_memory: Let trainers on this machine map the workers' shared memory.
+
+    Attributes:
+        url: Where it serves.
+
+    Raises:
+        SecurityError: Other machines can reach ``bind``, and neither ``keys`` nor ``insecure`` is given.
+        MpwdsError: The address is in use, or keys are missing.
+        TypeError: The dataset cannot be sent to worker processes.
+
+    Example:
+        >>> import mpwds
+        >>> dataset = mpwds.DataPipeline(range(8)).batched(4)
+        >>> with Server(dataset, "tcp://127.0.0.1:0", workers=2) as server:
+        ...     server.url.startswith("tcp://127.0.0.1:")
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        bind: str,
+        *,
+        workers: int = 4,
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        prefetch: int = 2,
+        start_method: StartMethod = "forkserver",
+        max_clients: int | None = None,
+        workers_per_client: int | None = None,
+        client_timeout: float = wire.LOST_S,
+        shared_memory: bool = True,
+    ) -> None:
+        self.workers = options.integer("Server", "workers", workers, at_least=1)
+        self._blocks = options.integer("Server", "prefetch", prefetch, at_least=1) + BLOCKS_OF_CONSUMER
+        options.choice("Server", "start_method", start_method, StartMethod)
+        options.timeout("Server", client_timeout)
+        self._max_clients = max_clients or self.workers
+        self._workers_per_client = workers_per_client
+        self._client_timeout = client_timeout
+        self._shares_memory = shared_memory
+        self._id = secrets.token_hex(8)
+        self._began = time.monotonic()
+        self.dataset = as_dataset(dataset)
+        self._definition = definition.define(self.dataset)
+        self._parties: list[_Party] = []
+        self._sessions: dict[bytes, _Session] = {}
+        self._ending: list[tuple[float, Any]] = []
+        self._peekers: deque[tuple[bytes, int]] = deque()
+        self._waiting: dict[bytes, float] = {}
+        self.dropped: Counter[str] = Counter()
+        self._logged: dict[str, float] = {}
+        self._stopping = Bell()
+        self._draining = False
+        with contextlib.ExitStack() as ends:
+            setup = ServingSetup(self.dataset, workers=1, blocks=self._blocks)
+            processes.fill_standard_descriptors()
+            self._launcher = LAUNCHERS[start_method](setup)
+            ends.callback(lambda: self._launcher.close())
+            context = zmq.Context()
+            ends.callback(context.term)
+            self._router = context.socket(zmq.ROUTER)
+            ends.callback(self._router.close, int(_DRAIN_S * 1000))
+            self._listen(context, bind, keys, insecure, ends)
+            path = self.url[len("ipc://") :] + ".memory" if self.url.startswith("ipc:///") else None
+            self._giver = Giver(path)
+            ends.callback(self._giver.close)
+            self._ends = ends.pop_all()
+
+    def _listen(
+        self,
+        context: zmq.Context[Any],
+        bind: str,
+        folder: str | os.PathLike[str] | None,
+        insecure: bool,
+        ends: contextlib.ExitStack,
+    ) -> None:
+        keys.check_url(bind.replace(":*", ":0"), folder, insecure)
+        if keys.needs_keys(bind) and folder is None:
+            logger.warning("%s: anybody who reaches this port can read the data (insecure)", bind)
+        router = self._router
+        router.router_mandatory = True
+        router.router_handover = True
+        router.maxmsgsize = wire.COMMAND_NBYTES
+        router.sndhwm = 0  # windows of bytes bound what is sent
+        router.ipv6 = "[" in bind
+        ends.enter_context(keys.secured_server(context, router, folder))
+        _refuse_second(bind)
+        try:
+            router.bind(bind)
+        except zmq.ZMQError as error:
+            raise MpwdsError(
+                f"cannot serve at {bind} ({error.strerror}): another server may be running there already"
+            ) from error
+        endpoint: Any = router.last_endpoint
+        self.url = endpoint.decode().rstrip("\0")
+        if self.url.startswith("ipc:///"):
+            ends.callback(Path(self.url[len("ipc://") :]).unlink, missing_ok=True)
+
+    def serve(self) -> None:
+        """Serves until :meth:`stop` is called, then sends what is under way and ends the workers."""
+        while not self._stopping.clear():
+            self._turn(_POLL_S)
+        self._drain()
+
+    def stop(self) -> None:
+        """Makes :meth:`serve` return; may be called from another thread or a signal handler."""
+        self._stopping.ring()
+
+    def close(self) -> None:
+        """Ends the workers, and frees the address."""
+        for session in tuple(self._sessions):
+            self._forget(session)
+        processes.end_all([process for _, process in self._ending], protocol.GRACE_S)
+        for _, process in self._ending:
+            process.release()
+        self._ending.clear()
+        self._ends.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def status(self) -> dict[str, Any]:
+        """Figures of the server, its workers and trainers; readings count up since a worker's start."""
+        now = time.monotonic()
+        return {
+            "url": self.url,
+            "server": self._id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": mpwds.__version__,
+            "uptime_s": now - self._began,
+            "time_s": now,
+            "dataset": self._definition["description"],
+            "fingerprint": self._definition["fingerprint"],
+            "draining": self._draining,
+            "capacity": self.workers,
+            "cores": len(os.sched_getaffinity(0)),
+            "workers": [
+                self._slot_status(slot, party) for party in self._parties for slot in party.slots.values()
+            ],
+            "clients": [_client_status(session, now) for session in self._sessions.values()],
+            "dropped": dict(self.dropped),
+        }
+
+    # One turn of the loop.
+
+    def _turn(self, wait_s: float) -> None:
+        poller = select.poll()
+        router: Any = self._router
+        poller.register(router.fd, select.POLLIN)
+        poller.register(self._stopping, select.POLLIN)
+        slots = [slot for party in self._parties for slot in party.slots.values()]
+        for slot in slots:
+            if slot.listens and slot.worker is not None:
+                slot.worker.register(poller, receives=True)
+            elif slot.worker is not None and slot.worker.unsent:
+                slot.worker.register(poller, receives=False)
+        # The router's descriptor tells of changes only, so look before waiting.
+        poller.poll(0 if router.events & zmq.POLLIN else wait_s * 1000)
+        for _ in range(_COMMANDS_AT_ONCE):
+            if not self._read_command():
+                break
+        for party in tuple(self._parties):
+            for slot in tuple(party.slots.values()):
+                self._relay(slot, party)
+        self._keep_house(time.monotonic())
+
+    def _relay(self, slot: Slot, party: _Party) -> None:
+        if self._peekers and slot.peeked is None:
+            slot.peeked = self._show_peekers
+        try:
+            for data in slot.relay():
+                if data.is_last:  # so that the trainer's statistics are whole when its epoch ends
+                    self._tell_counters(data.client, party, 0)
+                self._send_data(data)
+        except (OSError, MpwdsError) as error:
+            # Its machine has no memory or processes left: its trainers hear why, others are served on.
+            logger.error("worker %d cannot run: %s", slot.number, error)
+            for client in tuple(party.sessions):
+                self._reply(client, wire.REFUSED, why=f"worker {slot.number} cannot run: {error}")
+                self._forget(client)
+            return
+        while slot.notices:
+            notice = slot.notices.popleft()
+            logger.warning("%s", notice)
+            for client in party.sessions:
+                self._reply(client, wire.NOTICE, text=notice)
+
+    def _read_command(self) -> bool:
+        try:
+            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        identity = frames[0].bytes
+        try:
+            if len(frames) != 2:
+                raise Malformed(f"a command of {len(frames) - 1} frames: it must be one")
+            if len(identity) != wire.IDENTITY_NBYTES:
+                raise Malformed(f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}")
+            fields = wire.unpack_command(frames[1].buffer)
+            session = self._sessions.get(identity)
+            if session is not None:
+                session.heard = time.monotonic()
+            self._handle(identity, fields, _address(frames[1]))
+        except Malformed as error:
+            self._drop("malformed", f"{error} (from {_address(frames[-1])})")
+        return True
+
+    def _handle(self, identity: bytes, fields: dict[str, Any], address: str) -> None:
+        kind = fields["kind"]
+        if kind == wire.HELLO:
+            self._welcome(identity, fields, address)
+        elif kind == wire.COUNT:
+            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
+        elif kind == wire.STATUS:
+            self._reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
+        elif kind == wire.PEEK:
+            self._peekers.append((identity, fields["request"]))
+        elif (session := self._sessions.get(identity)) is None:
+            if kind == wire.PING:
+                unknown = {"known": False, "slots": [], "readings": {}}
+                self._reply(identity, wire.PONG, server=self._id, number=fields["number"], **unknown)
+            elif kind != wire.BYE:
+                self._drop("unknown client", f"{kind} of a client that is not welcomed (from {address})")
+        elif kind == wire.BYE:
+            self._forget(identity)
+        elif kind == wire.PING:
+            self._answer_ping(identity, session.party, fields)
+        elif kind == wire.START:
+            self._start(identity, session, fields)
+        else:
+            slot = session.party.slots.get(fields["slot"])
+            if slot is None:
+                raise Malformed(f"{kind}: there is no slot {fields['slot']}")
+            if kind == wire.STOP:
+                slot.stop(identity, fields["attempt"])
+            else:
+                slot.acknowledge(identity, fields["attempt"], fields["nbytes"], fields["window"])
+
+    # Trainers come and go.
+
+    def _welcome(self, identity: bytes, hello: dict[str, Any], address: str) -> None:
+        if wire.VERSION not in hello["versions"]:
+            return self._refuse(
+                identity,
+                f"the server {self.url} speaks version {wire.VERSION} of the feed, this client "
+                f"{hello['versions']}: use the same mpwds on both sides",
+            )
+        own = self._definition["fingerprint"]
+        if hello["fingerprint"] not in (None, own):
+            return self._refuse(
+                identity,
+                f"the server {self.url} has another dataset (fingerprint {own}) than the one that is "
+                f"expected ({hello['fingerprint']}): serve the same definition, with the same Python",
+            )
+        self._forget(identity)
+        party = self._party(identity, hello)
+        if party is None:
+            return None
+        now = time.monotonic()
+        self._waiting.pop(identity, None)
+        near = self._shares_memory and hello["host"] == wire.machine() and not party.group
+        session = _Session(
+            hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
+        )
+        party.sessions[identity] = self._sessions[identity] = session
+        if party not in self._parties:
+            self._parties.append(party)
+        return self._reply(
+            identity,
+            wire.WELCOME,
+            version=wire.VERSION,
+            server=self._id,
+            host=socket.gethostname(),
+            workers=party.workers,
+            blocks=self._blocks,
+            handover=self._giver.name if near else None,
+            **self._definition,
+        )
+
+    def _party(self, identity: bytes, hello: dict[str, Any]) -> _Party | None:
+        """The workers that a trainer joins or gets; ``None`` if it was told to wait, or why it cannot."""
+        group = hello["group"] or ""
+        for party in self._parties:
+            if group and party.group == group:
+                return party
+        ranks = max(hello["world_size"], 1)
+        wanted = hello["workers"] or self._workers_per_client
+        free = self.workers - sum(party.workers for party in self._parties)
+        if wanted is None:
+            wanted = self.workers // ranks if ranks > 1 else max(free, 1)
+        if not 1 <= wanted <= self.workers:
+            self._refuse(
+                identity,
+                f"the server {self.url} has {self.workers} workers, but {wanted or ranks} are needed "
+                f"({'one for each rank' if not wanted else 'workers='}): start it with more",
+            )
+            return None
+        full = len(self._sessions) >= self._max_clients
+        if self._draining or full or wanted > free:
+            why = (
+                "the server is ending" if self._draining else f"it has {free} of {self.workers} workers free"
+            )
+            why = f"it serves {len(self._sessions)} clients, its most" if full else why
+            self._waiting[identity] = time.monotonic()
+            self._reply(identity, wire.WAIT, why=why)
+            return None
+        return _Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
+
+    def _start(self, identity: bytes, session: _Session, fields: dict[str, Any]) -> None:
+        party, number = session.party, fields["slot"]
+        slot = party.slots.get(number)
+        if slot is None:
+            if number >= party.workers and self._taken_over() >= self.workers:
+                raise Malformed(f"start: slot {number} is one too many: {party.workers} were granted")
+            hand_over: Callable[[int, int, int], None] | None = None
+            if fields["shared_memory"]:
+                if not (session.shares_memory and self._giver.connected(identity)):
+                    raise Malformed("start: shared_memory without a connection to hand it over")
+
+                def hand_over(launch: int, segment: int, bell: int) -> None:
+                    self._giver.give(identity, number, launch, segment, bell)
+
+            slot = party.slots[number] = Slot(
+                number,
+                lambda: self._launcher,
+                self._blocks,
+                lambda: max(party.members, len(party.sessions)),
+                hand_over,
+            )
+        try:
+            slot.start(identity, fields)
+        except OSError as error:
+            raise Malformed(f"a worker cannot start: {error}") from error
+
+    def _taken_over(self) -> int:
+        return sum(max(len(party.slots) - party.workers, 0) for party in self._parties)
+
+    def _forget(self, identity: bytes) -> None:
+        session = self._sessions.pop(identity, None)
+        if session is None:
+            return
+        party = session.party
+        del party.sessions[identity]
+        self._giver.forget(identity)
+        for slot in party.slots.values():
+            slot.leave(identity)
+        if not party.sessions:
+            self._parties.remove(party)
+            for slot in party.slots.values():
+                worker = slot.end()
+                if worker is not None:
+                    self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
+
+    def _keep_house(self, now: float) -> None:
+        for identity, session in tuple(self._sessions.items()):
+            if now - session.heard > self._client_timeout:
+                logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
+                self._forget(identity)
+        for party in tuple(self._parties):
+            if party.max_lag is not None:
+                self._drop_laggards(party, party.max_lag, now)
+        for entry in tuple(self._ending):
+            deadline, worker = entry
+            if not worker.wait(0):
+                if now < deadline:
+                    continue
+                worker.kill()
+                worker.wait(1)
+            worker.release()
+            self._ending.remove(entry)
+
+    def _drop_laggards(self, party: _Party, max_lag: float, now: float) -> None:
+        for slot in tuple(party.slots.values()):
+            for identity, lag in slot.held_up_by(now).items():
+                if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
+                    name = party.sessions[identity].name
+                    self._refuse(
+                        identity,
+                        f"{name} held up its group {party.group!r} for more than {max_lag:g} s (max_lag), so "
+                        "it fell out: give it more time, or make its steps faster",
+                    )
+                    self._forget(identity)
+
+    def _drain(self) -> None:
+        """Sends what the workers have sent, and tells the trainers that the server ends."""
+        self._draining = True
+        for party in self._parties:
+            for slot in party.slots.values():
+                self._relay(slot, party)
+        for identity in tuple(self._sessions):
+            self._reply(identity, wire.GOODBYE, server=self._id)
+
+    # Answers.
+
+    def _answer_ping(self, identity: bytes, party: _Party, ping: dict[str, Any]) -> None:
+        for number, attempt, nbytes in ping["acknowledged"]:
+            if number in party.slots:
+                party.slots[number].acknowledge(identity, attempt, nbytes)
+        self._tell_counters(identity, party, ping["number"])
+
+    def _tell_counters(self, identity: bytes, party: _Party, number: int) -> None:
+        slots, readings = [], {}
+        for slot in party.slots.values():
+            member = slot.members.get(identity)
+            if member is not None:
+                slots.append([slot.number, member.attempt, member.number])
+            pid = 0 if slot.worker is None else slot.worker.pid
+            readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
+        answer = {"known": True, "slots": slots, "readings": readings}
+        self._reply(identity, wire.PONG, server=self._id, number=number, **answer)
+
+    def _count(self, fields: dict[str, Any]) -> int | str:
+        place = Place(*fields["place"])
+        context = Context(
+            fields["epoch"], place.seed, place.rank, place.world_size, place.worker, place.workers
+        )
+        try:
+            return definition.count(self.dataset, context, fields["exact"])
+        except LengthUnknown as error:
+            return error.reason
+        except Exception as error:
+            return f"counting the elements failed ({type(error).__name__}: {error})"
+
+    def _show_peekers(self, message: Message, arrays: bytes) -> None:
+        fields = bytes(message.frame[: len(message.frame) - len(message.payload)])
+        while self._peekers:
+            identity, request = self._peekers.popleft()
+            self._reply(identity, wire.PEEKED, request=request, message=fields, arrays=arrays)
+
+    def _refuse(self, identity: bytes, why: str) -> None:
+        logger.warning("refused: %s", why)
+        self._reply(identity, wire.REFUSED, why=why)
+
+    def _reply(self, identity: bytes, kind: str, **fields: Any) -> None:
+        self._send(identity, [wire.pack(kind, **fields)])
+
+    def _send_data(self, data: Data) -> None:
+        frames: list[Any] = [wire.pack_head(data.head), data.frames]
+        if data.parts is not None:
+            step = wire.PART_NBYTES
+            frames += [data.parts[at : at + step] for at in range(0, data.parts.nbytes, step)]
+        if self._send(data.client, frames) and (session := self._sessions.get(data.client)):
+            session.batches += 1
+            session.nbytes += len(data.frames) + data.head.nbytes
+
+    def _send(self, identity: bytes, frames: list[Any]) -> bool:
+        try:
+            self._router.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False  # its heartbeats will show whether it comes back
+        return True
+
+    def _drop(self, reason: str, what: str) -> None:
+        """Counts a bad message, and logs it unless one for the same reason was logged just now."""
+        self.dropped[reason] += 1
+        now = time.monotonic()
+        if now - self._logged.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._logged[reason] = now
+            logger.warning("dropped message %d (%s): %s", self.dropped[reason], reason, what)
+
+    def _slot_status(self, slot: Slot, party: _Party) -> dict[str, Any]:
+        members = slot.members.values()
+        return {
+            "worker": slot.number,
+            "pid": 0 if slot.worker is None else slot.worker.pid,
+            "client": ", ".join(session.name for session in party.sessions.values()),
+            "state": "idle" if slot.epoch is None else "running",
+            "epoch": slot.epoch or 0,
+            "batches": slot.batches,
+            "restarts": slot.restarts,
+            "unacknowledged_bytes": max((member.outstanding for member in members), default=0),
+            "window_bytes": max((member.window for member in members), default=0),
+            "shard": "" if slot.worker is None else slot.worker.shard,
+            "reading": wire.plain_reading(slot.reading()),
+        }
+
+
+def _client_status(session: _Session, now: float) -> dict[str, Any]:
+    return {
+        "client": session.name,
+        "address": session.address,
+        "group": session.party.group,
+        "rank": session.rank,
+        "world_size": session.world_size,
+        "workers": session.party.workers,
+        "batches": session.batches,
+        "nbytes": session.nbytes,
+        "connected_s": now - session.began,
+        "silent_s": now - session.heard,
+    }
+
+
+def _address(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except (zmq.ZMQError, AttributeError):
+        return "this machine"
+
+
+def _refuse_second(bind: str) -> None:
+    """Raises if a server listens at an ``ipc`` address: ZeroMQ would silently take its place."""
+    path = bind[len("ipc://") :] if bind.startswith("ipc://") else ""
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect("\0" + path[1:] if path.startswith("@") else path)
+        except OSError:
+            return
+    raise MpwdsError(f"cannot serve at {bind}: another server is running there already")

@@ -1,0 +1,43 @@
+"""What runs in a server's worker process: a loader's worker whose place comes with each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from mpwds.feed.wire import Place
+from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.worker.worker import Worker, export_place
+
+
+@dataclass
+class ServingSetup(WorkerSetup):
+    """The setup of a server's workers; each ``start`` tells a worker its place among all workers."""
+
+    serves: ClassVar[str] = f"{__name__}:ServingWorker"
+
+
+class ServingWorker(Worker):
+    """A worker that sends nothing pickled, because its batches leave the machine."""
+
+    def run(self) -> None:
+        self.sender.allow_pickle = False
+        super().run()
+
+    def _run_epoch(self, start: dict[str, Any]) -> None:
+        place = Place(*start["place"])
+        self.index = place.worker
+        self.setup = replace(
+            self.setup,
+            workers=place.workers,
+            rank=place.rank,
+            world_size=place.world_size,
+            seed=place.seed,
+        )
+        export_place(self.index, self.setup)
+        super()._run_epoch(start)
+
+    def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
+        if isinstance(state, bytes) and state[:1] != b"m":
+            state = "the pipeline's state holds objects that only pickle can send"
+        super()._send(element, generation, sequence, state)

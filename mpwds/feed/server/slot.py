@@ -1,0 +1,373 @@
+"""A worker of a server as its trainers see it: its batches are relayed, at their pace, exactly once."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mpwds.errors import WorkerDied
+from mpwds.feed.wire import Head, Place
+from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine.channel import Message, frame_of
+from mpwds.loader.engine.epoch import MOST_DEATHS
+from mpwds.loader.engine.local_worker import LocalWorker
+from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.processes.launchers import Launcher
+from mpwds.loader.resume.progress import Position
+from mpwds.loader.worker.counters import Reading
+from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.private import PrivateCopies
+
+_BUNDLE_NBYTES = 64 << 10
+"""Small batches that have piled up travel in one message, which costs as much as one of them would."""
+
+
+class Data(NamedTuple):
+    """A data message for one trainer: its head, messages as the worker framed them, and arrays in parts."""
+
+    client: bytes
+    head: Head
+    frames: bytes
+    parts: memoryview | None
+    is_last: bool
+
+
+@dataclass
+class Member:
+    """One trainer of a slot: what it asked for last, what it was sent, and how much of that it has used."""
+
+    start: dict[str, Any]  # its last command to start
+    window: int  # bytes that it may have been sent and not used
+    next: int  # the first batch that it was not sent
+    number: int = 0  # of its next data message
+    sent_nbytes: int = 0
+    used_nbytes: int = 0
+    begun: bool = False  # the worker runs for it; before that it waits for the others of its group
+    done: bool = False  # it was sent the end, or stopped
+    held_up_since: float | None = None  # others have waited for it since then
+
+    @property
+    def attempt(self) -> int:
+        return int(self.start["attempt"])
+
+    @property
+    def outstanding(self) -> int:
+        return self.sent_nbytes - self.used_nbytes
+
+    @property
+    def runs(self) -> bool:
+        return self.begun and not self.done
+
+    def has_room(self, nbytes: int) -> bool:
+        return not self.outstanding or self.outstanding + nbytes <= self.window
+
+
+class _Relaying(BatchReceiver):
+    """The server's end of an arena; ``on_segment`` hears of a new segment that the trainer maps, too."""
+
+    on_segment: Callable[[Message, int], None] | None = None
+
+    def map_segment(self, message: Message, descriptor: int) -> None:
+        if self.on_segment is not None:
+            self.on_segment(message, descriptor)
+        super().map_segment(message, descriptor)
+
+    def peek(self, message: Message) -> bytes:
+        """A copy of the memory of a batch's arrays."""
+        block = message.fields.get("block")
+        if block is None or self._arena is None:
+            return bytes(message.payload)
+        return bytes(self._arena.peek(block)[: message.fields["nbytes"]])
+
+
+class _ServedWorker(LocalWorker):
+    """A local worker that is told its place with each epoch."""
+
+    receiver: _Relaying
+
+    def __init__(self, index: int, launcher: Launcher, blocks: int) -> None:
+        def make(bell: Bell) -> _Relaying:
+            self.receiver = _Relaying(bell, "numpy", blocks - 1, PrivateCopies(), warn=False)
+            return self.receiver
+
+        super().__init__(index, launcher, make)
+
+    def begin(self, epoch: int, place: list[Any], generation: int, position: Position) -> None:
+        self.index = Place(*place).worker
+        start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
+        self._replace_command({**start, **position._asdict()})
+
+    @property
+    def shard(self) -> str:
+        return self._status.shard()
+
+
+@dataclass
+class _Run:
+    """A part of an epoch that a worker makes."""
+
+    epoch: int
+    place: list[Any]
+    position: Position  # where its worker would begin anew
+    next: int  # the batch that comes next
+    ended: bool = False
+    deaths: Counter[int] = field(default_factory=Counter)  # by the batch that came next
+
+
+class Slot:
+    """A worker process that makes one part of an epoch, for one trainer or for each of a group.
+
+    The worker starts with the first epoch and ends with the slot. If it dies, another one takes its place, at
+    the last state that was relayed. A part begins when ``expected()`` trainers have asked for it, at the
+    earliest of their positions, and each gets the batches from its own position on. A trainer that comes late
+    makes the worker go back to that one's position; the others get none of the batches twice.
+
+    ``hand_over(launch, segment, bell)`` passes descriptors to a trainer that maps the arena itself; without
+    it, the trainer gets the arrays in parts. ``peeked`` gets a copy of the next batch that is relayed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        launcher: Callable[[], Launcher],
+        blocks: int,
+        expected: Callable[[], int] = lambda: 1,
+        hand_over: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        self.number = number
+        self.members: dict[bytes, Member] = {}
+        self.worker: _ServedWorker | None = None
+        self.restarts = 0
+        self.batches = 0
+        self.notices: deque[str] = deque()
+        self.peeked: Callable[[Message, bytes], None] | None = None
+        self._launcher = launcher
+        self._blocks = blocks
+        self._expected = expected
+        self._hand_over = hand_over
+        self._launches = 0
+        self._generation = 0
+        self._run: _Run | None = None
+        self._pending: Message | None = None
+        self._segments: list[bytes] = []
+        self._reading_before = Reading()
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that its worker is in the middle of."""
+        return None if self._run is None else self._run.epoch
+
+    def reading(self) -> Reading:
+        """The counters of its workers, also of those that have died."""
+        return self._reading_before if self.worker is None else self._reading_before + self.worker.reading()
+
+    def start(self, client: bytes, start: dict[str, Any]) -> None:
+        """A trainer asks for a part, in place of what it asked for before."""
+        self.members[client] = Member(start, start["window"], start["first"])
+        self._stop_if_unwanted()
+        self._begin_if_due()
+
+    def stop(self, client: bytes, attempt: int) -> None:
+        member = self.members.get(client)
+        if member is not None and member.attempt == attempt:
+            member.begun = member.done = True
+            self._stop_if_unwanted()
+            self._begin_if_due()
+
+    def acknowledge(self, client: bytes, attempt: int, nbytes: int, window: int | None = None) -> None:
+        """A trainer has used ``nbytes`` of the bytes that it was sent since its attempt began."""
+        member = self.members.get(client)
+        if member is not None and member.attempt == attempt and nbytes <= member.sent_nbytes:
+            member.used_nbytes = max(member.used_nbytes, nbytes)
+            member.window = member.window if window is None else window
+
+    def leave(self, client: bytes) -> None:
+        """A trainer is gone."""
+        self.members.pop(client, None)
+        self._stop_if_unwanted()
+        self._begin_if_due()
+
+    @property
+    def listens(self) -> bool:
+        """Whether a message of the worker could be taken now."""
+        return self._run is not None and not self._run.ended and self._pending is None
+
+    def held_up_by(self, now: float) -> dict[bytes, float]:
+        """The trainers that the others of the group wait for, and for how many seconds."""
+        members = self.members.values()
+        if self._run is None and any(not member.begun for member in members):
+            for member in members:
+                if member.begun:
+                    member.held_up_since = member.held_up_since or now
+        since = {client: member.held_up_since for client, member in self.members.items()}
+        return {client: now - began for client, began in since.items() if began is not None}
+
+    def relay(self) -> Iterator[Data]:
+        """What the worker has sent and its trainers have room for; never waits."""
+        bundle: list[bytes] = []
+        first = nbytes = 0
+        while (message := self._take()) is not None:
+            run = self._run
+            assert run is not None
+            in_parts = "block" in message.fields and self._hand_over is None
+            size = len(message.frame) + (message.fields["nbytes"] if in_parts else 0)
+            if not self._have_room(nbytes + size):
+                self._pending = message
+                break
+            first = first if bundle else run.next
+            bundle += self._segments
+            self._segments.clear()
+            bundle.append(self._relayed(message, run))
+            nbytes += size
+            if in_parts or nbytes >= _BUNDLE_NBYTES or run.ended:
+                parts = self._parts(message) if in_parts else None
+                yield from self._to_members(bundle, first, run, parts)
+                bundle, nbytes = [], 0
+            if run.ended:
+                self._run = None
+                self._begin_if_due()
+        if bundle and self._run is not None:
+            yield from self._to_members(bundle, first, self._run, None)
+
+    def end(self) -> _ServedWorker | None:
+        """Ends the slot. Its worker, if there is one, was told to end; the caller waits for it."""
+        self._run = self._pending = None
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.disconnect()
+        return worker
+
+    def _take(self) -> Message | None:
+        if self._pending is not None:
+            message, self._pending = self._pending, None
+            return message
+        if self._run is None or self.worker is None:
+            return None
+        try:
+            return self.worker.receive(self._generation)
+        except WorkerDied as death:
+            return self._restarted(death, self._run)
+
+    def _relayed(self, message: Message, run: _Run) -> bytes:
+        """Counts a message; returns its frame, without what only this machine may read."""
+        fields = message.fields
+        if fields["kind"] == protocol.BATCH:
+            run.next = fields["sequence"] + 1
+            self.batches += 1
+            if isinstance(fields.get("state"), bytes):
+                run.position = Position(0, fields["state"], run.next)
+            if self.peeked is not None and self.worker is not None:
+                self.peeked(message, self.worker.receiver.peek(message))
+                self.peeked = None
+            return bytes(message.frame)
+        run.ended = True
+        return bytes(message.frame if fields["kind"] == protocol.END else _without_pickle(fields))
+
+    def _parts(self, message: Message) -> memoryview:
+        assert self.worker is not None
+        block = self.worker.receiver.buffer(message)
+        return memoryview(block).cast("B")[: message.fields["nbytes"]]
+
+    def _to_members(
+        self, bundle: list[bytes], first: int, run: _Run, parts: memoryview | None
+    ) -> Iterator[Data]:
+        """A data message for each trainer, without the batches that it had before."""
+        for client, member in self.members.items():
+            if not member.runs:
+                continue
+            frames = bundle[min(max(member.next - first, 0), run.next - first) :]
+            if frames:
+                data = b"".join(frames)
+                parts_nbytes = 0 if parts is None else parts.nbytes
+                head = Head(self.number, member.attempt, member.number, parts_nbytes)
+                member.number += 1
+                member.next = max(member.next, run.next)
+                member.sent_nbytes += len(data) + parts_nbytes
+                member.done = run.ended
+                yield Data(client, head, data, parts, run.ended)
+
+    def _have_room(self, nbytes: int) -> bool:
+        full = [member for member in self.members.values() if member.runs and not member.has_room(nbytes)]
+        for member in self.members.values():
+            member.held_up_since = (member.held_up_since or time.monotonic()) if member in full else None
+        return not full
+
+    def _begin_if_due(self) -> None:
+        """Begins the earliest epoch that is asked for, once nobody is in the middle of another one."""
+        waiting = [member for member in self.members.values() if not member.begun]
+        running = [member for member in self.members.values() if member.runs]
+        if not waiting or (not running and len(waiting) < self._expected()):
+            return
+        epoch = min(member.start["epoch"] for member in waiting)
+        if running and running[0].start["epoch"] != epoch:
+            return
+        due = [member for member in waiting if member.start["epoch"] == epoch]
+        for member in due:
+            member.begun = True
+            member.held_up_since = None
+        earliest = min(due, key=lambda member: member.next)
+        if running and self._run is not None and earliest.next >= self._run.next:
+            return
+        start = earliest.start
+        self._discard_pending()
+        position = Position(start["first"], start["state"], start["at"])
+        self._run = _Run(epoch, start["place"], position, start["first"])
+        self._to_worker(self._run)
+
+    def _to_worker(self, run: _Run) -> None:
+        if self.worker is None:
+            self._launches += 1
+            self.worker = _ServedWorker(self.number, self._launcher(), self._blocks)
+            if self._hand_over is not None:
+                self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
+        self._generation += 1
+        position = run.position._replace(first=run.next)
+        self.worker.begin(run.epoch, run.place, self._generation, position)
+
+    def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
+        assert self._hand_over is not None
+        self._hand_over(self._launches, descriptor, worker.receiver.bell.fileno())
+        self._segments.append(bytes(frame_of({**message.fields, "launch": self._launches})))
+
+    def _restarted(self, death: WorkerDied, run: _Run) -> Message | None:
+        """Starts a worker in the place of one that has died; the message that ends the part if it cannot."""
+        dead, self.worker = self.worker, None
+        if dead is not None:
+            self._reading_before = self._reading_before + dead.reading()
+            dead.disconnect()
+            dead.release()
+        run.deaths[run.next] += 1
+        if run.deaths[run.next] >= MOST_DEATHS:
+            error = WorkerDied(
+                f"{death}. It died {MOST_DEATHS} times in a row before batch {run.next} of the epoch, so its "
+                "server does not start it again: leave out the sample that kills it, or give it more memory",
+                death.worker,
+                death.pid,
+                death.exitcode,
+            )
+            fields = {"kind": protocol.ERROR, "generation": 0, **failures.describe(error)}
+            return Message(fields, memoryview(b""), _without_pickle(fields))
+        self.restarts += 1
+        self._to_worker(run)
+        self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")
+        return None
+
+    def _stop_if_unwanted(self) -> None:
+        if self._run is not None and not any(member.runs for member in self.members.values()):
+            self._discard_pending()
+            self._run = None
+            if self.worker is not None:
+                self.worker.stop(self._generation)
+
+    def _discard_pending(self) -> None:
+        message, self._pending = self._pending, None
+        if message is not None and self.worker is not None and message.fields["kind"] == protocol.BATCH:
+            self.worker.discard(message)
+
+
+def _without_pickle(fields: dict[str, Any]) -> memoryview:
+    return frame_of({**fields, "exception": None})

@@ -1,0 +1,402 @@
+"""A trainer's connections to its servers, in a thread that receives while the training step runs.
+
+A thread and not a process: ZeroMQ receives in a thread of its own, and copies a part into its block without
+the interpreter lock, so this thread takes about 20 us of it for each megabyte. A process would have to hand
+over every batch once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from mpwds.errors import MpwdsError, ServerLost
+from mpwds.feed import keys, wire
+from mpwds.feed.handover import Taker
+from mpwds.feed.wire import Head, Malformed
+from mpwds.loader.worker.counters import Reading
+from mpwds.sharedmem.bell import Bell
+from mpwds.warn import warn
+
+_MESSAGES_AT_ONCE = 64
+_WARN_AFTER_S = 5.0
+_ASK_S = 60.0
+_LINGER_MS = 300
+_MOST_MESSAGES = 256
+
+
+@dataclass(eq=False)
+class Inbox:
+    """What has arrived for one slot of a server, and what its worker's counters were last.
+
+    The receiving thread fills it; the training thread empties it. ``attempt`` is that of the last ``start``,
+    and ``ping`` the number of the first ping behind that command.
+    """
+
+    slot: int
+    attempt: int = 0
+    ping: int = 0
+    received: int = 0  # data messages of this attempt
+    broken: bool = False  # messages were lost: the worker must start anew
+    failure: MpwdsError | None = None
+    used_nbytes: int = 0
+    awaited: bool = False
+    pid: int = 0
+    restarts: int = 0
+    reading: Reading = field(default_factory=Reading)
+    messages: deque[tuple[int, bytes, Any]] = field(default_factory=deque)
+    bell: Bell = field(default_factory=Bell)
+
+    def expect(self, attempt: int, ping: int) -> None:
+        """A ``start`` of this attempt is sent: older messages count no more."""
+        self.attempt, self.ping = attempt, ping
+        self.received = self.used_nbytes = 0
+        self.broken = False
+
+    def announce(self) -> None:
+        if self.awaited:
+            self.awaited = False
+            self.bell.ring()
+
+
+@dataclass(eq=False)
+class Link:
+    """The connection to one server.
+
+    Attributes:
+        session: Counts how often the server has welcomed this trainer; 0 before the first time.
+        is_up: The server has welcomed this trainer, and is not silent.
+        why: Why it is not up, as far as the server told.
+        refused: Why the server will not serve this trainer.
+        lost_since: When it stopped to answer; ``None`` if it is up, or was never.
+    """
+
+    url: str
+    workers: int | None
+    socket: zmq.Socket[bytes]
+    identity: bytes
+    session: int = 0
+    is_up: bool = False
+    why: str = "it does not answer"
+    refused: str = ""
+    lost_since: float | None = None
+    server: str = ""
+    definition: dict[str, Any] = field(default_factory=dict)
+    taker: Taker | None = None
+    inboxes: dict[int, Inbox] = field(default_factory=dict)
+    notices: deque[str] = field(default_factory=deque)
+    warned: bool = False
+    ping: int = 0
+    heard: float = 0.0
+    tick: float = 0.0
+
+    def inbox(self, slot: int) -> Inbox:
+        return self.inboxes.setdefault(slot, Inbox(slot))
+
+    def break_all(self) -> None:
+        for inbox in self.inboxes.values():
+            inbox.broken = True
+            inbox.announce()
+
+
+class Servers:
+    """The servers of a loader; :meth:`connect` starts the thread, :meth:`close` ends it.
+
+    ``hello`` are the fields of that command but for ``workers``, which are dealt to the servers if a number
+    is given. ``room(nbytes)`` gives memory for the arrays of a batch.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        workers: int | None,
+        hello: dict[str, Any],
+        room: Callable[[int], Any],
+        *,
+        folder: str | os.PathLike[str] | None,
+        max_batch_bytes: int,
+        lost_after: float,
+    ) -> None:
+        self._hello = hello
+        self._room = room
+        self._most_nbytes = max_batch_bytes
+        self._lost_after = lost_after
+        self._owner = os.getpid()
+        self._context = zmq.Context()
+        self._closing = False
+        self._wake = Bell()
+        self._outbox: deque[tuple[Link, bytes]] = deque()
+        self._questions: dict[int, Future[dict[str, Any]]] = {}
+        self._requests = itertools.count()
+        self._changed = threading.Event()
+        self.dropped = 0
+        self.links: list[Link] = []
+        urls = urls if workers is None else urls[:workers]
+        for number, url in enumerate(urls):
+            share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
+            self.links.append(self._link(url, share, folder))
+        self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
+
+    def connect(self, timeout: float | None) -> None:
+        """Waits until every server has welcomed this trainer.
+
+        Raises:
+            ServerLost: One did not within ``timeout`` seconds.
+            MpwdsError: One refuses, or the servers have different datasets.
+        """
+        self._thread.start()
+        began = time.monotonic()
+        warned = False
+        while True:
+            self._changed.clear()
+            missing = [link for link in self.links if not link.is_up]
+            for link in self.links:
+                if link.refused:
+                    raise MpwdsError(link.refused)
+            self._compare()
+            if not missing:
+                return
+            waited = time.monotonic() - began
+            named = ", ".join(f"{link.url} ({link.why})" for link in missing)
+            if timeout is not None and waited > timeout:
+                raise ServerLost(
+                    f"no server is ready at {named} after {timeout:g} s: start it with `mpwds serve`, or "
+                    "raise server_timeout="
+                )
+            if waited > _WARN_AFTER_S and not warned:
+                warned = True
+                warn(f"waiting for the server at {named}")
+            self._changed.wait(0.2)
+
+    def send(self, link: Link, kind: str, **fields: Any) -> None:
+        """Sends a command soon. It is lost if the server is; the next ping shows that."""
+        self._outbox.append((link, wire.pack(kind, **fields)))
+        self._wake.ring()
+
+    def ask(self, link: Link, kind: str, **fields: Any) -> dict[str, Any]:
+        """Sends a question and waits for the answer; ServerLost if none comes."""
+        request = next(self._requests)
+        future = self._questions[request] = Future()
+        self.send(link, kind, request=request, **fields)
+        try:
+            return future.result(_ASK_S)
+        except TimeoutError:
+            raise ServerLost(f"the server {link.url} did not answer within {_ASK_S:g} s") from None
+        finally:
+            del self._questions[request]
+
+    def close(self) -> None:
+        """Tells the servers that this trainer leaves. In a fork of the trainer, does nothing."""
+        if os.getpid() != self._owner or self._closing:
+            return
+        for link in self.links:
+            if link.is_up:
+                self.send(link, wire.BYE)
+        self._closing = True
+        self._wake.ring()
+        if self._thread.ident is not None:
+            self._thread.join(10)
+        for link in self.links:
+            link.socket.close(_LINGER_MS)
+            if link.taker is not None:
+                link.taker.close()
+        self._context.term()
+
+    def _link(self, url: str, workers: int | None, folder: str | os.PathLike[str] | None) -> Link:
+        identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
+        socket = self._context.socket(zmq.DEALER)
+        socket.identity = identity
+        socket.immediate = True  # nothing piles up for a server that is away
+        socket.maxmsgsize = self._most_nbytes + wire.COMMAND_NBYTES
+        socket.rcvhwm = _MOST_MESSAGES
+        socket.ipv6 = True
+        socket.reconnect_ivl_max = 1000
+        socket.heartbeat_ivl = 2000
+        socket.heartbeat_timeout = int(self._lost_after * 1000)
+        if folder is not None:
+            keys.secure_client(socket, folder)
+        socket.connect(url)
+        return Link(url, workers, socket, identity)
+
+    def _compare(self) -> None:
+        """Raises if two servers have different datasets."""
+        known = [link for link in self.links if link.definition]
+        for link in known:
+            first = known[0]
+            if link.definition["fingerprint"] != first.definition["fingerprint"]:
+                raise MpwdsError(
+                    f"the servers have different datasets: {first.url} serves {_shown(first)}, {link.url} "
+                    f"serves {_shown(link)}: serve the same definition everywhere, with the same Python"
+                )
+
+    # The receiving thread.
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        for link in self.links:
+            poller.register(link.socket, zmq.POLLIN)
+        while True:
+            now = time.monotonic()
+            for link in self.links:
+                self._keep_alive(link, now)
+            wait_s = min(link.tick for link in self.links) + wire.PING_S - now
+            poller.poll(max(0, round(wait_s * 1000)))
+            self._wake.clear()
+            while self._outbox:
+                link, data = self._outbox.popleft()
+                _send(link, data)
+            if self._closing:
+                return
+            for link in self.links:
+                for _ in range(_MESSAGES_AT_ONCE):
+                    if not self._receive(link):
+                        break
+
+    def _keep_alive(self, link: Link, now: float) -> None:
+        if link.is_up and now - link.heard > self._lost_after:
+            self._lose(link, "it does not answer")
+        if now - link.tick < wire.PING_S:
+            return
+        link.tick = now
+        if link.is_up:
+            link.ping += 1
+            used = [[inbox.slot, inbox.attempt, inbox.used_nbytes] for inbox in link.inboxes.values()]
+            _send(link, wire.pack(wire.PING, number=link.ping, acknowledged=used))
+        elif not link.refused:
+            _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello))
+
+    def _lose(self, link: Link, why: str) -> None:
+        link.is_up, link.why, link.lost_since = False, why, time.monotonic()
+        link.break_all()
+
+    def _receive(self, link: Link) -> bool:
+        """Receives one message, if one is there."""
+        socket = link.socket
+        try:
+            first = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        link.heard = time.monotonic()
+        try:
+            reply = wire.unpack_reply(first)
+            if isinstance(reply, Head):
+                self._receive_data(link, reply)
+            else:
+                self._handle(link, reply)
+        except (Malformed, KeyError, TypeError, ValueError):
+            self.dropped += 1
+        while socket.rcvmore:
+            socket.recv_into(bytearray(1))
+        return True
+
+    def _receive_data(self, link: Link, head: Head) -> None:
+        socket = link.socket
+        inbox = link.inboxes.get(head.slot)
+        if inbox is None or not socket.rcvmore:
+            raise Malformed("data of an unknown slot, or without messages")
+        frames = socket.recv()
+        if head.nbytes > self._most_nbytes:
+            inbox.failure = MpwdsError(
+                f"the server {link.url} sent a batch of {head.nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
+                f"({self._most_nbytes / 1e6:,.1f} MB) to accept it"
+            )
+            inbox.announce()
+            raise Malformed("too large")
+        arrays = self._receive_parts(socket, head.nbytes) if head.nbytes else None
+        if head.attempt == inbox.attempt:
+            if head.number != inbox.received:
+                inbox.broken = True
+            inbox.received += 1
+        inbox.messages.append((head.attempt, frames, arrays))
+        inbox.announce()
+
+    def _receive_parts(self, socket: zmq.Socket[bytes], nbytes: int) -> Any:
+        arrays = self._room(nbytes)
+        memory = memoryview(arrays if not hasattr(arrays, "numpy") else arrays.numpy()).cast("B")
+        at = 0
+        while at < nbytes:
+            if not socket.rcvmore:
+                raise Malformed("a batch without all of its parts")
+            received = socket.recv_into(memory[at : min(at + wire.PART_NBYTES, nbytes)])
+            if not received or received > wire.PART_NBYTES:
+                raise Malformed("a part of a wrong size")
+            at += received
+        return arrays
+
+    def _handle(self, link: Link, reply: dict[str, Any]) -> None:
+        kind = reply["kind"]
+        if kind == wire.PONG:
+            self._pong(link, reply)
+        elif kind == wire.WELCOME:
+            self._welcomed(link, reply)
+        elif kind == wire.WAIT:
+            link.why = str(reply["why"])
+        elif kind == wire.REFUSED:
+            link.refused = str(reply["why"])
+            self._lose(link, link.refused)
+        elif kind == wire.NOTICE:
+            link.notices.append(str(reply["text"]))
+        elif kind == wire.GOODBYE:
+            if reply["server"] == link.server:
+                self._lose(link, "it has ended")
+        elif (future := self._questions.get(reply["request"])) is not None and not future.done():
+            future.set_result(reply)
+        self._changed.set()
+
+    def _welcomed(self, link: Link, welcome: dict[str, Any]) -> None:
+        before = link.definition.get("fingerprint")
+        if before not in (None, welcome["fingerprint"]):
+            link.refused = (
+                f"the server {link.url} came back with another dataset (fingerprint "
+                f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
+                "begin the epoch anew"
+            )
+            return
+        if link.taker is not None:
+            link.taker.close()
+        link.taker = None
+        if welcome["handover"] is not None:
+            with contextlib.suppress(OSError):  # another container, perhaps: arrays come over the socket
+                link.taker = Taker(str(welcome["handover"]), link.identity)
+        link.definition, link.server, link.workers = welcome, str(welcome["server"]), int(welcome["workers"])
+        link.is_up, link.lost_since, link.warned = True, None, False
+        link.session += 1
+        link.break_all()
+
+    def _pong(self, link: Link, pong: dict[str, Any]) -> None:
+        if not link.is_up:
+            return
+        if not pong["known"] or pong["server"] != link.server:
+            self._lose(link, "it has restarted")
+            return
+        there = {slot: (attempt, number) for slot, attempt, number in pong["slots"]}
+        for inbox in link.inboxes.values():
+            attempt, number = there.get(inbox.slot, (-1, 0))
+            lost = inbox.received < number if attempt == inbox.attempt else pong["number"] >= inbox.ping
+            if lost and not inbox.broken and inbox.attempt:
+                inbox.broken = True
+                inbox.announce()
+            if inbox.slot in pong["readings"]:
+                inbox.pid, inbox.restarts, reading = pong["readings"][inbox.slot]
+                inbox.reading = wire.reading_of(reading)
+
+
+def _send(link: Link, data: bytes) -> None:
+    with contextlib.suppress(zmq.Again):  # it is away
+        link.socket.send(data, zmq.NOBLOCK)
+
+
+def _shown(link: Link) -> str:
+    return f"{' '.join(link.definition['description'])} (fingerprint {link.definition['fingerprint']})"
