@@ -57,6 +57,7 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.feed.metrics import serve_metrics as serve_metrics
 from mpwds.feed.server.server import Server as Server
 from mpwds.feed.trainer.remote_loader import RemoteLoader as RemoteLoader
 from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader

@@ -17,8 +17,10 @@ from mpwds.feed.viewing.tensors import TensorFigures
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24
+_LINE = 12  # characters of a histogram
 _PICTURE_SIDE = 16  # characters
 _PICTURES = 24
+_LONG = (rows.BOUND, rows.SHAPE, "text")
 _STYLES = {
     "running": "green",
     "starting": "yellow",
@@ -34,7 +36,7 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
     head = Text.assemble((name, "bold cyan"), "\n")
     for value, unit in rows.headline(figures):
         head.append_text(Text.assemble((value, "bold green"), f" {unit}    "))
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [head, *(Text(line, "dim") for line in rows.about(figures)), ""]
     if figures.verdict:
         parts += [Text.assemble(("▸ ", "bold cyan"), (figures.verdict, "bold")), ""]
     if stages := rows.shown_stages(figures):
@@ -45,12 +47,25 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
     return Group(*parts)
 
 
-def _table(content: rows.Rows, most: int | None = None) -> Table:
-    table = Table(
-        title=content.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+def _empty(title: str) -> Table:
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
+
+
+def _table(content: rows.Rows, most: int | None = None) -> Table:
+    table = _empty(content.title)
     for position, column in enumerate(content.columns):
-        table.add_column(column, justify="left" if position < content.left else "right", overflow="fold")
+        is_long = column in _LONG
+        side: Any = "left" if is_long or position < content.left else "right"
+        table.add_column(
+            column, justify=side, no_wrap=not is_long, overflow="fold" if is_long else "ellipsis"
+        )
     shown = content.rows if most is None else content.rows[: max(most, 1)]
     for row in shown:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
@@ -60,11 +75,11 @@ def _table(content: rows.Rows, most: int | None = None) -> Table:
 
 
 def _stages(stages: Sequence[Any]) -> Table:
-    table = Table(
-        title="stages", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for column in ("stage", "share of workers' time", "", "cost"):
-        table.add_column(column, justify="left" if column != "" else "right", overflow="fold")
+    table = _empty("stages")
+    table.add_column("stage", overflow="fold")
+    table.add_column("share of workers' time", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("cost", justify="right", no_wrap=True)
     largest = max(stage.share for stage in stages)
     for stage in stages:
         style = "bold" if stage.share == largest else ""
@@ -83,17 +98,21 @@ def _bar(share: float) -> Text:
 def tensors(found: Sequence[TensorFigures]) -> Table:
     """Statistics of tensors, with a histogram in a line, or the first texts."""
     content = rows.tensor_rows(found)
-    table = _table(rows.Rows(content.title, ("histogram", *content.columns), content.left + 1, ()))
+    table = _table(rows.Rows(content.title, (*content.columns, "histogram"), content.left, ()))
+    table.columns[-1].justify = "left"
     for tensor, row in zip(found, content.rows, strict=True):
-        texts = Text(", ".join(tensor.texts[:4])[:32], "dim")
         cells = [Text(cell, _STYLES.get(cell, "")) for cell in row]
-        table.add_row(Text(sparkline(tensor), "cyan", no_wrap=True) if tensor.bins else texts, *cells)
+        cells[-1].stylize("bold red" if tensor.nans or tensor.infinities else "dim")
+        texts = Text(", ".join(tensor.texts[:4])[:_LINE], "dim")
+        table.add_row(*cells, Text(sparkline(tensor), "cyan") if tensor.bins else texts)
     return table
 
 
 def sparkline(tensor: TensorFigures) -> str:
-    """A histogram of one character a bin; a bin that holds anything shows."""
+    """A histogram of one character for each bin, or each two; one that holds anything shows."""
     bins = tensor.filled_bins
+    if len(bins) > _LINE:
+        bins = tuple(sum(bins[place : place + 2]) for place in range(0, len(bins), 2))
     return "".join(_BLOCKS[max(1, round(count / max(bins) * 8)) if count else 0] for count in bins)
 
 
@@ -103,7 +122,7 @@ def batch_pictures(shown: Pictures, width: int, colour: bool) -> RenderableType:
         return Text("nothing in this batch can be shown as a picture or a text", "dim")
     if shown.kind == "text":
         texts = tuple((sample.label, sample.text) for sample in shown.samples[:_PICTURES])
-        return _table(rows.Rows("", ("label", shown.path or "batch"), 2, texts))
+        return _table(rows.Rows("", ("label", "text"), 2, texts))
     if not colour:
         labels = ", ".join(sample.label for sample in shown.samples if sample.label)
         return Text(f"labels: {labels}" if labels else f"{shown.total} samples without labels")

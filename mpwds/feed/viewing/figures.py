@@ -28,9 +28,11 @@ class WorkerFigures:
         state: ``"starting"``, ``"idle"`` or ``"running"``.
         client: The trainer that it works for; empty if there is none.
         epoch: Its epoch.
-        batches: Batches it sent in all.
+        batches: Batches it sent, as ``samples`` in them and ``nbytes`` of their arrays.
         batches_per_s: Batches it sends per second, as ``samples_per_s`` and ``bytes_per_s``.
-        waiting_share: Share of the time in which it waited for its trainer, 0 to 1.
+        active_s: Seconds in which it had an epoch to do.
+        waiting_s: Seconds of these in which it waited for its trainer.
+        waiting_share: The same as a share, 0 to 1.
         queued_bytes: Bytes that it sent and its trainer has not acknowledged.
         window_bytes: How many that may be.
         restarts: How often its process was restarted.
@@ -44,9 +46,13 @@ class WorkerFigures:
     client: str
     epoch: int
     batches: int
+    samples: int
+    nbytes: int
     batches_per_s: float
     samples_per_s: float
     bytes_per_s: float
+    active_s: float
+    waiting_s: float
     waiting_share: float
     queued_bytes: int
     window_bytes: int
@@ -275,10 +281,14 @@ def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float
         state=now["state"],
         client=now["client"],
         epoch=now["epoch"],
-        batches=now["batches"],
+        batches=stats.batches,
+        samples=stats.samples,
+        nbytes=stats.nbytes,
         batches_per_s=_per(stats.batches, seconds),
         samples_per_s=_per(stats.samples, seconds),
         bytes_per_s=_per(stats.nbytes, seconds),
+        active_s=stats.active_s,
+        waiting_s=stats.waiting_s,
         waiting_share=stats.waiting_share,
         queued_bytes=now["unacknowledged_bytes"],
         window_bytes=now["window_bytes"],

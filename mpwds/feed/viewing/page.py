@@ -151,6 +151,7 @@ class _Content:
         stages = rows.shown_stages(figures)
         return {
             **shown,
+            "about": rows.about(figures),
             "headline": rows.headline(figures),
             "verdict": figures.verdict,
             "history": list(self._history),

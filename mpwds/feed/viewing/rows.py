@@ -14,9 +14,14 @@ NEGLIGIBLE = 0.005
 """The share of workers' time below which a stage is not shown."""
 
 
+BOUND = "what bounds it"
+SHAPE = "shape"
+"""Columns whose text may be long."""
+
+
 @dataclass(frozen=True)
 class Rows:
-    """A table: the first ``left`` columns are words, the others figures."""
+    """A table: the first ``left`` columns, and those that may be long, are words, the others figures."""
 
     title: str
     columns: tuple[str, ...]
@@ -36,11 +41,25 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     return rates
 
 
+def about(figures: Figures) -> list[str]:
+    """Where the only server runs, and what the servers serve."""
+    lines = []
+    if len(figures.servers) == 1:
+        (server,) = figures.servers
+        draining = ", draining" if server.draining else ""
+        lines.append(
+            f"on {server.host} (pid {server.pid}), mpwds {server.version}, {server.workers} workers, "
+            f"up {duration(server.uptime_s)}{draining}"
+        )
+    lines += dict.fromkeys(" → ".join(server.dataset) for server in figures.servers if server.dataset)
+    return lines
+
+
 def tables(figures: Figures) -> list[Rows]:
-    """Servers, workers and clients, unless there are none."""
+    """Several servers, workers and clients, unless there are none."""
     several = len(figures.servers) > 1
-    found = [_servers(figures), _workers(figures, several), _clients(figures, several)]
-    return [table for table in found if table.rows]
+    found = [_workers(figures, several), _clients(figures, several)]
+    return [table for table in ([_servers(figures)] if several else []) + found if table.rows]
 
 
 def notes(figures: Figures) -> list[str]:
@@ -69,7 +88,7 @@ def stage_cost(stage: StageStats) -> str:
 
 def tensor_rows(tensors: Sequence[TensorFigures]) -> Rows:
     """Statistics of tensors, without their histograms."""
-    columns = ("tensor", "type", "shape", "min", "max", "mean", "std", "NaN")
+    columns = ("tensor", "type", SHAPE, "min", "max", "mean", "std", "NaN")
     return Rows("tensors", columns, 3, tuple(_tensor(tensor) for tensor in tensors))
 
 
@@ -81,21 +100,20 @@ def _tensor(tensor: TensorFigures) -> tuple[str, ...]:
 
 
 def _servers(figures: Figures) -> Rows:
-    columns = ("server", "host", "what bounds it", "up", "workers", "clients", "batches/s", "MB/s")
+    columns = ("server", "up", "workers", "clients", "batches/s", "MB/s", BOUND)
     rows = tuple(
         (
             server.url,
-            server.host,
-            "draining" if server.draining else server.verdict,
             duration(server.uptime_s),
             str(server.workers),
             str(server.clients),
             rate(server.batches_per_s),
             rate(server.bytes_per_s / 1e6),
+            "draining" if server.draining else server.verdict,
         )
         for server in figures.servers
     )
-    return Rows("servers", columns, 3, rows)
+    return Rows("servers", columns, 1, rows)
 
 
 def _workers(figures: Figures, several: bool) -> Rows:
@@ -113,13 +131,13 @@ def _worker(worker: WorkerFigures) -> tuple[str, ...]:
         rate(worker.batches_per_s),
         rate(worker.bytes_per_s / 1e6),
         f"{worker.waiting_share:.0%}",
-        f"{size(worker.queued_bytes)} of {size(worker.window_bytes)}" if worker.window_bytes else "-",
+        f"{worker.queued_bytes / worker.window_bytes:.0%}" if worker.window_bytes else "-",
         str(worker.restarts),
     )
 
 
 def _clients(figures: Figures, several: bool) -> Rows:
-    columns = ("client", "address", "group", "rank", "workers", "batches/s", "MB/s", "connected", "heard")
+    columns = ("client", "address", "group", "rank", "workers", "batches/s", "MB/s", "connected", "silent")
     rows = tuple((*_of(client.server, several), *_client(client)) for client in figures.clients)
     return Rows("clients", (*_of("server", several), *columns), 3 + several, rows)
 
@@ -129,14 +147,14 @@ def _client(client: ClientFigures) -> tuple[str, ...]:
         client.client,
         client.address,
         client.group or "-",
-        f"{client.rank} of {client.world_size}",
+        f"{client.rank}/{client.world_size}",
         str(client.workers),
         rate(client.batches_per_s),
         rate(client.bytes_per_s / 1e6),
         duration(client.connected_s),
-        f"{client.silent_s:.1f} s ago",
+        f"{client.silent_s:.1f} s",
     )
 
 
 def _of(server: str, several: bool) -> tuple[str, ...]:
-    return (server,) if several else ()
+    return (server.removeprefix("tcp://"),) if several else ()
