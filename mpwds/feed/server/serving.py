@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from mpwds.feed.wire import Place
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker, export_place
+from mpwds.pipeline.notes import add_note
 
 
 @dataclass
@@ -40,4 +41,8 @@ class ServingWorker(Worker):
     def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
         if isinstance(state, bytes) and state[:1] != b"m":
             state = "the pipeline's state holds objects that only pickle can send"
-        super()._send(element, generation, sequence, state)
+        try:
+            super()._send(element, generation, sequence, state)
+        except TypeError as error:
+            add_note(error, "a server sends nothing pickled: convert such values in the pipeline")
+            raise

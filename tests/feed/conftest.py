@@ -1,0 +1,14 @@
+"""Fixtures of the feed's tests."""
+
+import pytest
+import zmq
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pyzmqs_own_thread():
+    """Starts the thread that pyzmq keeps once it has sent memory of Python's, with its descriptors."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://once")
+        other.connect("inproc://once")
+        one.send(bytearray(1 << 20), copy=False)
+        other.recv()

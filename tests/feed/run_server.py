@@ -1,0 +1,21 @@
+"""A server in a process of its own: reads a pickle of its arguments, prints its URL, serves until SIGTERM."""
+
+import logging
+import pickle
+import signal
+import sys
+
+from mpwds.feed.server.server import Server
+
+
+def main():
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    dataset, url, options = pickle.load(sys.stdin.buffer)
+    with Server(dataset, url, **options) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        print(server.url, flush=True)
+        server.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Servers in processes of their own, and what the tests of the feed serve."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+
+import mpwds
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 96
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    """A server in a process of its own, on a port that it gets again when it is started anew."""
+
+    def __init__(self, dataset, url=None, **options):
+        self.url = url or f"tcp://127.0.0.1:{free_port()}"
+        self._arguments = dataset, self.url, options
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
+        self.process = None
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.feed.run_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=ROOT,
+        )
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(cloudpickle.dumps(self._arguments))
+
+    def wait_until_ready(self):
+        assert self.process.stdout.readline().decode().strip() == self.url, self.log
+        return self
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def log(self):
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def stop(self):
+        """Ends it as an operator does; its exit status."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        status = self.process.wait(120)
+        self.process.stdout.close()
+        return status
+
+    def __enter__(self):
+        return self.wait_until_ready()
+
+    def __exit__(self, *exception):
+        if self.process.poll() is None:
+            self.stop()
+        self.process.stdout.close()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def served(dataset, url="tcp://127.0.0.1:0", **options):
+    """A server in a thread of this process."""
+    with mpwds.Server(dataset, url, **{"workers": 2, **options}) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()
+
+
+def numbers(length=LENGTH, batchsize=4):
+    """Numbers in batches, with augmentation drawn at random, in an order that depends on the place."""
+    return mpwds.DataPipeline(range(length), seed=7).shuffle(16).map(noisy).batched(batchsize)
+
+
+def noisy(number):
+    return {"number": number, "noise": np.random.random(3), "name": f"sample {number}"}
+
+
+def large(length=LENGTH, batchsize=4):
+    """As :func:`numbers`, in batches that do not fit into a message."""
+    return mpwds.DataPipeline(range(length), seed=7).shuffle(16).map(image).batched(batchsize)
+
+
+def image(number):
+    return np.full((64, 256), number, np.float32) + np.random.random((64, 256)).astype(np.float32), number
+
+
+def plain(batch):
+    """A batch as something that compares by bits."""
+    return pickle.dumps(batch_as_lists(batch))
+
+
+def batch_as_lists(item):
+    if isinstance(item, dict):
+        return {key: batch_as_lists(value) for key, value in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [batch_as_lists(value) for value in item]
+    return (str(item.dtype), item.tolist()) if hasattr(item, "tolist") else item
+
+
+def locally(dataset, workers, epochs=1, **options):
+    """What a ``MultiLoader`` with as many workers delivers in each epoch."""
+    with mpwds.MultiLoader(
+        dataset, workers=workers, output="numpy", start_method="fork", **options
+    ) as loader:
+        return [[plain(batch) for batch in loader] for _ in range(epochs)]
+
+
+def epoch_of(loader):
+    return [plain(batch) for batch in loader]

@@ -1,0 +1,213 @@
+"""A RemoteLoader delivers what a MultiLoader with as many workers delivers."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import mpwds
+from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+WAYS = {
+    "tcp": ("tcp://127.0.0.1:0", {"shared_memory": False}),
+    "tcp on one machine": ("tcp://127.0.0.1:0", {}),
+    "ipc": ("ipc", {}),
+    "ipc without shared memory": ("ipc", {"shared_memory": False}),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, tmp_path):
+    url, options = WAYS[request.param]
+    return (f"ipc://{tmp_path}/feed" if url == "ipc" else url), options
+
+
+@pytest.mark.parametrize("dataset", [numbers(), large()], ids=["small", "large"])
+def test_batches_and_order_are_those_of_local_workers(way, dataset):
+    url, options = way
+    expected = locally(dataset, 2, epochs=3)
+    with served(dataset, url) as server, mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
+        assert [epoch_of(loader) for _ in range(3)] == expected
+
+
+def test_several_servers_are_one_loader():
+    dataset = large()
+    with served(dataset, workers=2) as one, served(dataset, workers=1) as other:
+        with mpwds.RemoteLoader([one.url, other.url], output="numpy") as loader:
+            assert loader.workers == 3
+            assert epoch_of(loader) == locally(dataset, 3)[0]
+
+
+def test_a_loader_may_take_fewer_workers_than_the_servers_have():
+    with served(numbers(), workers=3) as server:
+        with mpwds.RemoteLoader(server.url, workers=2, output="numpy") as loader:
+            assert epoch_of(loader) == locally(numbers(), 2)[0]
+
+
+def test_the_seed_of_the_trainer_counts():
+    with served(numbers()) as server, mpwds.RemoteLoader(server.url, output="numpy", seed=5) as loader:
+        assert epoch_of(loader) == locally(numbers(), 2, seed=5)[0] != locally(numbers(), 2)[0]
+
+
+def test_batches_are_tensors_by_default():
+    import torch
+
+    with served(large()) as server, mpwds.RemoteLoader(server.url) as loader:
+        images, labels = next(iter(loader))
+        assert isinstance(images, torch.Tensor)
+        assert images.dtype == torch.float32
+        assert labels.shape == (4,)
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 5, 23, 24])
+@pytest.mark.parametrize("there", ["remote", "local"])
+def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(delivered, there):
+    dataset = large()
+    whole = locally(dataset, 2, epochs=2)
+    with served(dataset) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            begun = [plain(batch) for batch in itertools.islice(loader, delivered)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        remote = there == "remote"
+        other = (
+            mpwds.RemoteLoader(server.url, output="numpy")
+            if remote
+            else mpwds.MultiLoader(dataset, workers=2, output="numpy", start_method="fork")
+        )
+        with other:
+            other.load_state_dict(state)
+            rest = epoch_of(other)
+            following = epoch_of(other)
+    if delivered == LENGTH // 4:
+        assert begun + rest == whole[0]
+    assert begun + rest == whole[0]
+    assert following == whole[1]
+
+
+def test_rebatched_and_stages_behind_the_loader_are_those_of_local_workers():
+    def behind(loader):
+        with loader:
+            stages = loader.unbatched().shuffle(20).batched(5)
+            return [epoch_of(loader.rebatched(7, shuffle=30, seed=1)), epoch_of(stages)]
+
+    with served(large()) as server:
+        remote = behind(mpwds.RemoteLoader(server.url, output="numpy"))
+    assert remote == behind(mpwds.MultiLoader(large(), workers=2, output="numpy", start_method="fork"))
+
+
+def test_an_epoch_that_is_left_early_does_not_disturb_the_next():
+    dataset = large(length=400)
+    expected = locally(dataset, 2, epochs=4)
+    with served(dataset) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        for epoch in range(3):
+            assert [plain(b) for b in itertools.islice(loader, epoch)] == expected[epoch][:epoch]
+        assert epoch_of(loader) == expected[3]
+
+
+def test_length_comes_from_the_server():
+    with served(mpwds.DataPipeline(range(50)).batched(4)) as server:
+        with mpwds.RemoteLoader(server.url) as loader:
+            assert len(loader) == 14
+    with served(numbers()) as server, mpwds.RemoteLoader(server.url) as loader:
+        with pytest.raises(TypeError, match=r"not known: map\(noisy\) may drop or add elements"):
+            len(loader)
+
+
+def test_statistics_name_the_stages_that_ran_on_the_server():
+    with served(large()) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        epoch_of(loader)
+        stats = loader.stats()
+    assert stats.batches == LENGTH // 4
+    assert {"map(image)", "shuffle(16)", "batched(4)"} <= {stage.name for stage in stats.stages}
+    assert sum(worker.batches for worker in stats.workers) == LENGTH // 4
+
+
+def test_batches_that_the_program_keeps_stay_as_they_are(way):
+    url, options = way
+    with served(large(), url) as server, mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
+        kept = list(loader)
+        seen = [plain(batch) for batch in kept]
+    assert seen == locally(large(), 2)[0]
+    assert [plain(batch) for batch in kept] == seen
+
+
+def test_an_error_of_a_stage_arrives_with_its_type_and_place():
+    def fail(number):
+        if number == 50:
+            raise LookupError("no fifty", 50)
+        return number
+
+    with served(mpwds.DataPipeline(range(LENGTH)).map(fail).batched(4)) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            with pytest.raises(LookupError, match="no fifty") as raised:
+                list(loader)
+            assert raised.value.args == ("no fifty", 50)
+            assert any("map(fail)" in note for note in raised.value.__notes__)
+            assert "def fail" in str(raised.value.__cause__) or "fail" in str(raised.value.__cause__)
+            assert len(next(iter(loader))) == 4  # and the next epoch begins
+
+
+class Own(Exception):
+    pass
+
+
+def test_an_exception_of_the_users_own_class_arrives_as_text():
+    def fail(number):
+        raise Own("mine")
+
+    with served(mpwds.DataPipeline(range(8)).map(fail)) as server, mpwds.RemoteLoader(server.url) as loader:
+        with pytest.raises(mpwds.MpwdsError, match="Own: mine"):
+            list(loader)
+
+
+def test_what_only_pickle_can_send_is_an_error_that_names_it():
+    with served(mpwds.DataPipeline(range(8)).map(lambda n: {"a": [n, object()]})) as server:
+        with mpwds.RemoteLoader(server.url) as loader:
+            with pytest.raises(TypeError, match=r'\["a"\]\[1\] is a object') as raised:
+                list(loader)
+            assert "a server sends nothing pickled" in "".join(raised.value.__notes__)
+
+
+def test_a_plain_dataset_is_served_too():
+    def batches():
+        for number in range(6):
+            yield np.full(3, number)
+
+    with served(batches, workers=1) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        assert [batch.tolist() for batch in loader] == [[number] * 3 for number in range(6)]
+
+
+def test_local_and_remote_workers_make_one_epoch_together():
+    dataset = large()
+    with served(dataset) as server:
+        with mpwds.MultiLoader(dataset, workers=1, remote=server.url, output="numpy") as loader:
+            assert loader.workers == 3
+            assert [epoch_of(loader) for _ in range(2)] == locally(dataset, 3, epochs=2)
+
+
+def test_a_batch_that_is_too_large_is_refused_before_it_takes_memory():
+    with served(large()) as server:
+        options = {"max_batch_bytes": 100_000, "shared_memory": False}
+        with mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
+            with pytest.raises(mpwds.MpwdsError, match="sent a batch of 0.3 MB: raise max_batch_bytes="):
+                list(loader)
+
+
+def test_a_copy_of_a_loader_connects_anew():
+    import copy
+
+    with served(numbers(), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
+            with copy.copy(loader) as other:
+                assert epoch_of(other) == epoch_of(loader)
+
+
+def test_a_closed_loader_connects_again_when_it_is_iterated():
+    with served(numbers()) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        first = epoch_of(loader)
+        loader.close()
+        loader.set_epoch(0)
+        assert epoch_of(loader) == first
