@@ -96,7 +96,7 @@ def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK) -> Metr
     return Metrics(lambda: trainer_metrics(loader.stats("start")), port, host)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Collector:
     """What prometheus_client asks for metrics."""
 

@@ -13,11 +13,15 @@ def keygen(
         Path, typer.Argument(metavar="DIR", help="Folder for the keys, made if it is missing.")
     ],
 ) -> None:
-    """Make the keys that servers and their clients need.
+    """Make the keys that servers and their clients need. Keys that exist are kept.
 
-    Only their owner can read the files. Copy the folder to every machine that takes part, by a safe way.
+    A server needs server.key_secret and the clients' public keys (client*.key), a trainer server.key and
+    client.key_secret. Only their owner can read the files: copy them to other machines by a safe way.
     """
     from mpwds.feed import keys
 
-    keys.generate(folder)
-    print(f"wrote the keys of a server and of its clients to {folder}")
+    written = keys.generate(folder)
+    for path in written:
+        print(f"wrote {path}")
+    if not written:
+        print(f"the keys in {folder} exist already: nothing was written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,7 @@ def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
     draw.line((left, bottom + 1, left + _BINS_WIDTH, bottom + 1), _LINE)
 
 
+@functools.cache
 def _font(size: int) -> Any:
     from PIL import ImageFont
 
@@ -160,8 +162,14 @@ def _font(size: int) -> Any:
 
 def _fitting(draw: ImageDraw, text: str, size: int, width: float) -> str:
     """The text, cut short where it is wider than ``width`` pixels."""
-    if draw.textlength(text, _font(size)) <= width:
+    shown = text[: int(width)]  # no character is narrower than a pixel
+    if shown == text and draw.textlength(text, _font(size)) <= width:
         return text
-    while text and draw.textlength(text + "…", _font(size)) > width:
-        text = text[:-1]
-    return text + "…"
+    fits, too_long = 0, len(shown)
+    while fits + 1 < too_long:
+        middle = (fits + too_long) // 2
+        if draw.textlength(shown[:middle] + "…", _font(size)) <= width:
+            fits = middle
+        else:
+            too_long = middle
+    return shown[:fits] + "…"
