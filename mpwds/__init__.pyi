@@ -41,6 +41,8 @@ from mpwds.compat.tariterators import tar_file_expander as tar_file_expander
 from mpwds.compat.tariterators import tar_file_iterator as tar_file_iterator
 from mpwds.compat.tariterators import url_opener as url_opener
 from mpwds.compat.tariterators import valid_sample as valid_sample
+from mpwds.compat.tensorcom.feeding import TensorcomDataset as TensorcomDataset
+from mpwds.compat.tensorcom.zcom import Connection as Connection
 from mpwds.errors import DecodeError as DecodeError
 from mpwds.errors import EnvelopeError as EnvelopeError
 from mpwds.errors import EvenEpochError as EvenEpochError

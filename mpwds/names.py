@@ -38,7 +38,7 @@ NAMES = {
 }
 
 # webdataset's further names, stages as functions, and classes that programs seldom name:
-# docs/coming-from-webdataset.md lists most of them.
+# docs/coming-from-webdataset.md and docs/coming-from-tensorcom.md list most of them.
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.autodecode": "Decoder",
@@ -50,6 +50,8 @@ FURTHER_NAMES = {
     "mpwds.compat.tariterators": (
         "base_plus_ext group_by_keys tar_file_expander tar_file_iterator url_opener valid_sample"
     ),
+    "mpwds.compat.tensorcom.feeding": "TensorcomDataset",
+    "mpwds.compat.tensorcom.zcom": "Connection",
     "mpwds.compat.dataset": "Dataset Processor all_urls worker_urls",
     "mpwds.errors": (
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "

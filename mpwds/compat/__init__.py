@@ -1,8 +1,8 @@
-"""webdataset's modules and its earlier generations; also the module ``webdataset.compat``.
+"""webdataset's modules and its earlier generations, and tensorcom; also the module ``webdataset.compat``.
 
-Each module here has webdataset's name as well: ``mpwds.filters`` is ``mpwds.compat.filters``. They exist for
-programs that were written for webdataset; nothing else in mpwds needs them. ``dataset`` and ``multi`` have
-the classes of webdataset 0.0 and 0.1.
+Each module of webdataset's has its name there as well: ``mpwds.filters`` is ``mpwds.compat.filters``. They
+exist for programs that were written for webdataset or tensorcom; nothing else in mpwds needs them.
+``dataset`` and ``multi`` have the classes of webdataset 0.0 and 0.1.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -294,20 +295,57 @@ def zrecv_multipart(socket: zmq.Socket[Any], infos: Infos = False, *, output: Ou
 
 
 def sctp_send(socket: Any, dest: Any, l: Sequence[Array], infos: Sequence[str] | None = None) -> None:  # noqa: E741  # webdataset's name
-    """Send arrays as one SCTP message to the address ``dest``, by a socket of the package ``pysctp``."""
-    socket.sctp_send(bytes(encode_buffer(l, infos)), to=dest)
+    """Send arrays as one SCTP message to the address ``dest``.
+
+    ``socket`` is Python's, ``socket.socket(family, kind, socket.IPPROTO_SCTP)``, or one of the package
+    ``pysctp``. Platforms without SCTP refuse to make such a socket.
+
+    Raises:
+        TenbinError: An array cannot be encoded.
+        OSError: Nobody accepts at ``dest``, or the message is larger than the socket's send buffer.
+    """
+    data = bytes(encode_buffer(l, infos))
+    if hasattr(socket, "sctp_send"):
+        socket.sctp_send(data, to=dest)
+    else:
+        socket.sendto(data, dest)
 
 
 def sctp_recv(
     socket: Any, infos: Infos = False, maxsize: int = 100_000_000, *, output: Output = "numpy"
 ) -> Any:
-    """Accept a connection and receive what ``sctp_send`` sent, at most ``maxsize`` bytes.
+    """Accept a connection, receive one message that ``sctp_send`` sent, and close the connection.
 
-    Arguments and result are otherwise those of ``decode_buffer``.
+    Args:
+        socket: A listening socket, of a kind that ``sctp_send`` takes.
+        infos: As in ``decode_buffer``, like ``output`` and the result.
+        maxsize: The most bytes to accept.
+
+    Raises:
+        TenbinError: The message is larger, or not tenbin.
     """
     connection, _ = socket.accept()
-    _, _, data, _ = connection.sctp_recv(maxsize)
+    with contextlib.closing(connection):
+        if hasattr(connection, "sctp_recv"):
+            _, _, data, _ = connection.sctp_recv(maxsize + 1)
+        else:
+            data = _message(connection, maxsize + 1)
+    if len(data) > maxsize:
+        raise TenbinError(f"an SCTP message has more than maxsize={maxsize} bytes")
     return decode_buffer(data, infos, output=output)
+
+
+def _message(connection: Any, maxsize: int) -> bytes:
+    """The next message of a socket that keeps messages apart; it may arrive in pieces."""
+    from socket import MSG_EOR
+
+    data, flags = b"", 0
+    while not flags & MSG_EOR and len(data) < maxsize:
+        piece, _, flags, _ = connection.recvmsg(maxsize - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
 
 
 def check_acceptable_input_type(arrays: Sequence[Array], allow64: bool) -> None:

@@ -1,7 +1,6 @@
 """Names and calls that webdataset documented in its first generations, 0.0 and 0.1."""
 
 import io
-import socket
 
 import numpy as np
 import PIL.Image
@@ -108,32 +107,6 @@ def test_a_handler_that_a_program_adds_to_default_handlers_is_used(images, monke
     monkeypatch.setitem(default_handlers["rgb8"], "sig", len)
     assert list(wds.Dataset(images, extensions="sig cls", decoder="rgb8")) == [(1, n) for n in range(3)]
     assert list(wds.Dataset(images, extensions="sig", decoder="rgb")) == [(b"s",)] * 3
-
-
-class SctpSocket:
-    """What pysctp's ``sctpsocket_tcp`` does, over a socket that keeps messages apart as SCTP does."""
-
-    def __init__(self, connection):
-        self._connection = connection
-
-    def sctp_send(self, message, to):
-        self._connection.send(message)
-
-    def accept(self):
-        return self, None
-
-    def sctp_recv(self, maxsize):
-        return None, 0, self._connection.recv(maxsize), None
-
-
-def test_arrays_travel_over_sctp():
-    from mpwds.tenbin import sctp_recv, sctp_send
-
-    here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    with here, there:
-        sctp_send(SctpSocket(here), ("localhost", 5000), [np.arange(3), np.ones((2, 2))], infos=["a", "b"])
-        (first, second), names = sctp_recv(SctpSocket(there), infos=True, maxsize=10000)
-    assert (first.tolist(), second.tolist(), names) == ([0, 1, 2], [[1, 1], [1, 1]], ["a", "b"])
 
 
 def test_webdataset_takes_a_length(images):

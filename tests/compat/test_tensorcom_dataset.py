@@ -1,0 +1,195 @@
+"""TensorcomDataset in pipelines and loaders, and send_batches, which feeds tensorcom's consumers."""
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+import zmq
+
+import mpwds
+from mpwds.compat.tensorcom import TensorcomDataset, send_batches
+from mpwds.errors import TenbinError
+from tests.compat.conftest import PATIENCE_S, a_batch, ours, theirs
+
+
+def numbers(first, count):
+    return [[np.full((2, 3), n, "uint8"), np.array([n, n], "int32")] for n in range(first, first + count)]
+
+
+def labels(batches):
+    return [int(ys[0]) for _, ys in batches]
+
+
+@pytest.fixture
+def sender(folder):
+    with ours(f"zpush+ipc://{folder}/s") as connection:
+        yield connection
+
+
+@pytest.fixture
+def sending():
+    """``sending(connection)`` sends numbered batches from now on, as a server does, to the test's end."""
+    threads, done = [], threading.Event()
+
+    def start(connection):
+        def send():
+            for batch in numbers(0, 200):
+                while not connection.socket.poll(10, zmq.POLLOUT):
+                    if done.is_set():
+                        return
+                connection.send(batch)
+
+        threads.append(threading.Thread(target=send))
+        threads[-1].start()
+
+    yield start
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_epochs_have_a_length_and_continue(folder, sender):
+    sender.serve(numbers(0, 6))
+    with mpwds.TensorcomDataset(f"zpull+ipc://{folder}/s", length=3) as dataset:
+        assert len(dataset) == 3
+        assert labels(dataset) == [0, 1, 2]
+        assert labels(dataset) == [3, 4, 5]
+
+
+def test_it_receives_from_the_package_tensorcom(folder):
+    with (
+        theirs(f"zpush+ipc://{folder}/s") as sender,
+        TensorcomDataset(f"zpull+ipc://{folder}/s", length=2, timeout=PATIENCE_S) as dataset,
+    ):
+        sender.send(a_batch())
+        sender.send(a_batch())
+        assert [ys.tolist() for _, ys in dataset] == [[0, 1, 2, 3]] * 2
+
+
+def test_stages_process_its_batches(folder, sender):
+    sender.serve(numbers(0, 6))
+    with TensorcomDataset(f"zpull+ipc://{folder}/s", length=6) as dataset:
+        with pytest.raises(TypeError, match="has no len"):
+            len(dataset.unbatched())
+        rows = dataset.unbatched().shuffle(4).map(lambda row: int(row[1])).batched(3)
+        assert sorted(n for batch in rows for n in batch.tolist()) == sorted([*range(6)] * 2)
+
+
+def test_options_are_the_connections(folder, sender):
+    sender.serve(numbers(0, 1))
+    with TensorcomDataset(f"zpull+ipc://{folder}/s", length=1, converters="torch") as dataset:
+        ((images, labels),) = dataset
+    assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+
+
+def test_an_epoch_ends_when_nothing_arrives(folder, sender):
+    sender.serve(numbers(0, 2))
+    with TensorcomDataset(f"zpull+ipc://{folder}/s", length=5, timeout=1) as dataset:
+        with pytest.warns(RuntimeWarning, match="the epoch ends after 2 of 5 batches: nothing arrived"):
+            assert labels(dataset) == [0, 1]
+        with pytest.raises(TimeoutError, match="nothing arrived"):
+            list(dataset)
+
+
+def test_a_dataset_that_was_iterated_can_be_sent_to_another_process(folder, sender):
+    sender.serve(numbers(0, 1))
+    with TensorcomDataset(f"zpull+ipc://{folder}/s", length=1) as dataset:
+        list(dataset)
+        assert repr(pickle.loads(pickle.dumps(dataset))) == repr(dataset)
+        assert repr(dataset) == f"TensorcomDataset('zpull+ipc://{folder}/s', length=1)"
+
+
+def test_a_negative_length_is_an_error():
+    with pytest.raises(ValueError, match="length must not be negative"):
+        TensorcomDataset("zsub://localhost:1", length=-1)
+
+
+def test_workers_of_multiloader_share_the_batches_of_a_sender(folder, sending):
+    with ours(f"zrpush+ipc://{folder}/s", hwm=2) as sender:
+        sending(sender)
+        dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
+        with mpwds.MultiLoader(dataset, workers=2, start_method="fork") as loader:
+            assert len(loader) == len(set(labels(loader))) == 8
+
+
+def test_workers_of_torchs_loader_share_the_batches_of_a_sender(folder, sending):
+    with ours(f"zrpush+ipc://{folder}/s", hwm=2) as sender:
+        sending(sender)
+        dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
+        loader = torch.utils.data.DataLoader(
+            dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+        assert len(loader) == len(set(labels(loader))) == 8
+
+
+def test_workers_divide_the_urls_of_publishers(folder):
+    urls = f"zsub+ipc://{folder}/{{0..2}}"
+    dataset = TensorcomDataset(urls, length=10)
+    source = dataset.parts[0]
+    shares = [source._share(mpwds.pipeline.context.Context(worker=n, workers=2)) for n in range(2)]
+    assert [(len(urls), count) for urls, count in shares] == [(2, 5), (1, 5)]
+    shares = [source._share(mpwds.pipeline.context.Context(worker=n, workers=5)) for n in range(5)]
+    assert [(len(urls), count) for urls, count in shares] == [(1, 4), (1, 3), (1, 3), (0, 0), (0, 0)]
+
+
+def test_one_of_several_workers_binds(folder, sender):
+    sender.serve(numbers(0, 4))
+    dataset = TensorcomDataset(f"zpull+ipc://{folder}/s", length=4, timeout=PATIENCE_S)
+    with mpwds.MultiLoader(dataset, workers=2, start_method="fork") as loader:
+        assert labels(loader) == [0, 1, 2, 3]
+    os.unlink(f"{folder}/s")  # which workers leave
+
+
+# ------------------------------------------------------------------------------------------- send_batches
+
+
+def test_the_package_tensorcom_receives_what_is_sent(folder):
+    received = []
+    with theirs(f"zpull+ipc://{folder}/s", infos=["image", "label"]) as consumer:
+        batches = [{"image": torch.zeros(2, 3), "label": np.arange(2)}] * 3
+        thread = threading.Thread(target=lambda: received.extend(consumer.recv() for _ in batches))
+        thread.start()
+        assert send_batches(f"zpush+ipc://{folder}/s", iter(batches)) == 3
+        thread.join()
+    assert [(xs.dtype, ys.tolist()) for xs, ys in received] == [(np.float32, [0, 1])] * 3
+
+
+def test_a_loader_is_sent(folder):
+    loader = mpwds.DataPipeline(range(6)).map(lambda n: (np.full(2, n, "f4"), n)).batched(3)
+    with ours(f"zpull+ipc://{folder}/s", total=6) as consumer:
+        assert send_batches(f"zpush+ipc://{folder}/s", loader) == 2
+        assert [ys.tolist() for _, ys in consumer] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_it_returns_when_all_batches_have_left(folder):
+    large = [[np.zeros(1 << 22, "uint8")]] * 10  # more than the system's buffers hold
+    returned = threading.Event()
+
+    def send():
+        send_batches(f"zpush+ipc://{folder}/s", large)
+        returned.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with ours(f"zpull+ipc://{folder}/s", total=10, batch_count=False, hwm=1) as consumer:
+        first = consumer.recv()
+        assert not returned.wait(0.2)
+        assert len([first, *(consumer.recv() for _ in range(9))]) == 10
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((np.zeros(2, "f4"), ["a", "b"]), "element 1 of a batch: expected an array or a tensor, got list"),
+        ({"image": np.zeros(2, "f4"), "__key__": "a"}, "element '__key__' of a batch: .* got str"),
+        ((np.zeros(2, bool),), "element 0 of a batch is bool, which tensorcom cannot receive"),
+        ({"mask": torch.zeros(2, dtype=torch.bfloat16)}, "element 'mask' of a batch is bfloat16"),
+    ],
+)
+def test_what_tensorcom_cannot_receive_is_an_error(folder, batch, message):
+    with pytest.raises(TenbinError, match=message):
+        send_batches(f"zpush+ipc://{folder}/s", [batch])
