@@ -42,7 +42,7 @@ def show(
     watched = watch(urls, keys, insecure)
     try:
         if web:
-            _serve(watched, port, timeout)
+            _serve(watched, port)
         batch = watched.peek(timeout)
     finally:
         watched.close()
@@ -59,10 +59,10 @@ def show(
     console.print(tables.tensors(statistics.read()))
 
 
-def _serve(watched: Watched, port: int, timeout: float) -> NoReturn:
+def _serve(watched: Watched, port: int) -> NoReturn:
     from mpwds.feed.viewing.page import Page
 
-    with Page(watched, port=port, timeout_s=timeout) as page:
+    with Page(watched, port) as page:
         print(
             f"open {page.url} in a browser on this machine; the link works once, Ctrl-C ends the page",
             flush=True,

@@ -146,8 +146,8 @@ class Figures:
         workers: Their workers.
         stages: The pipeline's stages, of all workers together.
         clients: The trainers.
-        skipped: Elements that error handlers left out, by ``"stage: exception"``.
-        dropped: Messages that were not accepted, by reason.
+        skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
+        dropped: Messages that were not accepted so far, by reason.
         tensors: The latest batch's tensors, with types and shapes; of a tensorcom feed only.
     """
 
@@ -209,7 +209,7 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
         workers=workers,
         stages=stats.stages,
         clients=clients,
-        skipped=stats.skipped,
+        skipped=sum((part.skipped for part in parts), Counter()),
         dropped=sum((Counter(part.server.dropped) for part in parts), Counter()),
     )
 
@@ -220,6 +220,7 @@ class _Part:
     workers: tuple[WorkerFigures, ...]
     clients: tuple[ClientFigures, ...]
     stats: LoaderStats
+    skipped: Counter[str]
 
 
 def _server(before: Status | None, now: Status) -> _Part:
@@ -261,7 +262,8 @@ def _read(before: Status | None, now: Status) -> _Part:
         verdict=_verdict(stats, workers, clients),
         dropped=dict(now["dropped"]),
     )
-    return _Part(server, workers, clients, stats)
+    skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
+    return _Part(server, workers, clients, stats, skipped)
 
 
 def _worker(before: Status | None, now: Status) -> WorkerStats:

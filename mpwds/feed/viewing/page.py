@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from mpwds.feed.viewing.watching import Watched
 
 _READ_EVERY_S = 1.0
 _PEEK_EVERY_S = 4.0
+_PEEK_S = 5.0  # to wait for a batch
 _HISTORY = 600  # readings
 _SAMPLES, _COLUMNS, _SIDE = 32, 8, 128  # of the picture of a batch, in tiles and pixels
 _ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">
@@ -51,14 +53,13 @@ class Page:
     Args:
         watched: The feed. The caller closes it.
         port: The port, on 127.0.0.1; 0 takes a free one.
-        timeout_s: Seconds to wait for a batch.
 
     Attributes:
         url: The link, with its token.
     """
 
-    def __init__(self, watched: Watched, port: int = 0, timeout_s: float = 30.0) -> None:
-        self.content = _Content(watched, timeout_s)
+    def __init__(self, watched: Watched, port: int = 0) -> None:
+        self.content = _Content(watched)
         self.door = _Door()
         self._server = _Server(("127.0.0.1", port), self)
         self.port = self._server.server_address[1]
@@ -79,8 +80,8 @@ class Page:
     def close(self) -> None:
         """Stops serving. Waits for a batch that is being received."""
         self._server.shutdown()
+        self.content.end()
         self._server.server_close()
-        self.content.close()
         for thread in self._threads:
             thread.join()
 
@@ -113,9 +114,8 @@ def _same(given: str, expected: str) -> bool:
 class _Content:
     """What the page shows: figures, read every second, and the latest batch, received when a browser asks."""
 
-    def __init__(self, watched: Watched, timeout_s: float) -> None:
+    def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._timeout_s = timeout_s
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._figures: Figures | None = None
         self._error = ""
@@ -165,7 +165,7 @@ class _Content:
         with self._peeking:
             if time.monotonic() - self._peeked_s >= _PEEK_EVERY_S and not self._closing.is_set():
                 try:
-                    self._show(self._watched.peek(self._timeout_s))
+                    self._show(self._watched.peek(_PEEK_S))
                 except (MpwdsError, OSError) as error:
                     self._batch = {**self._batch, "error": str(error)}
                 self._peeked_s = time.monotonic()
@@ -193,10 +193,9 @@ class _Content:
             "error": "",
         }
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Lets :meth:`keep_reading` return, and receives no more batches."""
         self._closing.set()
-        with self._peeking:  # a batch that is being received
-            pass
 
 
 def _sprite(shown: Pictures) -> bytes:
@@ -213,12 +212,28 @@ def _sprite(shown: Pictures) -> bytes:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads = False  # so that server_close() waits for them
 
     def __init__(self, address: tuple[str, int], page: Page) -> None:
         self.page = page
+        self._connections: set[socket.socket] = set()
         self.html = files("mpwds.feed.viewing").joinpath("page.html").read_text("utf-8")
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Ends the connections, which browsers keep open, and waits for their threads."""
+        for connection in tuple(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+        super().server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

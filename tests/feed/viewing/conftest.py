@@ -29,7 +29,7 @@ def running(*arguments):
 
 
 @pytest.fixture(scope="module")
-def feed():
+def live_feed():
     """The URL of a server from which a trainer reads."""
     with running("trainer") as url:
         yield url

@@ -30,8 +30,8 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run, feed):
-    result = run("monitor", feed, "--once")
+def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run, live_feed):
+    result = run("monitor", live_feed, "--once")
     assert (result.returncode, result.stderr) == (0, "")
     assert "batches/s" in result.stdout
     assert "map(picture)" in result.stdout
@@ -40,16 +40,16 @@ def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run, fe
     assert "range (10000000) → map(picture) → batched(16)" in result.stdout
 
 
-def test_monitor_hands_the_same_to_programs(run, feed):
-    figures = json.loads(run("monitor", feed, "--once", "--json").stdout)
+def test_monitor_hands_the_same_to_programs(run, live_feed):
+    figures = json.loads(run("monitor", live_feed, "--once", "--json").stdout)
     assert figures["batches_per_s"] > 0
     assert [worker["state"] for worker in figures["workers"]] == ["running", "running"]
-    assert figures["servers"][0]["url"] == feed
+    assert figures["servers"][0]["url"] == live_feed
 
 
-def test_monitor_goes_on_until_it_is_interrupted(feed):
+def test_monitor_goes_on_until_it_is_interrupted(live_feed):
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpwds.cli", "monitor", feed, "--json", "--interval", "0.1"],
+        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--json", "--interval", "0.1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,11 +61,11 @@ def test_monitor_goes_on_until_it_is_interrupted(feed):
     assert [line["batches"] > 0 for line in lines] == [True] * 3
 
 
-def test_monitor_adds_up_the_servers_that_braces_name(run, feed, idle_feed):
-    ports = ",".join(url.rpartition(":")[2] for url in (feed, idle_feed))
+def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed):
+    ports = ",".join(url.rpartition(":")[2] for url in (live_feed, idle_feed))
     result = run("monitor", f"tcp://127.0.0.1:{{{ports}}}", "--once")
     assert "no trainer is connected" in result.stdout
-    assert result.stdout.count(feed.removeprefix("tcp://")) > 1
+    assert result.stdout.count(live_feed.removeprefix("tcp://")) > 1
 
 
 def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
@@ -77,8 +77,8 @@ def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
     assert "mpwds monitor: error: no answer from tcp://127.0.0.1:9" in result.stderr
 
 
-def test_stat_shows_each_tensor(run, feed):
-    result = run("stat", feed, "-n", 2)
+def test_stat_shows_each_tensor(run, live_feed):
+    result = run("stat", live_feed, "-n", 2)
     assert (result.returncode, result.stderr) == (0, "")
     images, labels, keys = (line.split() for line in result.stdout.splitlines() if line.startswith(" ["))
     assert images[:8] == ["[0]", "uint8", "[16,", "3,", "32,", "32]", "0", "200"]
@@ -86,34 +86,34 @@ def test_stat_shows_each_tensor(run, feed):
     assert "key" in keys
 
 
-def test_stat_hands_the_same_to_programs(run, feed):
-    images, labels, keys = json.loads(run("stat", feed, "-n", 3, "--json").stdout)
+def test_stat_hands_the_same_to_programs(run, live_feed):
+    images, labels, keys = json.loads(run("stat", live_feed, "-n", 3, "--json").stdout)
     assert (images["dtype"], images["shape"], images["high"]) == ("uint8", [16, 3, 32, 32], 200)
     assert images["mean"] == pytest.approx(200 / 3)
     assert (labels["batches"], labels["elements"], labels["nans"]) == (3, 48, 0)
     assert keys["texts"][0].startswith("key ")
 
 
-def test_show_saves_a_contact_sheet(run, feed, tmp_path):
+def test_show_saves_a_contact_sheet(run, live_feed, tmp_path):
     path = tmp_path / "batch.png"
-    result = run("show", feed, "--save", path)
+    result = run("show", live_feed, "--save", path)
     assert (result.returncode, result.stdout) == (0, f"wrote {path}\n")
     with Image.open(path) as sheet:
         colours = {colour for _, colour in sheet.getcolors(1 << 20)}
     assert {(200, 0, 0), (0, 200, 0), (0, 0, 200)} <= colours
 
 
-def test_show_prints_labels_and_tensors_where_there_are_no_colours(run, feed):
-    result = run("show", feed)
+def test_show_prints_labels_and_tensors_where_there_are_no_colours(run, live_feed):
+    result = run("show", live_feed)
     assert "labels: " in result.stdout
     assert "[16, 3, 32, 32]" in result.stdout
 
 
-def test_show_draws_pictures_in_a_terminal_with_colours(run, feed, monkeypatch):
+def test_show_draws_pictures_in_a_terminal_with_colours(run, live_feed, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
-    assert "▀" in run("show", feed).stdout
-    assert "48;2;200;0;0" in run("show", feed).stdout
+    assert "▀" in run("show", live_feed).stdout
+    assert "48;2;200;0;0" in run("show", live_feed).stdout
 
 
 def test_a_server_without_a_trainer_has_no_batch_to_show(run, idle_feed):
@@ -163,6 +163,6 @@ def test_keygen_keeps_keys_that_exist(run, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_statistics_of_a_batch_are_those_of_its_values(run, feed):
-    (images, *_) = json.loads(run("stat", feed, "-n", 1, "--json").stdout)
+def test_statistics_of_a_batch_are_those_of_its_values(run, live_feed):
+    (images, *_) = json.loads(run("stat", live_feed, "-n", 1, "--json").stdout)
     assert images["std"] == pytest.approx(np.std([200, 0, 0]), rel=0.05)
