@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
 
-from mpwds.cli.feed.tables import monitor as table
-from mpwds.cli.feed.watched import Insecure, Json, Keys, Urls, watch
+from mpwds.cli.feed.options import Insecure, Json, Keys, Urls
 from mpwds.errors import MpwdsError
-from mpwds.feed.viewing.figures import Figures
+
+if TYPE_CHECKING:
+    from mpwds.feed.viewing.figures import Figures
+    from mpwds.feed.viewing.watching import Watched
 
 _OTHER_LINES = 24  # of the terminal, for all but workers
 
@@ -32,34 +31,51 @@ def monitor(
     For tensorcom's sockets it shows rates and shapes. Rates are about the time since the last reading.
     With --json, each reading is a line.
     """
+    from rich.console import Console
+
+    from mpwds.cli.feed import tables
+    from mpwds.cli.feed.watched import watch
+
     watched = watch(urls, keys, insecure)
     try:
-        watched.read()
-        time.sleep(interval)
-        figures = watched.read()
-        if once:
-            print(_line(figures)) if as_json else Console().print(table(figures, watched.name))
-            return
-        if as_json:
-            while True:
-                print(_line(figures), flush=True)
-                time.sleep(interval)
-                figures = watched.read()
-        console = Console()
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                most_workers = console.height - _OTHER_LINES if console.is_terminal else None
-                live.update(table(figures, watched.name, most_workers), refresh=True)
-                time.sleep(interval)
-                try:
-                    figures = watched.read()
-                except (MpwdsError, TimeoutError) as error:  # a server that is gone may come back
-                    live.update(
-                        Group(Text(str(error), "bold red"), table(figures, watched.name)), refresh=True
-                    )
+        watched.read()  # rates begin here
+        if not once:
+            _follow(watched, interval, as_json)
+        figures = _next(watched, interval)
     finally:
         watched.close()
+    if as_json:
+        _print_json(figures)
+    else:
+        Console().print(tables.monitor(figures, watched.name))
 
 
-def _line(figures: Figures) -> str:
-    return json.dumps(figures.as_dict())
+def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
+    """Shows readings until it is interrupted."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from mpwds.cli.feed import tables
+
+    while as_json:
+        _print_json(_next(watched, interval_s))
+    console = Console()
+    shown = Group()
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            try:
+                most_workers = console.height - _OTHER_LINES if console.is_terminal else None
+                shown = Group(tables.monitor(_next(watched, interval_s), watched.name, most_workers))
+                live.update(shown, refresh=True)
+            except MpwdsError as error:  # a server that is gone may come back
+                live.update(Group(Text(str(error), "bold red"), "", shown), refresh=True)
+
+
+def _next(watched: Watched, interval_s: float) -> Figures:
+    time.sleep(interval_s)
+    return watched.read()
+
+
+def _print_json(figures: Figures) -> None:
+    print(json.dumps(figures.as_dict()), flush=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
-from mpwds.cli.feed import tables
-from mpwds.cli.feed.watched import Insecure, Keys, Timeout, Urls, watch
-from mpwds.feed.viewing.pictures import pictures
-from mpwds.feed.viewing.tensors import TensorStatistics
-from mpwds.feed.viewing.watching import Watched
+from mpwds.cli.feed.options import Insecure, Keys, Timeout, Urls
+
+if TYPE_CHECKING:
+    from mpwds.feed.viewing.watching import Watched
 
 
 def show(
@@ -39,6 +37,8 @@ def show(
         raise typer.BadParameter("--save writes one batch, and --web shows new ones: take one of them")
     if port and not web:
         raise typer.BadParameter("--port is for the page: add --web")
+    from mpwds.cli.feed.watched import watch
+
     watched = watch(urls, keys, insecure)
     try:
         if web:
@@ -46,16 +46,27 @@ def show(
         batch = watched.peek(timeout)
     finally:
         watched.close()
-    if save is not None:
-        from mpwds.feed.viewing.contact_sheet import write_contact_sheet
-
-        write_contact_sheet(save, batch, f"A batch of {watched.name}")
-        print(f"wrote {save}")
+    if save is None:
+        _print(batch)
         return
+    from mpwds.feed.viewing.contact_sheet import write_contact_sheet
+
+    write_contact_sheet(save, batch, f"A batch of {watched.name}")
+    print(f"wrote {save}")
+
+
+def _print(batch: Any) -> None:
+    from rich.console import Console
+
+    from mpwds.cli.feed import tables
+    from mpwds.feed.viewing.pictures import pictures
+    from mpwds.feed.viewing.tensors import TensorStatistics
+
     statistics = TensorStatistics()
     statistics.add(batch)
     console = Console()
     console.print(tables.batch_pictures(pictures(batch), console.width, console.color_system is not None))
+    console.print()
     console.print(tables.tensors(statistics.read()))
 
 

@@ -6,11 +6,8 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from mpwds.cli.feed import tables
-from mpwds.cli.feed.watched import Insecure, Json, Keys, Timeout, Urls, watch
-from mpwds.feed.viewing.tensors import TensorStatistics
+from mpwds.cli.feed.options import Insecure, Json, Keys, Timeout, Urls
 
 
 def stat(
@@ -26,6 +23,12 @@ def stat(
     Shows shape, range, mean, standard deviation, a histogram and the number of NaNs of each tensor.
     Trainers still get the batches of feed servers; those of tensorcom's zpull are lost to others.
     """
+    from rich.console import Console
+
+    from mpwds.cli.feed import tables
+    from mpwds.cli.feed.watched import watch
+    from mpwds.feed.viewing.tensors import TensorStatistics
+
     statistics = TensorStatistics()
     watched = watch(urls, keys, insecure)
     try:

@@ -40,9 +40,9 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
     if figures.verdict:
         parts += [Text.assemble(("▸ ", "bold cyan"), (figures.verdict, "bold")), ""]
     if stages := rows.shown_stages(figures):
-        parts.append(_stages(stages))
+        parts += [_stages(stages), ""]
     for table in rows.tables(figures):
-        parts.append(_table(table, most_workers if table.title == "workers" else None))
+        parts += [_table(table, most_workers if table.title == "workers" else None), ""]
     parts += [Text(note, "dim") for note in rows.notes(figures)]
     return Group(*parts)
 
@@ -53,6 +53,7 @@ def _empty(title: str) -> Table:
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
         collapse_padding=True,
     )
@@ -68,10 +69,17 @@ def _table(content: rows.Rows, most: int | None = None) -> Table:
         )
     shown = content.rows if most is None else content.rows[: max(most, 1)]
     for row in shown:
-        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+        table.add_row(*_cells(row, content.left))
     if len(shown) < len(content.rows):
         table.caption = f"and {len(content.rows) - len(shown)} more"
     return table
+
+
+def _cells(row: Sequence[str], left: int) -> list[Text]:
+    return [
+        Text(cell, "" if cell == "0" and position < left else _STYLES.get(cell, ""))
+        for position, cell in enumerate(row)
+    ]
 
 
 def _stages(stages: Sequence[Any]) -> Table:
@@ -101,7 +109,7 @@ def tensors(found: Sequence[TensorFigures]) -> Table:
     table = _table(rows.Rows(content.title, (*content.columns, "histogram"), content.left, ()))
     table.columns[-1].justify = "left"
     for tensor, row in zip(found, content.rows, strict=True):
-        cells = [Text(cell, _STYLES.get(cell, "")) for cell in row]
+        cells = _cells(row, content.left)
         cells[-1].stylize("bold red" if tensor.nans or tensor.infinities else "dim")
         texts = Text(", ".join(tensor.texts[:4])[:_LINE], "dim")
         table.add_row(*cells, Text(sparkline(tensor), "cyan") if tensor.bins else texts)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,20 +15,6 @@ from mpwds.feed.viewing.tensors import leaves
 from mpwds.feed.viewing.watching import Watched, WatchedServers
 from mpwds.feed.viewing.wording import shape_text
 from mpwds.storage.streams.patterns import expand_braces
-
-Urls = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="URL...",
-        help="Feed servers, such as tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
-    ),
-]
-Keys = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the keys, which servers on other machines need.")
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to other machines without keys.")]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a batch.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 _POLL_S = 0.2
 

@@ -23,6 +23,7 @@ _LABEL_HEIGHT = 22
 _TILE, _LARGE_TILE, _TEXT_TILE = 64, 99, 206  # of images up to 64 pixels, of larger ones, of texts
 _ROW_HEIGHT = 58
 _BINS_WIDTH, _BINS_HEIGHT = 216, 40
+_FEWEST_BINS = 12  # so that a bar is not as wide as a histogram
 _PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "#0969da"
 
 
@@ -144,7 +145,7 @@ def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
         draw.text((574, top + 40), "NaN, inf", "#cf222e", _font(12), "lm")
     left, bottom = _WIDTH - _MARGIN - _BINS_WIDTH, top + 9 + _BINS_HEIGHT
     bins = tensor.filled_bins or (0,)
-    step = _BINS_WIDTH / len(bins)
+    step = _BINS_WIDTH / max(len(bins), _FEWEST_BINS)
     for position, count in enumerate(bins):
         height = count / max(bins) * _BINS_HEIGHT if count else 0
         if count:

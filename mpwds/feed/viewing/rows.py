@@ -137,16 +137,19 @@ def _worker(worker: WorkerFigures) -> tuple[str, ...]:
 
 
 def _clients(figures: Figures, several: bool) -> Rows:
-    columns = ("client", "address", "group", "rank", "workers", "batches/s", "MB/s", "connected", "silent")
-    rows = tuple((*_of(client.server, several), *_client(client)) for client in figures.clients)
-    return Rows("clients", (*_of("server", several), *columns), 3 + several, rows)
+    grouped = any(client.group for client in figures.clients)
+    first = (*_of("server", several), "client", "address", *(("group",) if grouped else ()))
+    columns = ("rank", "workers", "batches/s", "MB/s", "connected", "silent")
+    rows = tuple(_client(client, several, grouped) for client in figures.clients)
+    return Rows("clients", (*first, *columns), len(first), rows)
 
 
-def _client(client: ClientFigures) -> tuple[str, ...]:
+def _client(client: ClientFigures, several: bool, grouped: bool) -> tuple[str, ...]:
     return (
+        *_of(client.server, several),
         client.client,
         client.address,
-        client.group or "-",
+        *((client.group or "-",) if grouped else ()),
         f"{client.rank}/{client.world_size}",
         str(client.workers),
         rate(client.batches_per_s),

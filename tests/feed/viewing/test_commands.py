@@ -1,7 +1,9 @@
 """``mpwds monitor``, ``stat``, ``show`` and ``keygen``, run as users run them, on a server with a trainer."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import stat as modes
 import subprocess
@@ -61,6 +63,29 @@ def test_monitor_goes_on_until_it_is_interrupted(live_feed):
     assert [line["batches"] > 0 for line in lines] == [True] * 3
 
 
+def test_a_terminal_gets_a_table_in_place_that_an_interrupt_takes_away(live_feed):
+    shown, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--interval", "0.1"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "LINES": "40"},
+    ) as process:
+        os.close(terminal)
+        text = b""
+        while text.count(b"workers") < 3:
+            text += os.read(shown, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while more := os.read(shown, 1 << 16):
+                text += more
+    os.close(shown)
+    assert process.returncode == 130
+    assert b"Traceback" not in text
+    assert text.count(b"\x1b[?1049h") == text.count(b"\x1b[?1049l") == 1
+
+
 def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed):
     ports = ",".join(url.rpartition(":")[2] for url in (live_feed, idle_feed))
     result = run("monitor", f"tcp://127.0.0.1:{{{ports}}}", "--once")
@@ -80,7 +105,7 @@ def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
 def test_stat_shows_each_tensor(run, live_feed):
     result = run("stat", live_feed, "-n", 2)
     assert (result.returncode, result.stderr) == (0, "")
-    images, labels, keys = (line.split() for line in result.stdout.splitlines() if line.startswith(" ["))
+    images, labels, keys = (line.split() for line in result.stdout.splitlines() if line.startswith("["))
     assert images[:8] == ["[0]", "uint8", "[16,", "3,", "32,", "32]", "0", "200"]
     assert labels[:3] == ["[1]", "int64", "[16]"]
     assert "key" in keys
