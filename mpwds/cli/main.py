@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(invocation: Invocation, message: str, status: int) -> int:
     name = " ".join(["mpwds", invocation.command]).strip()
-    print(f"{name}: error: {message}", file=sys.stderr)
+    # An error may quote what a server or a shard said.
+    shown = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in message
+    )
+    print(f"{name}: error: {shown}", file=sys.stderr)
     return status
 
 

@@ -14,6 +14,7 @@ from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
 from mpwds.feed.viewing.pictures import Pictures, Sample, tile
 from mpwds.feed.viewing.tensors import TensorFigures
+from mpwds.feed.viewing.wording import printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24
@@ -36,15 +37,20 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
     head = Text.assemble((name, "bold cyan"), "\n")
     for value, unit in rows.headline(figures):
         head.append_text(Text.assemble((value, "bold green"), f" {unit}    "))
-    parts: list[RenderableType] = [head, *(Text(line, "dim") for line in rows.about(figures)), ""]
+    parts: list[RenderableType] = [head, *(_text(line, "dim") for line in rows.about(figures)), ""]
     if figures.verdict:
-        parts += [Text.assemble(("▸ ", "bold cyan"), (figures.verdict, "bold")), ""]
+        parts += [Text.assemble(("▸ ", "bold cyan"), (printable(figures.verdict), "bold")), ""]
     if stages := rows.shown_stages(figures):
         parts += [_stages(stages), ""]
     for table in rows.tables(figures):
         parts += [_table(table, most_workers if table.title == "workers" else None), ""]
-    parts += [Text(note, "dim") for note in rows.notes(figures)]
+    parts += [_text(note, "dim") for note in rows.notes(figures)]
     return Group(*parts)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """A text of a server or a batch, which may hold anything."""
+    return Text(printable(text), style)
 
 
 def _empty(title: str) -> Table:
@@ -77,7 +83,7 @@ def _table(content: rows.Rows, most: int | None = None) -> Table:
 
 def _cells(row: Sequence[str], left: int) -> list[Text]:
     return [
-        Text(cell, "" if cell == "0" and position < left else _STYLES.get(cell, ""))
+        _text(cell, "" if cell == "0" and position < left else _STYLES.get(cell, ""))
         for position, cell in enumerate(row)
     ]
 
@@ -92,7 +98,7 @@ def _stages(stages: Sequence[Any]) -> Table:
     for stage in stages:
         style = "bold" if stage.share == largest else ""
         share = Text(f"{stage.share:.0%}", style)
-        table.add_row(Text(stage.name, style), _bar(stage.share), share, Text(rows.stage_cost(stage), style))
+        table.add_row(_text(stage.name, style), _bar(stage.share), share, Text(rows.stage_cost(stage), style))
     return table
 
 
@@ -111,7 +117,7 @@ def tensors(found: Sequence[TensorFigures]) -> Table:
     for tensor, row in zip(found, content.rows, strict=True):
         cells = _cells(row, content.left)
         cells[-1].stylize("bold red" if tensor.nans or tensor.infinities else "dim")
-        texts = Text(", ".join(tensor.texts[:4])[:_LINE], "dim")
+        texts = _text(", ".join(tensor.texts[:4])[:_LINE], "dim")
         table.add_row(*cells, Text(sparkline(tensor), "cyan") if tensor.bins else texts)
     return table
 
@@ -133,14 +139,14 @@ def batch_pictures(shown: Pictures, width: int, colour: bool) -> RenderableType:
         return _table(rows.Rows("", ("label", "text"), 2, texts))
     if not colour:
         labels = ", ".join(sample.label for sample in shown.samples if sample.label)
-        return Text(f"labels: {labels}" if labels else f"{shown.total} samples without labels")
+        return _text(f"labels: {labels}" if labels else f"{shown.total} samples without labels")
     across = max(1, width // (_PICTURE_SIDE + 1))
     grid = Table.grid(padding=(0, 1, 0, 0))
     samples = shown.samples[: min(_PICTURES, 3 * across)]
     for start in range(0, len(samples), across):
         line = samples[start : start + across]
         grid.add_row(*(_half_blocks(sample) for sample in line))
-        grid.add_row(*(Text(sample.label[:_PICTURE_SIDE], justify="center") for sample in line))
+        grid.add_row(*(Text(printable(sample.label[:_PICTURE_SIDE]), justify="center") for sample in line))
     return grid
 
 

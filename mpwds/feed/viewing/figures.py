@@ -244,45 +244,45 @@ def _read(before: Status | None, now: Status) -> _Part:
         _client_figures(now["url"], clients_before.get(client["client"]), client, seconds)
         for client in now["clients"]
     )
-    stats = _stats([stats for _, stats in pairs], seconds, now["cores"])
+    stats = _stats([stats for _, stats in pairs], seconds, int(now["cores"]))
     server = ServerFigures(
-        url=now["url"],
-        host=now["host"],
-        pid=now["pid"],
-        version=now["version"],
-        uptime_s=now["uptime_s"],
-        draining=now["draining"],
-        dataset=tuple(now["dataset"]),
-        fingerprint=now["fingerprint"],
-        workers=now["capacity"],
+        url=str(now["url"]),
+        host=str(now["host"]),
+        pid=int(now["pid"]),
+        version=str(now["version"]),
+        uptime_s=float(now["uptime_s"]),
+        draining=bool(now["draining"]),
+        dataset=tuple(map(str, now["dataset"])),
+        fingerprint=str(now["fingerprint"]),
+        workers=int(now["capacity"]),
         clients=len(clients),
         batches_per_s=_per(stats.batches, seconds),
         samples_per_s=_per(stats.samples, seconds),
         bytes_per_s=_per(stats.nbytes, seconds),
         verdict=_verdict(stats, workers, clients),
-        dropped=dict(now["dropped"]),
+        dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
     )
     skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
     return _Part(server, workers, clients, stats, skipped)
 
 
 def _worker(before: Status | None, now: Status) -> WorkerStats:
-    reading, restarts = wire.reading_of(now["reading"]), now["restarts"]
+    reading, restarts = wire.reading_of(now["reading"]), int(now["restarts"])
     if before is not None:
         earlier = wire.reading_of(before["reading"])
         if earlier.active_ns <= reading.active_ns and earlier.batches <= reading.batches:
             reading, restarts = reading - earlier, restarts - before["restarts"]
-    return worker_stats(now["worker"], now["pid"], reading, restarts)
+    return worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
 
 
 def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float) -> WorkerFigures:
     return WorkerFigures(
         server=server,
-        worker=now["worker"],
-        pid=now["pid"],
-        state=now["state"],
-        client=now["client"],
-        epoch=now["epoch"],
+        worker=int(now["worker"]),
+        pid=int(now["pid"]),
+        state=str(now["state"]),
+        client=str(now["client"]),
+        epoch=int(now["epoch"]),
         batches=stats.batches,
         samples=stats.samples,
         nbytes=stats.nbytes,
@@ -292,10 +292,10 @@ def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float
         active_s=stats.active_s,
         waiting_s=stats.waiting_s,
         waiting_share=stats.waiting_share,
-        queued_bytes=now["unacknowledged_bytes"],
-        window_bytes=now["window_bytes"],
-        restarts=now["restarts"],
-        shard=now["shard"],
+        queued_bytes=int(now["unacknowledged_bytes"]),
+        window_bytes=int(now["window_bytes"]),
+        restarts=int(now["restarts"]),
+        shard=str(now["shard"]),
     )
 
 
@@ -305,17 +305,17 @@ def _client_figures(server: str, before: Status | None, now: Status, seconds: fl
         batches, nbytes, seconds_here = batches - before["batches"], nbytes - before["nbytes"], seconds
     return ClientFigures(
         server=server,
-        client=now["client"],
-        address=now["address"],
-        group=now["group"],
-        rank=now["rank"],
-        world_size=now["world_size"],
-        workers=now["workers"],
-        batches=now["batches"],
+        client=str(now["client"]),
+        address=str(now["address"]),
+        group=str(now["group"]),
+        rank=int(now["rank"]),
+        world_size=int(now["world_size"]),
+        workers=int(now["workers"]),
+        batches=int(now["batches"]),
         batches_per_s=_per(batches, seconds_here),
         bytes_per_s=_per(nbytes, seconds_here),
-        connected_s=now["connected_s"],
-        silent_s=now["silent_s"],
+        connected_s=float(now["connected_s"]),
+        silent_s=float(now["silent_s"]),
     )
 
 

@@ -72,3 +72,13 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal: characters that do not print become ``�``.
+
+    Example:
+        >>> printable("label\\x1b[2J")
+        'label�[2J'
+    """
+    return "".join(character if character.isprintable() else "�" for character in text)

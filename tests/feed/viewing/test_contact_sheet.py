@@ -1,5 +1,8 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from mpwds.feed.viewing.contact_sheet import contact_sheet, write_contact_sheet
@@ -49,3 +52,22 @@ def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     with pytest.raises(OSError, match="sheet.png"):
         write_contact_sheet(tmp_path / "sheet.png", [np.zeros((2, 8, 8))], "")
     assert list(tmp_path.iterdir()) == [tmp_path / "sheet.png"]
+
+
+dtypes = st.sampled_from(["bool", "uint8", "int64", "uint16", "float16", "float32", "float64", "complex64"])
+arrays_of_any_kind = arrays.arrays(
+    dtypes, arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9)
+)
+things = (
+    arrays_of_any_kind | st.text(max_size=9) | st.binary(max_size=9) | st.floats() | st.integers() | st.none()
+)
+batches = st.recursive(
+    things,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+)
+
+
+@settings(max_examples=100)
+@given(batches)
+def test_whatever_a_sender_sends_can_be_drawn(batch):
+    assert contact_sheet(batch, "").width == 880
