@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.feed.viewing.pictures import Pictures, pictures, tile
 from mpwds.feed.viewing.tensors import TensorFigures, TensorStatistics
-from mpwds.feed.viewing.wording import number, shape_text
+from mpwds.feed.viewing.wording import number, printable, shape_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,6 +163,7 @@ def _font(size: int) -> Any:
 
 def _fitting(draw: ImageDraw, text: str, size: int, width: float) -> str:
     """The text, cut short where it is wider than ``width`` pixels."""
+    text = printable(text)
     shown = text[: int(width)]  # no character is narrower than a pixel
     if shown == text and draw.textlength(text, _font(size)) <= width:
         return text

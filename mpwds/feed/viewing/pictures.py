@@ -76,7 +76,9 @@ def pictures(batch: Any, most: int = 48) -> Pictures:
     for kind, show in (("image", _images), ("waveform", _waves), ("text", _texts), ("text", _numbers)):
         for leaf in found:
             values = _of_each(leaf, total)
-            if values and (shown := show(leaf, values[:most])):
+            with np.errstate(all="ignore"):  # values may be as large as their type allows
+                shown = show(leaf, values[:most]) if values else None
+            if shown is not None:
                 note, samples = shown
                 labels = _labels(found, leaf, len(values))
                 labelled = [
