@@ -59,6 +59,7 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.feed.metrics import serve_metrics as serve_metrics
 from mpwds.feed.server.server import Server as Server
 from mpwds.feed.trainer.remote_loader import RemoteLoader as RemoteLoader
 from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
@@ -171,8 +172,11 @@ __all__ = [
     "MpwdsError",
     "MultiLoader",
     "RandomMix",
+    "RemoteLoader",
     "ResampledShards",
     "RoundRobin",
+    "Server",
+    "ServerLost",
     "ShardCache",
     "ShardError",
     "ShardList",
@@ -191,6 +195,7 @@ __all__ = [
     "padded",
     "quarantine",
     "reraise_exception",
+    "serve_metrics",
     "share",
     "split_by_node",
     "split_by_worker",

@@ -12,6 +12,7 @@ MODULES = ("nest", "tenbin")
 # The names that most programs need: `dir(mpwds)` shows these.
 NAMES = {
     "mpwds.errors": "DecodeError MpwdsError ServerLost ShardError WorkerDied WorkerTimeout",
+    "mpwds.feed.metrics": "serve_metrics",
     "mpwds.feed.server.server": "Server",
     "mpwds.feed.trainer.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",

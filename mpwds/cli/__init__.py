@@ -1,1 +1,1 @@
-"""The command ``mpwds``: one module per subcommand, and :mod:`mpwds.cli.main`, which finds them."""
+"""The command ``mpwds``: :mod:`mpwds.cli.app` lists its commands, :mod:`mpwds.cli.main` runs them."""

@@ -1,75 +1,58 @@
-"""The command ``mpwds``: its options, its subcommands, and what it shows when one fails."""
+"""Runs the command ``mpwds`` and shows its errors."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mpwds.cli import demo
 from mpwds.errors import DecodeError, MpwdsError
 
-_INTERRUPTED = 128 + signal.SIGINT
-_NOBODY_READS = 128 + signal.SIGPIPE
+if TYPE_CHECKING:
+    from mpwds.cli.app import Invocation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``mpwds`` with the arguments of this process, or ``argv``; returns the exit status.
 
-    Errors that a user can cause (missing files, damaged shards, missing packages, bad values) become one line
-    on stderr and status 1; ``--debug`` shows the traceback as well. Ctrl-C ends the command silently. After
-    ``--help`` and arguments that cannot be parsed, argparse raises ``SystemExit``.
+    A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing
+    files, damaged shards, missing packages, bad values) become one line and status 1; ``--debug`` shows the
+    traceback as well. Ctrl-C ends the command silently.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS
         mpwds ...
         0
     """
-    parser = _make_parser()
-    arguments = parser.parse_args(argv)
-    if arguments.version:
-        import mpwds
-
-        print(f"mpwds {mpwds.__version__}")
-        return 0
-    if arguments.command is None:
-        parser.print_help(sys.stderr)
-        return 2
-    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        status = run(arguments)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrokenPipeError:
-        # Buffered output goes nowhere, so that the interpreter does not fail on it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _NOBODY_READS
-    except (MpwdsError, OSError, ValueError, ImportError) as error:
-        if arguments.debug:
-            traceback.print_exc()
-        print(f"mpwds {arguments.command}: error: {_in_one_line(error)}", file=sys.stderr)
+        from mpwds.cli.app import Invocation
+    except ImportError as error:
+        print(f"mpwds: error: {error}: the command line needs pip install 'mpwds[cli]'", file=sys.stderr)
         return 1
-    return status
+    invocation = Invocation()
+    try:
+        return invocation.run(sys.argv[1:] if argv is None else argv)
+    except (MpwdsError, OSError, ValueError, ImportError) as error:
+        if invocation.debug:
+            traceback.print_exc()
+        return _fail(invocation, _in_one_line(error), 1)
+    except Exception as error:
+        # The parser's own errors. Where the class is defined differs between versions of typer.
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(invocation, " ".join(error.format_message().split()), getattr(error, "exit_code", 2))
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mpwds", description="Feeds deep-learning training from sharded datasets."
+def _fail(invocation: Invocation, message: str, status: int) -> int:
+    name = " ".join(["mpwds", invocation.command]).strip()
+    # An error may quote what a server or a shard said.
+    shown = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in message
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    demo.add_parser(subparsers)
-    for subparser in subparsers.choices.values():
-        # Suppressed: a default here would undo `mpwds --debug COMMAND`.
-        subparser.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-        )
-    return parser
+    print(f"{name}: error: {shown}", file=sys.stderr)
+    return status
 
 
 def _in_one_line(error: BaseException) -> str:

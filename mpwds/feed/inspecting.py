@@ -39,12 +39,13 @@ class Inspector:
         insecure: bool = False,
         timeout: float = 10.0,
     ) -> None:
+        for url in urls:
+            keys.check_url(url, folder, insecure)
         self._timeout = timeout
         self._requests = itertools.count(1)
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for url in urls:
-            keys.check_url(url, folder, insecure)
             socket = self._sockets[url] = self._context.socket(zmq.DEALER)
             socket.identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
             socket.maxmsgsize = _LARGEST_NBYTES

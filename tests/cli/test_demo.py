@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import mpwds
-from mpwds.cli import training
+from mpwds.cli.demo import training
+from mpwds.cli.demo.training import Outcome
 from mpwds.cli.main import main
-from mpwds.cli.training import Outcome
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+import importlib
 import os
 import subprocess
 import sys
@@ -5,7 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
-from mpwds.cli import demo
+from mpwds.cli.app import COMMANDS
+from mpwds.cli.demo import demo
 from mpwds.cli.main import main
 from mpwds.errors import DecodeError, WorkerDied
 
@@ -15,10 +17,7 @@ def running(monkeypatch):
     """Makes ``mpwds demo`` call a function."""
 
     def running(run):
-        def add_parser(subparsers):
-            subparsers.add_parser("demo").set_defaults(run=run)
-
-        monkeypatch.setattr(demo, "add_parser", add_parser)
+        monkeypatch.setattr(demo, "demo", run)
 
     return running
 
@@ -28,7 +27,7 @@ def failing(running):
     """Makes ``mpwds demo`` fail with an exception."""
 
     def fail(error):
-        def run(arguments):
+        def run():
             raise error
 
         running(run)
@@ -37,22 +36,49 @@ def failing(running):
 
 
 def test_help_names_the_commands(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
+    assert main(["--help"]) == 0
     assert "demo" in capsys.readouterr().out
 
 
-def test_help_needs_neither_numpy_nor_torch():
-    code = """
-import sys
-from mpwds.cli.main import main
-try:
-    main(["demo", "--help"])
-finally:
-    print(*sys.modules)
-"""
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], *([name, "--help"] for name in COMMANDS)]
+)
+def test_help_needs_neither_numpy_nor_torch(arguments):
+    code = "import sys; from mpwds.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    ).stdout
     assert {"numpy", "torch"}.isdisjoint(output.split())
+
+
+def test_help_imports_no_command():
+    code = "import sys; from mpwds.cli.main import main; main(['--help']); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {entry.module for entry in COMMANDS.values()}.isdisjoint(output.split())
+
+
+def test_each_command_has_a_module():
+    for name, entry in COMMANDS.items():
+        assert callable(getattr(importlib.import_module(entry.module), name))
+
+
+def test_without_typer_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "mpwds.cli.app", raising=False)
+    assert main(["--help"]) == 1
+    assert "pip install 'mpwds[cli]'" in capsys.readouterr().err
+
+
+def completions(command, words):
+    environment = {**os.environ, "_MPWDS_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split()) - (not words.endswith(" ")))
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+def test_the_shell_completes_commands_and_their_options(command):
+    assert completions(command, "mpwds de") == ["demo"]
+    assert "--epochs" in completions(command, "mpwds demo --ep")
 
 
 def test_version_is_the_packages(capsys):
@@ -62,7 +88,7 @@ def test_version_is_the_packages(capsys):
 
 def test_no_command_prints_the_help_and_is_a_mistake(capsys):
     assert main([]) == 2
-    assert "usage: mpwds" in capsys.readouterr().err
+    assert "Usage: mpwds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,16 +106,24 @@ def test_no_command_prints_the_help_and_is_a_mistake(capsys):
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_before_any_work(arguments, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert "error: " in errors
+    assert errors.count("\n") == 1
 
 
-def test_a_size_that_no_network_takes_is_an_error_that_says_the_range(capsys):
-    with pytest.raises(SystemExit):
-        main(["demo", "--data", "x.tar", "--size", "100000"])
-    assert "--size: expected a number from 8 to 1024, got '100000'" in capsys.readouterr().err
+def test_a_size_that_no_network_takes_is_an_error_that_says_the_limit(capsys):
+    assert main(["demo", "--data", "x.tar", "--size", "100000"]) == 2
+    errors = capsys.readouterr().err
+    assert "--size" in errors
+    assert "1024" in errors
+
+
+def test_an_option_takes_several_patterns_up_to_the_next_option(capsys, monkeypatch):
+    taken = []
+    monkeypatch.setattr(demo, "_run", lambda arguments, lr: taken.append(arguments) or 0)
+    assert main(["demo", "--data", "a.tar", "b.tar", "--test", "c.tar", "--epochs", "3"]) == 0
+    assert (taken[0].data, taken[0].test, taken[0].epochs) == (["a.tar", "b.tar"], ["c.tar"], 3)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mpwds
-from mpwds.cli.training import ImageTask, small_cnn, train
+from mpwds.cli.demo.training import ImageTask, small_cnn, train
 
 
 @pytest.mark.parametrize("size", [8, 9, 31, 32, 64, 100, 224])
@@ -36,5 +36,5 @@ def test_the_accuracy_is_measured_on_the_held_out_samples():
 
 
 def test_importing_it_does_not_import_torch():
-    code = "import sys, mpwds.cli.training, mpwds.cli.own_shards; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpwds.cli.demo.training, mpwds.cli.demo.own_shards; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -239,6 +239,7 @@ class Server:
             "fingerprint": self._definition["fingerprint"],
             "draining": self._draining,
             "capacity": self.workers,
+            "cores": len(os.sched_getaffinity(0)),
             "workers": [
                 self._slot_status(slot, party) for party in self._parties for slot in party.slots.values()
             ],

@@ -344,6 +344,22 @@ def _verdict(stats: LoaderStats) -> str:
     return f"the trainer waits {stats.waiting_share:.0%} of the time; {_bound_by_workers(stats)}"
 
 
+def verdict_of_workers(stats: LoaderStats) -> str:
+    """What bounds workers whose trainers are elsewhere, so that nobody here knows how long these wait."""
+    if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
+        return _too_early(stats)
+    slow = _slowest(stats)
+    if slow is not None and (held_up := _held_up_by(stats, slow)):
+        return held_up
+    waiting = _idle_share(stats)
+    if waiting < _MUCH:
+        return _bound_by_workers(stats)
+    return (
+        f"workers wait {waiting:.0%} of the time: the trainers, or the network to them, are the bound"
+        f"{_fewer_would_do(stats, waiting)}"
+    )
+
+
 def _too_early(stats: LoaderStats) -> str:
     if not stats.batches:
         return "not enough data yet: 0 batches"
@@ -374,15 +390,23 @@ def _bound_by_training(stats: LoaderStats) -> str:
             f"{stats.stages_s / stats.seconds:.0%} of the trainer's time: have the workers do more of it, or "
             "take rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
         )
-    # Workers also wait while they have nothing left to do.
-    there_s = sum(max(worker.active_s, stats.seconds) for worker in stats.workers)
-    waiting = 1 - sum(worker.working_s for worker in stats.workers) / there_s
-    count = len(stats.workers)
+    waiting = _idle_share(stats)
     if waiting < _MUCH:
         return f"balanced: {trainer}, the workers {waiting:.0%}: a faster training step would wait for data"
-    enough = max(1, math.ceil(count * (1 - waiting) * _SPARE))
-    fewer = f"; {enough} of {count} workers would do" if enough < count else ""
+    fewer = _fewer_would_do(stats, waiting)
     return f"workers wait for the trainer {waiting:.0%} of the time: the training step is the bound{fewer}"
+
+
+def _idle_share(stats: LoaderStats) -> float:
+    """The share of the time in which workers wait, or have nothing left to do."""
+    there_s = sum(max(worker.active_s, stats.seconds) for worker in stats.workers)
+    return 1 - sum(worker.working_s for worker in stats.workers) / there_s
+
+
+def _fewer_would_do(stats: LoaderStats, waiting: float) -> str:
+    count = len(stats.workers)
+    enough = max(1, math.ceil(count * (1 - waiting) * _SPARE))
+    return f"; {enough} of {count} workers would do" if enough < count else ""
 
 
 def _bound_by_workers(stats: LoaderStats) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mpwds
-from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask, LiveLine
+from mpwds.cli.demo.training import SEED, SHUFFLED_SAMPLES, ImageTask, LiveLine
 from mpwds.pipeline.decoding.decoders import handle_extension
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.streams.patterns import expand_urls

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.training import SEED, SHUFFLED_SAMPLES, ImageTask
+from mpwds.cli.demo.training import SEED, SHUFFLED_SAMPLES, ImageTask
 
 SAMPLES = 1797
 CLASSES = 10

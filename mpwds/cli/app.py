@@ -1,0 +1,153 @@
+"""The commands of ``mpwds``. A command's module is imported when the command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class Entry(NamedTuple):
+    """A command: the module whose function of the command's name runs it, and one line of help."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Entry(
+        "mpwds.cli.demo.demo",
+        "Train a small network from tar shards, on handwritten digits or your own images.",
+    ),
+    "monitor": Entry(
+        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
+    ),
+    "show": Entry(
+        "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
+    ),
+    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
+}
+
+_INTERRUPTED = 128 + signal.SIGINT
+_NOBODY_READS = 128 + signal.SIGPIPE
+
+
+class Invocation:
+    """One run of the command, and what its errors need: ``command``, and whether ``debug`` was asked for."""
+
+    def __init__(self) -> None:
+        self.command = ""
+        self.debug = False
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Runs the command; returns its exit status. Errors of any kind are raised."""
+        options = argv[: argv.index("--")] if "--" in argv else argv
+        self.debug = "--debug" in options
+        words = [word for word in options if word != "--debug"] + list(argv[len(options) :])
+        command = typer.main.get_command(_app())
+        try:
+            status = command.main(words, prog_name="mpwds", standalone_mode=False, obj=self)
+        except typer.Abort:  # how some versions of typer report Ctrl-C
+            return _INTERRUPTED
+        return status or 0
+
+
+class _Commands(TyperGroup):
+    """A group that lists commands without importing them."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # older typers have click's
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else TyperCommand(cmd_name, help=entry.help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # The parser suggests names out of these; their modules are not imported for that.
+        self.commands = {name: self.get_command(ctx, name) for name in COMMANDS}
+        name, _, rest = super().resolve_command(ctx, args)
+        return (name, None, rest) if name is None else (name, _load(name), rest)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            status = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        except BrokenPipeError:
+            # Buffered output goes nowhere, so that the interpreter does not fail on it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _NOBODY_READS
+        return status
+
+
+class _Command(TyperCommand):
+    """A command whose repeatable options take several values at a time, as in ``--data *.tar``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {
+            name for param in self.params if getattr(param, "multiple", False) for name in param.opts
+        }
+        ctx.obj.command = self.name
+        return super().parse_args(ctx, _repeated(args, repeatable))
+
+
+def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
+    """Writes ``--data a b`` as ``--data a --data b``."""
+    written: list[str] = []
+    option, values = "", 0
+    for position, word in enumerate(args):
+        if word == "--":
+            return [*written, *args[position:]]
+        if word.startswith("-") and word != "-":
+            option, values = (word if word in options else ""), 0
+        elif option:
+            values += 1
+            if values > 1:
+                written.append(option)
+        written.append(word)
+    return written
+
+
+def _load(name: str) -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    paragraphs = inspect.cleandoc(function.__doc__ or COMMANDS[name].help).split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, cls=_Command, help=text)(function)
+    return typer.main.get_command(app)
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")]
+Version = Annotated[bool, typer.Option("--version", help="Print the version and exit.")]
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        cls=_Commands, invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+
+    @app.callback()
+    def mpwds(ctx: typer.Context, version: Version = False, debug: Debug = False) -> int | None:
+        """Feeds deep-learning training from sharded datasets."""
+        if version:
+            from mpwds.names import find
+
+            print(f"mpwds {find('__version__')}")
+            raise typer.Exit
+        if ctx.invoked_subcommand is None:
+            with contextlib.redirect_stdout(sys.stderr):  # the help prints itself
+                print(ctx.get_help())
+            return 2
+        return None
+
+    return app

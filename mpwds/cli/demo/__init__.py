@@ -1,0 +1,1 @@
+"""``mpwds demo``: its data, its training and its command."""

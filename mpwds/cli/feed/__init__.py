@@ -1,0 +1,1 @@
+"""The commands about feeds: ``monitor``, ``stat``, ``show``, ``keygen``."""

@@ -1,0 +1,43 @@
+"""``mpwds stat``: statistics of a feed's tensors."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from mpwds.cli.feed.options import Insecure, Json, Keys, Timeout, Urls
+
+
+def stat(
+    urls: Urls,
+    batches: Annotated[int, typer.Option("-n", "--batches", min=1, help="Batches to look at.")] = 10,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+    keys: Keys = None,
+    insecure: Insecure = False,
+) -> None:
+    """Compute statistics of a feed's tensors over some batches.
+
+    Shows shape, range, mean, standard deviation, a histogram and the number of NaNs of each tensor.
+    Trainers still get the batches of feed servers; those of tensorcom's zpull are lost to others.
+    """
+    from rich.console import Console
+
+    from mpwds.cli.feed import tables
+    from mpwds.cli.feed.watched import watch
+    from mpwds.feed.viewing.tensors import TensorStatistics
+
+    statistics = TensorStatistics()
+    watched = watch(urls, keys, insecure)
+    try:
+        with Console(stderr=True).status(f"receiving {batches} batches from {watched.name}"):
+            for _ in range(batches):
+                statistics.add(watched.peek(timeout))
+    finally:
+        watched.close()
+    if as_json:
+        print(json.dumps([tensor.as_dict() for tensor in statistics.read()]))
+    else:
+        Console().print(tables.tensors(statistics.read()))

@@ -1,0 +1,129 @@
+"""Opens what a command's URLs name: feed servers, or tensorcom's sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mpwds.feed.viewing.figures import Figures
+from mpwds.feed.viewing.tensors import leaves
+from mpwds.feed.viewing.watching import Watched, WatchedServers
+from mpwds.feed.viewing.wording import shape_text
+from mpwds.storage.streams.patterns import expand_braces
+
+_POLL_S = 0.2
+
+
+def watch(urls: Sequence[str], keys: Path | None, insecure: bool) -> Watched:
+    """Opens URLs, which are all of feed servers or all of tensorcom."""
+    expanded = expand_braces(*urls)
+    schemes = {url.partition("://")[0] if "://" in url else "" for url in expanded}
+    if schemes <= {"tcp", "ipc"}:
+        return WatchedServers(expanded, keys, insecure)
+    if all(scheme.startswith("z") for scheme in schemes):
+        return WatchedTensorcom(expanded)
+    raise typer.BadParameter(
+        f"{' '.join(urls)}: expected feed servers (tcp://HOST:PORT, ipc://PATH) or tensorcom's sockets "
+        "(zsub://HOST:PORT, zpull://HOST:PORT, ...), and one kind at a time"
+    )
+
+
+class WatchedTensorcom:
+    """Receives a tensorcom feed's batches and counts them.
+
+    ``zsub`` receives a copy; batches that ``zpull`` receives are lost to others.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        from mpwds.compat.tensorcom.zcom import Connection
+
+        self.name = ", ".join(urls)
+        self._connection = Connection(urls, infos=True, noexpand=True, timeout=_POLL_S)
+        self._changed = threading.Condition()
+        self._batch: Any = None
+        self._counted = [0, 0, 0]  # batches, samples, bytes
+        self._dropped = 0
+        self._before = [0, 0, 0]
+        self._read_s = time.monotonic()
+        self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._receive, name="mpwds tensorcom", daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        try:
+            while not self._closing:
+                self._receive_one()
+        except Exception as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self._connection.close(0)
+
+    def _receive_one(self) -> None:
+        from mpwds.errors import TenbinError
+
+        try:
+            arrays, names = self._connection.recv()
+        except TimeoutError:
+            return
+        except TenbinError:
+            self._dropped += 1
+            return
+        named = all(names) and len(set(names)) == len(arrays)
+        batch = dict(zip(names, arrays, strict=True)) if named else tuple(arrays)
+        with self._changed:
+            self._counted[0] += 1
+            self._counted[1] += self._connection.batchsize(arrays)
+            self._counted[2] += sum(array.nbytes for array in arrays)
+            self._batch = batch
+            self._changed.notify_all()
+
+    def read(self) -> Figures:
+        with self._changed:
+            self._raise_failure()
+            now_s, counted, batch = time.monotonic(), list(self._counted), self._batch
+        seconds = max(now_s - self._read_s, 1e-9)
+        batches, samples, nbytes = (now - before for now, before in zip(counted, self._before, strict=True))
+        self._read_s, self._before = now_s, counted
+        tensors = [] if batch is None else leaves(batch)
+        return Figures(
+            seconds=seconds,
+            batches=batches,
+            samples=samples,
+            nbytes=nbytes,
+            batches_per_s=batches / seconds,
+            samples_per_s=samples / seconds,
+            bytes_per_s=nbytes / seconds,
+            waiting_share=0.0,
+            queued_bytes=0,
+            window_bytes=0,
+            verdict="" if counted[0] else "nothing has arrived yet: does the sender run?",
+            tensors=tuple(f"{leaf.path} {leaf.dtype} {shape_text(leaf.shape)}" for leaf in tensors),
+            dropped={"not a valid batch": self._dropped} if self._dropped else {},
+        )
+
+    def peek(self, timeout_s: float) -> Any:
+        with self._changed:
+            before = self._counted[0]
+            arrived = self._changed.wait_for(lambda: self._counted[0] > before or self._failure, timeout_s)
+            self._raise_failure()
+            if not arrived:
+                raise TimeoutError(
+                    f"no batch arrived from {self.name} within {timeout_s:g} s: does the sender run?"
+                )
+            return self._batch
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()

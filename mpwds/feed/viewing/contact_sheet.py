@@ -1,0 +1,177 @@
+"""A contact sheet: a batch's first samples with their labels, and its tensors with histograms, as a PNG."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpwds.feed.viewing.pictures import Pictures, pictures, tile
+from mpwds.feed.viewing.tensors import TensorFigures, TensorStatistics
+from mpwds.feed.viewing.wording import number, printable, shape_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+
+_WIDTH = 880
+_MARGIN = 12
+_GAP = 8
+_TITLE_HEIGHT = 40
+_LABEL_HEIGHT = 22
+_TILE, _LARGE_TILE, _TEXT_TILE = 64, 99, 206  # of images up to 64 pixels, of larger ones, of texts
+_ROW_HEIGHT = 58
+_BINS_WIDTH, _BINS_HEIGHT = 216, 40
+_FEWEST_BINS = 12  # so that a bar is not as wide as a histogram
+_PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "#0969da"
+
+
+def contact_sheet(batch: Any, title: str, most: int = 48) -> Image:
+    """Draws a batch.
+
+    Args:
+        batch: Arrays of NumPy or torch, numbers and texts in dicts, lists and tuples.
+        title: A line above the pictures.
+        most: Samples to show.
+
+    Returns:
+        An RGB image, 880 pixels wide.
+
+    Example:
+        >>> import numpy as np
+        >>> contact_sheet((np.zeros((5, 28, 28), "uint8"), np.arange(5)), "five digits").width
+        880
+    """
+    from PIL import Image, ImageDraw
+
+    shown = pictures(batch, most)
+    statistics = TensorStatistics()
+    statistics.add(batch)
+    tensors = statistics.read()
+    side = _side(shown)
+    columns = (_WIDTH - 2 * _MARGIN + _GAP) // (side + _GAP)
+    rows = -(-len(shown.samples) // columns)
+    height = side if shown.kind != "text" else 3 * _LABEL_HEIGHT
+    labels = _LABEL_HEIGHT if any(sample.label for sample in shown.samples) else _GAP
+    pictures_height = rows * (height + labels)
+    total = _TITLE_HEIGHT + pictures_height + _GAP + len(tensors) * _ROW_HEIGHT + _MARGIN
+    sheet = Image.new("RGB", (_WIDTH, total), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text(
+        (_MARGIN, _TITLE_HEIGHT / 2 + 2),
+        _fitting(draw, _title(title, shown), 14, _WIDTH - 2 * _MARGIN),
+        _PALE,
+        _font(14),
+        "lm",
+    )
+    for position, sample in enumerate(shown.samples):
+        row, column = divmod(position, columns)
+        left, top = _MARGIN + column * (side + _GAP), _TITLE_HEIGHT + row * (height + labels)
+        if sample.text:
+            _draw_text(draw, sample.text, (left, top), side, height)
+        else:
+            picture = tile(sample, side)
+            if sample.wave is not None:
+                draw.line((left, top + side / 2, left + side, top + side / 2), _LINE)
+            sheet.paste(picture, (left, top), picture)
+        label = _fitting(draw, sample.label, 13, side)
+        anchor = (left, "lm") if sample.text else (left + side / 2, "mm")
+        draw.text((anchor[0], top + height + labels / 2 - 1), label, _INK, _font(13), anchor[1])
+    for position, tensor in enumerate(tensors):
+        _draw_tensor(draw, tensor, _TITLE_HEIGHT + pictures_height + _GAP + position * _ROW_HEIGHT)
+    return sheet
+
+
+def write_contact_sheet(path: str | os.PathLike[str], batch: Any, title: str) -> None:
+    """Writes :func:`contact_sheet` to a PNG, which appears under its name when it is complete."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        contact_sheet(batch, title).save(unfinished, "PNG")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _side(shown: Pictures) -> int:
+    if shown.kind == "text":
+        return _TEXT_TILE
+    sides = [max(sample.pixels.shape[:2]) for sample in shown.samples if sample.pixels is not None]
+    return _TILE if sides and max(sides) <= _TILE else _LARGE_TILE
+
+
+def _title(title: str, shown: Pictures) -> str:
+    return f"{title} ({shown.note})" if shown.note else title
+
+
+def _draw_text(draw: ImageDraw, text: str, corner: tuple[float, float], width: int, height: int) -> None:
+    """Draws as many words as fit in lines."""
+    left, top = corner
+    draw.rectangle((left, top, left + width, top + height - 4), "#f6f8fa")
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and draw.textlength(longer, _font(12)) > width - 12:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    most = (height - 8) // 17
+    for number_, line in enumerate(lines[:most]):
+        more = "…" if number_ == most - 1 and len(lines) > most else ""
+        draw.text(
+            (left + 6, top + 4 + 17 * number_), _fitting(draw, line, 12, width - 24) + more, _INK, _font(12)
+        )
+
+
+def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
+    """Draws a line about a tensor, and its histogram at the right."""
+    draw.line((_MARGIN, top, _WIDTH - _MARGIN, top), _LINE)
+    name = _fitting(draw, tensor.path or "batch", 14, 150)
+    draw.text((_MARGIN, top + 20), name, _INK, _font(14), "lm")
+    draw.text((_MARGIN, top + 40), f"{tensor.dtype}  {shape_text(tensor.shape)}", _PALE, _font(12), "lm")
+    if tensor.low is None or tensor.high is None:
+        text = ", ".join(tensor.texts[:8]) if tensor.texts else "no values"
+        draw.text((230, top + 20), _fitting(draw, text, 13, _WIDTH - 260), _INK, _font(13), "lm")
+        return
+    values = {"min": tensor.low, "max": tensor.high, "mean": tensor.mean, "std": tensor.std}
+    for position, (what, value) in enumerate(values.items()):
+        left = 230 + 86 * position
+        draw.text((left, top + 20), number(value), _INK, _font(14), "lm")
+        draw.text((left, top + 40), what, _PALE, _font(12), "lm")
+    if tensor.nans or tensor.infinities:
+        draw.text((574, top + 20), f"{tensor.nans + tensor.infinities:,}", "#cf222e", _font(14), "lm")
+        draw.text((574, top + 40), "NaN, inf", "#cf222e", _font(12), "lm")
+    left, bottom = _WIDTH - _MARGIN - _BINS_WIDTH, top + 9 + _BINS_HEIGHT
+    bins = tensor.filled_bins or (0,)
+    step = _BINS_WIDTH / max(len(bins), _FEWEST_BINS)
+    for position, count in enumerate(bins):
+        height = count / max(bins) * _BINS_HEIGHT if count else 0
+        if count:
+            right = left + (position + 1) * step - 1
+            draw.rectangle((left + position * step, bottom - max(height, 1), right, bottom), _BAR)
+    draw.line((left, bottom + 1, left + _BINS_WIDTH, bottom + 1), _LINE)
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
+
+
+def _fitting(draw: ImageDraw, text: str, size: int, width: float) -> str:
+    """The text, cut short where it is wider than ``width`` pixels."""
+    text = printable(text)
+    shown = text[: int(width)]  # no character is narrower than a pixel
+    if shown == text and draw.textlength(text, _font(size)) <= width:
+        return text
+    fits, too_long = 0, len(shown)
+    while fits + 1 < too_long:
+        middle = (fits + too_long) // 2
+        if draw.textlength(shown[:middle] + "…", _font(size)) <= width:
+            fits = middle
+        else:
+            too_long = middle
+    return shown[:fits] + "…"

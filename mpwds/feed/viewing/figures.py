@@ -1,0 +1,360 @@
+"""The figures of a feed: rates, workers, stages, clients, and what bounds it, out of servers' statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpwds.errors import MpwdsError
+from mpwds.feed import wire
+from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats, verdict_of_workers, worker_stats
+
+Status = Mapping[str, Any]
+"""What a server says of itself: see ``Inspector.status``."""
+
+
+@dataclass(frozen=True)
+class WorkerFigures:
+    """A worker of a server.
+
+    Attributes:
+        server: URL of its server.
+        worker: Its number there.
+        pid: Its process id.
+        state: ``"starting"``, ``"idle"`` or ``"running"``.
+        client: The trainer that it works for; empty if there is none.
+        epoch: Its epoch.
+        batches: Batches it sent, as ``samples`` in them and ``nbytes`` of their arrays.
+        batches_per_s: Batches it sends per second, as ``samples_per_s`` and ``bytes_per_s``.
+        active_s: Seconds in which it had an epoch to do.
+        waiting_s: Seconds of these in which it waited for its trainer.
+        waiting_share: The same as a share, 0 to 1.
+        queued_bytes: Bytes that it sent and its trainer has not acknowledged.
+        window_bytes: How many that may be.
+        restarts: How often its process was restarted.
+        shard: The shard that it read last.
+    """
+
+    server: str
+    worker: int
+    pid: int
+    state: str
+    client: str
+    epoch: int
+    batches: int
+    samples: int
+    nbytes: int
+    batches_per_s: float
+    samples_per_s: float
+    bytes_per_s: float
+    active_s: float
+    waiting_s: float
+    waiting_share: float
+    queued_bytes: int
+    window_bytes: int
+    restarts: int
+    shard: str
+
+
+@dataclass(frozen=True)
+class ClientFigures:
+    """A trainer, or a rank of one, at a server.
+
+    Attributes:
+        server: URL of the server.
+        client: Its name.
+        address: Where it is.
+        group: The group with which it shares batches; empty if none.
+        rank: Its rank, of ``world_size``.
+        workers: Workers that it has.
+        batches: Batches it was sent.
+        batches_per_s: Batches per second, as ``bytes_per_s``.
+        connected_s: Seconds since it came.
+        silent_s: Seconds since it was heard.
+    """
+
+    server: str
+    client: str
+    address: str
+    group: str
+    rank: int
+    world_size: int
+    workers: int
+    batches: int
+    batches_per_s: float
+    bytes_per_s: float
+    connected_s: float
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class ServerFigures:
+    """A server.
+
+    Attributes:
+        url: Where it is reached.
+        host: Its machine.
+        pid: Its process id.
+        version: Its mpwds.
+        uptime_s: Seconds since it started.
+        draining: Whether it takes no more trainers and ends soon.
+        dataset: Its source and stages.
+        fingerprint: Of its dataset's definition.
+        workers: Workers that it has.
+        clients: Trainers that are connected.
+        batches_per_s: Batches that it sends per second, as ``samples_per_s`` and ``bytes_per_s``.
+        verdict: What bounds it.
+        dropped: Messages that it did not accept, by reason.
+    """
+
+    url: str
+    host: str
+    pid: int
+    version: str
+    uptime_s: float
+    draining: bool
+    dataset: tuple[str, ...]
+    fingerprint: str
+    workers: int
+    clients: int
+    batches_per_s: float
+    samples_per_s: float
+    bytes_per_s: float
+    verdict: str
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a feed did between two readings, or since its servers started.
+
+    Attributes:
+        seconds: Seconds that the rates and shares are about.
+        batches: Batches in them.
+        samples: Samples in these.
+        nbytes: Bytes of their arrays.
+        batches_per_s: Batches per second, as ``samples_per_s`` and ``bytes_per_s``.
+        waiting_share: Share of the workers' time in which they waited for trainers, 0 to 1.
+        queued_bytes: Bytes that were sent and are not acknowledged yet.
+        window_bytes: How many that may be.
+        verdict: What bounds the feed.
+        servers: Its servers.
+        workers: Their workers.
+        stages: The pipeline's stages, of all workers together.
+        clients: The trainers.
+        skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
+        dropped: Messages that were not accepted so far, by reason.
+        tensors: The latest batch's tensors, with types and shapes; of a tensorcom feed only.
+    """
+
+    seconds: float
+    batches: int
+    samples: int
+    nbytes: int
+    batches_per_s: float
+    samples_per_s: float
+    bytes_per_s: float
+    waiting_share: float
+    queued_bytes: int
+    window_bytes: int
+    verdict: str
+    servers: tuple[ServerFigures, ...] = ()
+    workers: tuple[WorkerFigures, ...] = ()
+    stages: tuple[StageStats, ...] = ()
+    clients: tuple[ClientFigures, ...] = ()
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, numbers and strings, for JSON."""
+        return dataclasses.asdict(self)
+
+
+def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures:
+    """The figures of a feed between two readings.
+
+    Args:
+        previous: The statuses of an earlier reading; without them, or where a server has restarted since, the
+            figures are about the time since it started.
+        now: The servers' statuses, one for each.
+
+    Raises:
+        MpwdsError: A status lacks something, or has a value of the wrong type.
+    """
+    before = {status["server"]: status for status in previous or ()}
+    parts = [_server(before.get(status.get("server")), status) for status in now]
+    every_worker = [worker for part in parts for worker in part.stats.workers]
+    seconds = max((part.stats.seconds for part in parts), default=0.0)
+    stats = _stats(every_worker, seconds, sum(part.stats.cores for part in parts))
+    workers = tuple(worker for part in parts for worker in part.workers)
+    clients = tuple(client for part in parts for client in part.clients)
+    return Figures(
+        seconds=stats.seconds,
+        batches=stats.batches,
+        samples=stats.samples,
+        nbytes=stats.nbytes,
+        batches_per_s=sum(worker.batches_per_s for worker in workers),
+        samples_per_s=sum(worker.samples_per_s for worker in workers),
+        bytes_per_s=sum(worker.bytes_per_s for worker in workers),
+        waiting_share=stats.workers_waiting_share,
+        queued_bytes=sum(worker.queued_bytes for worker in workers),
+        window_bytes=sum(worker.window_bytes for worker in workers),
+        verdict=_verdict(stats, workers, clients),
+        servers=tuple(part.server for part in parts),
+        workers=workers,
+        stages=stats.stages,
+        clients=clients,
+        skipped=sum((part.skipped for part in parts), Counter()),
+        dropped=sum((Counter(part.server.dropped) for part in parts), Counter()),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    server: ServerFigures
+    workers: tuple[WorkerFigures, ...]
+    clients: tuple[ClientFigures, ...]
+    stats: LoaderStats
+    skipped: Counter[str]
+
+
+def _server(before: Status | None, now: Status) -> _Part:
+    try:
+        return _read(before, now)
+    except (KeyError, TypeError, ValueError, AttributeError, wire.Malformed) as error:
+        where = now.get("url", "a server")
+        raise MpwdsError(
+            f"the status of {where} cannot be read ({type(error).__name__}: {error}): does it run the same "
+            "version of mpwds?"
+        ) from error
+
+
+def _read(before: Status | None, now: Status) -> _Part:
+    seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
+    workers_before = {} if before is None else {worker["worker"]: worker for worker in before["workers"]}
+    clients_before = {} if before is None else {client["client"]: client for client in before["clients"]}
+    pairs = [(worker, _worker(workers_before.get(worker["worker"]), worker)) for worker in now["workers"]]
+    workers = tuple(_worker_figures(now["url"], worker, stats, seconds) for worker, stats in pairs)
+    clients = tuple(
+        _client_figures(now["url"], clients_before.get(client["client"]), client, seconds)
+        for client in now["clients"]
+    )
+    stats = _stats([stats for _, stats in pairs], seconds, int(now["cores"]))
+    server = ServerFigures(
+        url=str(now["url"]),
+        host=str(now["host"]),
+        pid=int(now["pid"]),
+        version=str(now["version"]),
+        uptime_s=float(now["uptime_s"]),
+        draining=bool(now["draining"]),
+        dataset=tuple(map(str, now["dataset"])),
+        fingerprint=str(now["fingerprint"]),
+        workers=int(now["capacity"]),
+        clients=len(clients),
+        batches_per_s=_per(stats.batches, seconds),
+        samples_per_s=_per(stats.samples, seconds),
+        bytes_per_s=_per(stats.nbytes, seconds),
+        verdict=_verdict(stats, workers, clients),
+        dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
+    )
+    skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
+    return _Part(server, workers, clients, stats, skipped)
+
+
+def _worker(before: Status | None, now: Status) -> WorkerStats:
+    reading, restarts = wire.reading_of(now["reading"]), int(now["restarts"])
+    if before is not None:
+        earlier = wire.reading_of(before["reading"])
+        if earlier.active_ns <= reading.active_ns and earlier.batches <= reading.batches:
+            reading, restarts = reading - earlier, restarts - before["restarts"]
+    return worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
+
+
+def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float) -> WorkerFigures:
+    return WorkerFigures(
+        server=server,
+        worker=int(now["worker"]),
+        pid=int(now["pid"]),
+        state=str(now["state"]),
+        client=str(now["client"]),
+        epoch=int(now["epoch"]),
+        batches=stats.batches,
+        samples=stats.samples,
+        nbytes=stats.nbytes,
+        batches_per_s=_per(stats.batches, seconds),
+        samples_per_s=_per(stats.samples, seconds),
+        bytes_per_s=_per(stats.nbytes, seconds),
+        active_s=stats.active_s,
+        waiting_s=stats.waiting_s,
+        waiting_share=stats.waiting_share,
+        queued_bytes=int(now["unacknowledged_bytes"]),
+        window_bytes=int(now["window_bytes"]),
+        restarts=int(now["restarts"]),
+        shard=str(now["shard"]),
+    )
+
+
+def _client_figures(server: str, before: Status | None, now: Status, seconds: float) -> ClientFigures:
+    batches, nbytes, seconds_here = now["batches"], now["nbytes"], min(seconds, now["connected_s"])
+    if before is not None and before["batches"] <= batches:
+        batches, nbytes, seconds_here = batches - before["batches"], nbytes - before["nbytes"], seconds
+    return ClientFigures(
+        server=server,
+        client=str(now["client"]),
+        address=str(now["address"]),
+        group=str(now["group"]),
+        rank=int(now["rank"]),
+        world_size=int(now["world_size"]),
+        workers=int(now["workers"]),
+        batches=int(now["batches"]),
+        batches_per_s=_per(batches, seconds_here),
+        bytes_per_s=_per(nbytes, seconds_here),
+        connected_s=float(now["connected_s"]),
+        silent_s=float(now["silent_s"]),
+    )
+
+
+def _stats(workers: Sequence[WorkerStats], seconds: float, cores: int) -> LoaderStats:
+    """The workers' part of a loader's statistics, which knows how to add them up and judge them."""
+    batches, samples, nbytes = (
+        sum(getattr(worker, name) for worker in workers) for name in ("batches", "samples", "nbytes")
+    )
+    return LoaderStats(
+        epoch=0,
+        first_batch_s=0.0,
+        waited_s=seconds,
+        received_s=0.0,
+        elsewhere_s=0.0,
+        stages_s=0.0,
+        batches=batches,
+        samples=samples,
+        nbytes=nbytes,
+        batches_per_s=_per(batches, seconds),
+        samples_per_s=_per(samples, seconds),
+        bytes_per_s=_per(nbytes, seconds),
+        private_copies=0,
+        in_order=True,
+        in_process=False,
+        cores=cores,
+        workers=tuple(workers),
+    )
+
+
+def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], clients: Sequence[ClientFigures]) -> str:
+    """What bounds the workers that have something to do."""
+    if not clients:
+        return "no trainer is connected"
+    running = {(worker.worker, worker.pid) for worker in workers if worker.state == "running"}
+    at_work = tuple(worker for worker in stats.workers if (worker.worker, worker.pid) in running)
+    if not at_work:
+        return "the trainers that are connected read nothing at the moment"
+    return verdict_of_workers(dataclasses.replace(stats, workers=at_work))
+
+
+def _per(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 and math.isfinite(seconds) else 0.0

@@ -1,0 +1,315 @@
+"""A page in the browser that shows a feed: figures over time, the latest batch, its tensors, clients."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from mpwds.errors import MpwdsError
+from mpwds.feed.viewing import rows
+from mpwds.feed.viewing.figures import Figures
+from mpwds.feed.viewing.pictures import Pictures, pictures, tile
+from mpwds.feed.viewing.tensors import TensorStatistics
+from mpwds.feed.viewing.watching import Watched
+
+_READ_EVERY_S = 1.0
+_PEEK_EVERY_S = 4.0
+_PEEK_S = 5.0  # to wait for a batch
+_HISTORY = 600  # readings
+_SAMPLES, _COLUMNS, _SIDE = 32, 8, 128  # of the picture of a batch, in tiles and pixels
+_ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">
+<rect width="32" height="32" rx="7" fill="#0969da"/>
+<path d="M7 23V9l9 8 9-8v14" fill="none" stroke="#fff" stroke-width="3.5"/></svg>"""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Page:
+    """Serves the page to browsers of this machine until it is closed.
+
+    Who opens ``url`` first gets a cookie, and the link is spent: another user of the machine who finds it in
+    a list of processes comes too late. The page only shows; nothing can be changed by it.
+
+    Args:
+        watched: The feed. The caller closes it.
+        port: The port, on 127.0.0.1; 0 takes a free one.
+
+    Attributes:
+        url: The link, with its token.
+    """
+
+    def __init__(self, watched: Watched, port: int = 0) -> None:
+        self.content = _Content(watched)
+        self.door = _Door()
+        self._server = _Server(("127.0.0.1", port), self)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/?token={self.door.token}"
+        self._threads = [
+            threading.Thread(target=self._server.serve_forever, args=(0.1,), name="mpwds page", daemon=True),
+            threading.Thread(target=self.content.keep_reading, name="mpwds page figures", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops serving. Waits for a batch that is being received."""
+        self._server.shutdown()
+        self.content.end()
+        self._server.server_close()
+        for thread in self._threads:
+            thread.join()
+
+
+class _Door:
+    """Lets in who has the token, once, and afterwards who has the cookie."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._session = secrets.token_urlsafe(24)
+        self._spent = False
+        self._lock = threading.Lock()
+
+    def take(self, token: str) -> str | None:
+        """The session's secret in return for the token, the first time."""
+        with self._lock:
+            if self._spent or not _same(token, self.token):
+                return None
+            self._spent = True
+            return self._session
+
+    def knows(self, session: str) -> bool:
+        return _same(session, self._session)
+
+
+def _same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+class _Content:
+    """What the page shows: figures, read every second, and the latest batch, received when a browser asks."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
+        self._figures: Figures | None = None
+        self._error = ""
+        self._closing = threading.Event()
+        self._peeking = threading.Lock()
+        self._batch: dict[str, Any] = {"number": 0, "samples": [], "tensors": []}
+        self._picture = b""
+        self._peeked_s = -_PEEK_EVERY_S
+
+    def keep_reading(self) -> None:
+        began_s = time.monotonic()
+        is_first = True  # it is about all the time before
+        while not self._closing.wait(0 if is_first else _READ_EVERY_S):
+            point: list[float | None] = [round(time.monotonic() - began_s, 2), None, None]
+            try:
+                figures = self._watched.read()
+            except (MpwdsError, OSError) as error:
+                self._error = str(error)
+            else:
+                self._error = ""
+                if not is_first:
+                    self._figures = figures
+                    point[1:] = [figures.batches_per_s, figures.bytes_per_s / 1e6]
+            self._history.append(point)
+            is_first = False
+
+    def figures(self) -> dict[str, Any]:
+        """The figures, worded as the terminal's."""
+        shown: dict[str, Any] = {"name": self._watched.name, "error": self._error}
+        figures = self._figures
+        if figures is None:
+            return shown
+        stages = rows.shown_stages(figures)
+        return {
+            **shown,
+            "about": rows.about(figures),
+            "headline": rows.headline(figures),
+            "verdict": figures.verdict,
+            "history": list(self._history),
+            "stages": [[stage.name, stage.share, rows.stage_cost(stage)] for stage in stages],
+            "tables": [vars(table) for table in rows.tables(figures)],
+            "notes": rows.notes(figures),
+        }
+
+    def batch(self) -> dict[str, Any]:
+        """The latest batch: labels, texts, statistics of tensors. Receives a new one every few seconds."""
+        with self._peeking:
+            if time.monotonic() - self._peeked_s >= _PEEK_EVERY_S and not self._closing.is_set():
+                try:
+                    self._show(self._watched.peek(_PEEK_S))
+                except (MpwdsError, OSError) as error:
+                    self._batch = {**self._batch, "error": str(error)}
+                self._peeked_s = time.monotonic()
+            return self._batch
+
+    def picture(self) -> bytes:
+        """The latest batch's tiles in one PNG, eight in a row."""
+        return self._picture
+
+    def _show(self, batch: Any) -> None:
+        shown = pictures(batch, _SAMPLES)
+        statistics = TensorStatistics()
+        statistics.add(batch)
+        tensors = statistics.read()
+        self._picture = _sprite(shown)
+        self._batch = {
+            "number": self._batch["number"] + 1,
+            "kind": shown.kind,
+            "note": " ".join(filter(None, (shown.path, shown.note))),
+            "total": shown.total,
+            "columns": _COLUMNS,
+            "samples": [[sample.label, sample.text] for sample in shown.samples],
+            "tensors": vars(rows.tensor_rows(tensors)),
+            "histograms": [tensor.filled_bins for tensor in tensors],
+            "error": "",
+        }
+
+    def end(self) -> None:
+        """Lets :meth:`keep_reading` return, and receives no more batches."""
+        self._closing.set()
+
+
+def _sprite(shown: Pictures) -> bytes:
+    from PIL import Image
+
+    lines = -(-max(len(shown.samples), 1) // _COLUMNS)
+    sprite = Image.new("RGBA", (_COLUMNS * _SIDE, lines * _SIDE), (0, 0, 0, 0))
+    for position, sample in enumerate(shown.samples):
+        line, column = divmod(position, _COLUMNS)
+        sprite.paste(tile(sample, _SIDE), (column * _SIDE, line * _SIDE))
+    with io.BytesIO() as file:
+        sprite.save(file, "PNG", compress_level=1)
+        return file.getvalue()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # so that server_close() waits for them
+
+    def __init__(self, address: tuple[str, int], page: Page) -> None:
+        self.page = page
+        self._connections: set[socket.socket] = set()
+        self.html = files("mpwds.feed.viewing").joinpath("page.html").read_text("utf-8")
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Ends the connections, which browsers keep open, and waits for their threads."""
+        for connection in tuple(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+        super().server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "mpwds", ""
+    timeout = 60
+    server: _Server
+
+    def do_GET(self) -> None:
+        page = self.server.page
+        if self.headers.get("Host") not in (f"127.0.0.1:{page.port}", f"localhost:{page.port}"):
+            self._refuse(f"this page is at http://127.0.0.1:{page.port} only")
+            return
+        address = urlsplit(self.path)
+        cookie = None
+        if not page.door.knows(self._session()):
+            (token, *_) = parse_qs(address.query).get("token", [""])
+            session = page.door.take(token) if address.path == "/" else None
+            if session is None:
+                self._refuse(
+                    "the link has been used already, or is wrong: start the command again for a new one"
+                )
+                return
+            cookie = f"{self._cookie_name}={session}; Path=/; HttpOnly; SameSite=Strict"
+        self._answer(address.path, cookie)
+
+    def _answer(self, path: str, cookie: str | None) -> None:
+        content = self.server.page.content
+        if path == "/":
+            nonce = secrets.token_urlsafe(16)
+            html = self.server.html.replace("{{nonce}}", nonce).encode()
+            headers = {"Content-Security-Policy": _POLICY.format(nonce=nonce)}
+            if cookie is not None:
+                headers["Set-Cookie"] = cookie
+            self._send(200, "text/html; charset=utf-8", html, headers)
+        elif path == "/figures.json":
+            self._send(200, "application/json", json.dumps(content.figures()).encode())
+        elif path == "/batch.json":
+            self._send(200, "application/json", json.dumps(content.batch()).encode())
+        elif path == "/batch.png":
+            self._send(200, "image/png", content.picture())
+        elif path == "/icon.svg":
+            self._send(200, "image/svg+xml", _ICON)
+        else:
+            self._send(404, "text/plain; charset=utf-8", b"there is no such page\n")
+
+    def _refuse(self, why: str) -> None:
+        self._send(403, "text/plain; charset=utf-8", f"{why}\n".encode())
+
+    def _send(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
+        own = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in {**policy, **_HEADERS, **own, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    @property
+    def _cookie_name(self) -> str:
+        return f"mpwds-{self.server.page.port}"  # browsers share cookies between ports
+
+    def _session(self) -> str:
+        with contextlib.suppress(CookieError):
+            morsel = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie_name)
+            return "" if morsel is None else morsel.value
+        return ""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: the terminal shows the link only."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):
+            return self._not_allowed
+        raise AttributeError(name)
+
+    def _not_allowed(self) -> None:
+        self.close_connection = True  # a body may follow, which nobody reads
+        self._send(405, "text/plain; charset=utf-8", b"this page only shows\n", {"Allow": "GET"})

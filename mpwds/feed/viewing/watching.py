@@ -1,0 +1,73 @@
+"""What the commands and the page watch: feed servers, or anything else that has figures and batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mpwds.errors import ServerLost
+from mpwds.feed.inspecting import Inspector
+from mpwds.feed.viewing.figures import Figures, Status, figures
+
+
+class Watched(Protocol):
+    """A feed that is watched. One thread may call ``read`` while another calls ``peek``.
+
+    Attributes:
+        name: What it is called: its URLs.
+    """
+
+    name: str
+
+    def read(self) -> Figures:
+        """The figures since the last call. The first call's are about the time since the feed started."""
+
+    def peek(self, timeout_s: float) -> Any:
+        """The next batch.
+
+        Raises:
+            TimeoutError: None came in time.
+        """
+
+    def close(self) -> None:
+        """Ends the watching. The feed itself goes on."""
+
+
+class WatchedServers:
+    """Watches feed servers.
+
+    Batches are copies: trainers get them as well.
+
+    Args:
+        urls: Their URLs, without braces.
+        keys: Folder of the keys; servers of other machines need one.
+        insecure: Connect to other machines without keys.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], keys: str | os.PathLike[str] | None = None, insecure: bool = False
+    ) -> None:
+        self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
+        self._inspector = Inspector(urls, keys, insecure=insecure)
+        self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
+        self._previous: Sequence[Status] | None = None
+
+    def read(self) -> Figures:
+        previous, statuses = self._previous, self._inspector.status()
+        self._previous = statuses
+        return figures(previous, statuses)
+
+    def peek(self, timeout_s: float) -> Any:
+        try:
+            _, batch = self._peeking.peek(timeout_s)
+        except ServerLost:
+            self._peeking.status()  # which raises, too, if a server does not answer at all
+            raise TimeoutError(
+                f"no worker of {self.name} sent a batch within {timeout_s:g} s: does a trainer read from it?"
+            ) from None
+        return batch
+
+    def close(self) -> None:
+        self._inspector.close()
+        self._peeking.close()

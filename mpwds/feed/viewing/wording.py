@@ -1,0 +1,84 @@
+"""How figures are written, the same in the terminal, on pictures and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def number(value: float | None) -> str:
+    """A value in about four digits.
+
+    Example:
+        >>> number(0.12345), number(14789.5), number(1234567), number(-2.0), number(None)
+        ('0.1235', '14,790', '1.235e+06', '-2', '-')
+    """
+    if value is None:
+        return "-"
+    if abs(value) < 1_000_000 and (isinstance(value, int) or abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """A shape as it is written in code.
+
+    Example:
+        >>> shape_text((64, "*", 3)), shape_text(())
+        ('[64, *, 3]', '[]')
+    """
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def rate(per_s: float) -> str:
+    """A rate, with fewer digits the larger it is.
+
+    Example:
+        >>> rate(0.0), rate(3.14159), rate(123.4), rate(45678.9)
+        ('0', '3.14', '123', '45,679')
+    """
+    if per_s == 0:
+        return "0"
+    if per_s < 10:
+        return f"{per_s:.2f}"
+    return f"{per_s:.1f}" if per_s < 100 else f"{per_s:,.0f}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the unit that suits them.
+
+    Example:
+        >>> size(512), size(38_500_000), size(2.5e9)
+        ('512 B', '38.5 MB', '2.5 GB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            scaled = nbytes / factor
+            return f"{scaled:.1f} {unit}" if scaled < 100 else f"{scaled:,.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    Example:
+        >>> duration(3.2), duration(75), duration(7384), duration(200_000)
+        ('3 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal: characters that do not print become ``�``.
+
+    Example:
+        >>> printable("label\\x1b[2J")
+        'label�[2J'
+    """
+    return "".join(character if character.isprintable() else "�" for character in text)

@@ -1,0 +1,96 @@
+"""What Prometheus reads of a server and of a trainer."""
+
+import json
+import re
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import mpwds
+from mpwds.feed.metrics import serve_server_metrics
+from tests.feed.viewing.statuses import client, reading, status, worker
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+
+STATUS = status(
+    100,
+    [
+        worker(0, reading(100, 20, batches=1000, skipped={"decode: ValueError": 2})),
+        worker(1, reading(50, batches=9)),
+    ],
+    [client()],
+    dropped={"replayed": 4},
+)
+
+
+def samples(port):
+    """Each metric with its labels, and its value."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def of_server():
+    with serve_server_metrics(lambda: STATUS) as metrics:
+        return samples(metrics.port)
+
+
+@pytest.fixture(scope="module")
+def of_trainer():
+    dataset = mpwds.DataPipeline(range(12)).map(float).batched(4)
+    with mpwds.MultiLoader(dataset, workers=0, output="numpy") as loader:
+        assert len(list(loader)) == 3
+        with mpwds.serve_metrics(loader) as metrics:
+            return samples(metrics.port)
+
+
+def test_a_server_hands_out_its_totals(of_server):
+    assert of_server['mpwds_server_batches_total{worker="0"}'] == 1000
+    assert of_server['mpwds_server_waiting_seconds_total{worker="0"}'] == 20
+    assert of_server['mpwds_server_skipped_total{reason="decode: ValueError"}'] == 2
+    assert of_server['mpwds_server_dropped_messages_total{reason="replayed"}'] == 4
+    assert of_server["mpwds_server_clients"] == 1
+    assert of_server["mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"] == pytest.approx(0.7 * 130)
+
+
+def test_a_trainer_hands_out_its_loaders(of_trainer):
+    assert of_trainer["mpwds_trainer_batches_total"] == 3
+    assert of_trainer["mpwds_trainer_samples_total"] == 12
+    assert of_trainer['mpwds_trainer_stage_elements_total{stage="map(float)"}'] == 12
+    assert of_trainer['mpwds_trainer_seconds_total{doing="waiting"}'] >= 0
+
+
+def test_the_dashboard_shows_these_metrics_and_no_others(of_server, of_trainer):
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    shown = {
+        name
+        for panel in panels
+        for target in panel.get("targets", [])
+        for name in re.findall(r"mpwds_\w+", target["expr"])
+    }
+    # Of what a trainer left out there is nothing to hand out here.
+    assert shown == {name.partition("{")[0] for name in [*of_server, *of_trainer]} | {
+        "mpwds_trainer_skipped_total"
+    }
+
+
+def test_nobody_else_is_served_unless_it_is_said():
+    with serve_server_metrics(lambda: STATUS) as metrics, socket.socket() as other:
+        with pytest.raises(ConnectionRefusedError):
+            other.connect(("127.0.0.2", metrics.port))
+
+
+def test_a_closed_one_frees_its_port():
+    with serve_server_metrics(lambda: STATUS) as metrics:
+        port = metrics.port
+    with serve_server_metrics(lambda: STATUS, port) as again:
+        assert samples(again.port)["mpwds_server_workers"] == 2
+
+
+def test_figures_are_read_when_they_are_asked_for():
+    moments = iter([10, 20])
+    with serve_server_metrics(lambda: status(next(moments), [])) as metrics:
+        assert [samples(metrics.port)["mpwds_server_uptime_seconds"] for _ in range(2)] == [10, 20]

@@ -1,0 +1,42 @@
+"""Feeds to look at, each in a process of its own."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextlib.contextmanager
+def running(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.feed.viewing.feed", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        url = process.stdout.readline().strip()
+        assert url
+        yield url
+    finally:
+        process.terminate()
+        process.wait(120)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def live_feed():
+    """The URL of a server from which a trainer reads."""
+    with running("trainer") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def idle_feed():
+    """The URL of a server without a trainer."""
+    with running() as url:
+        yield url

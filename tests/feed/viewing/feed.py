@@ -1,0 +1,40 @@
+"""A feed in a process of its own: a server, and a trainer that reads from it until SIGTERM."""
+
+import signal
+import sys
+import threading
+
+import numpy as np
+
+import mpwds
+
+
+def picture(number):
+    image = np.zeros((3, 32, 32), np.uint8)
+    image[number % 3] = 200
+    return image, number % 10, f"key {number}"
+
+
+def main():
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    dataset = mpwds.DataPipeline(range(10_000_000)).map(picture).batched(16)
+    with mpwds.Server(dataset, "tcp://127.0.0.1:0", workers=2) as server:
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        if "trainer" in sys.argv:
+            with mpwds.RemoteLoader(server.url) as loader:
+                for number, _ in enumerate(loader):
+                    if number == 10:
+                        print(server.url, flush=True)
+                    if ended.wait(0.001):
+                        break
+        else:
+            print(server.url, flush=True)
+            ended.wait()
+        server.stop()
+        serving.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""``mpwds monitor``, ``stat``, ``show`` and ``keygen``, run as users run them, on a server with a trainer."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import stat as modes
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mpwds.cli.main import main
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs ``mpwds`` with these arguments in this process."""
+
+    def run(*arguments):
+        status = main(list(map(str, arguments)))
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run, live_feed):
+    result = run("monitor", live_feed, "--once")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "batches/s" in result.stdout
+    assert "map(picture)" in result.stdout
+    assert result.stdout.count("running") == 2
+    assert "127.0.0.1" in result.stdout
+    assert "range (10000000) → map(picture) → batched(16)" in result.stdout
+
+
+def test_monitor_hands_the_same_to_programs(run, live_feed):
+    figures = json.loads(run("monitor", live_feed, "--once", "--json").stdout)
+    assert figures["batches_per_s"] > 0
+    assert [worker["state"] for worker in figures["workers"]] == ["running", "running"]
+    assert figures["servers"][0]["url"] == live_feed
+
+
+def test_monitor_goes_on_until_it_is_interrupted(live_feed):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--json", "--interval", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "")
+    assert [line["batches"] > 0 for line in lines] == [True] * 3
+
+
+def test_a_terminal_gets_a_table_in_place_that_an_interrupt_takes_away(live_feed):
+    shown, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--interval", "0.1"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "LINES": "40"},
+    ) as process:
+        os.close(terminal)
+        text = b""
+        while text.count(b"workers") < 3:
+            text += os.read(shown, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while more := os.read(shown, 1 << 16):
+                text += more
+    os.close(shown)
+    assert process.returncode == 130
+    assert b"Traceback" not in text
+    assert text.count(b"\x1b[?1049h") == text.count(b"\x1b[?1049l") == 1
+
+
+def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed):
+    ports = ",".join(url.rpartition(":")[2] for url in (live_feed, idle_feed))
+    result = run("monitor", f"tcp://127.0.0.1:{{{ports}}}", "--once")
+    assert "no trainer is connected" in result.stdout
+    assert result.stdout.count(live_feed.removeprefix("tcp://")) > 1
+
+
+def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
+    monkeypatch.setattr(
+        "mpwds.feed.inspecting.Inspector.__init__.__kwdefaults__", {"insecure": False, "timeout": 0.3}
+    )
+    result = run("monitor", "tcp://127.0.0.1:9", "--once")
+    assert result.returncode == 1
+    assert "mpwds monitor: error: no answer from tcp://127.0.0.1:9" in result.stderr
+
+
+def test_stat_shows_each_tensor(run, live_feed):
+    result = run("stat", live_feed, "-n", 2)
+    assert (result.returncode, result.stderr) == (0, "")
+    images, labels, keys = (line.split() for line in result.stdout.splitlines() if line.startswith("["))
+    assert images[:8] == ["[0]", "uint8", "[16,", "3,", "32,", "32]", "0", "200"]
+    assert labels[:3] == ["[1]", "int64", "[16]"]
+    assert "key" in keys
+
+
+def test_stat_hands_the_same_to_programs(run, live_feed):
+    images, labels, keys = json.loads(run("stat", live_feed, "-n", 3, "--json").stdout)
+    assert (images["dtype"], images["shape"], images["high"]) == ("uint8", [16, 3, 32, 32], 200)
+    assert images["mean"] == pytest.approx(200 / 3)
+    assert (labels["batches"], labels["elements"], labels["nans"]) == (3, 48, 0)
+    assert keys["texts"][0].startswith("key ")
+
+
+def test_show_saves_a_contact_sheet(run, live_feed, tmp_path):
+    path = tmp_path / "batch.png"
+    result = run("show", live_feed, "--save", path)
+    assert (result.returncode, result.stdout) == (0, f"wrote {path}\n")
+    with Image.open(path) as sheet:
+        colours = {colour for _, colour in sheet.getcolors(1 << 20)}
+    assert {(200, 0, 0), (0, 200, 0), (0, 0, 200)} <= colours
+
+
+def test_show_prints_labels_and_tensors_where_there_are_no_colours(run, live_feed):
+    result = run("show", live_feed)
+    assert "labels: " in result.stdout
+    assert "[16, 3, 32, 32]" in result.stdout
+
+
+def test_show_draws_pictures_in_a_terminal_with_colours(run, live_feed, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    assert "▀" in run("show", live_feed).stdout
+    assert "48;2;200;0;0" in run("show", live_feed).stdout
+
+
+def test_a_server_without_a_trainer_has_no_batch_to_show(run, idle_feed):
+    result = run("show", idle_feed, "--timeout", "0.2")
+    assert result.returncode == 1
+    assert "does a trainer read from it?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("monitor",),
+        ("monitor", "http://cpu1:7880"),
+        ("monitor", "cpu1:7880"),
+        ("monitor", "tcp://cpu1:7880", "zsub://cpu1:7880"),
+        ("stat", "tcp://127.0.0.1:1", "-n", "0"),
+        ("show", "tcp://127.0.0.1:1", "--web", "--save", "x.png"),
+        ("show", "tcp://127.0.0.1:1", "--port", "80"),
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_make_no_sense_are_refused(run, arguments):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_servers_of_other_machines_need_keys(run):
+    result = run("monitor", "tcp://192.0.2.1:7880", "--once")
+    assert result.returncode == 1
+    assert "keys" in result.stderr
+
+
+def test_keygen_makes_keys_that_only_the_owner_can_read(run, tmp_path):
+    result = run("keygen", tmp_path / "keys")
+    assert result.returncode == 0
+    files = list((tmp_path / "keys").iterdir())
+    assert len(files) == 4
+    assert {modes.S_IMODE(os.stat(path).st_mode) for path in files} == {0o600}
+    assert all(path.name in result.stdout for path in files)
+
+
+def test_keygen_keeps_keys_that_exist(run, tmp_path):
+    run("keygen", tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "exist" in run("keygen", tmp_path).stdout
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_statistics_of_a_batch_are_those_of_its_values(run, live_feed):
+    (images, *_) = json.loads(run("stat", live_feed, "-n", 1, "--json").stdout)
+    assert images["std"] == pytest.approx(np.std([200, 0, 0]), rel=0.05)

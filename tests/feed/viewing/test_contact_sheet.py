@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
+
+from mpwds.feed.viewing.contact_sheet import contact_sheet, write_contact_sheet
+
+
+@pytest.mark.parametrize("size", [4, 8, 33, 64, 65, 300])
+def test_images_of_any_size_fill_their_tiles(size, tmp_path):
+    images = np.zeros((13, 3, size, size), np.uint8)
+    images[:, 0] = 200
+    write_contact_sheet(tmp_path / "new" / "sheet.png", (images, np.arange(13)), "thirteen")
+    with Image.open(tmp_path / "new" / "sheet.png") as sheet:
+        red = (np.asarray(sheet) == (200, 0, 0)).all(2)
+    side = 64 if size <= 64 else 99
+    assert red.sum() == 13 * side * side
+    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "sheet.png"]
+
+
+def test_a_long_label_does_not_run_into_the_next():
+    images = np.full((2, 3, 8, 8), 255, np.uint8)
+    sheet = contact_sheet({"image": images, "label": ["1" * 100, ""]}, "")
+    beside_the_first = np.asarray(sheet.convert("L"))[40:126, 78:]
+    assert not (beside_the_first < 128).any()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (np.zeros((4, 16000), "float32"), np.arange(4)),
+        {"txt": ["a b c"] * 7},
+        {"txt": ["word " * 1000], "cls": [1]},
+        [np.zeros((3, 5), "int64")],
+        {"none": None},
+        [],
+        np.zeros((0, 3, 8, 8), "uint8"),
+        np.float64(3),
+        np.full((2, 8, 8), np.nan),
+        ["一二三", "ж", "\x00\ud800"],
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_any_batch_can_be_drawn(batch):
+    assert contact_sheet(batch, "title " * 100).width == 880
+
+
+def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "sheet.png").mkdir()
+    with pytest.raises(OSError, match="sheet.png"):
+        write_contact_sheet(tmp_path / "sheet.png", [np.zeros((2, 8, 8))], "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "sheet.png"]
+
+
+dtypes = st.sampled_from(["bool", "uint8", "int64", "uint16", "float16", "float32", "float64", "complex64"])
+arrays_of_any_kind = arrays.arrays(
+    dtypes, arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9)
+)
+things = (
+    arrays_of_any_kind | st.text(max_size=9) | st.binary(max_size=9) | st.floats() | st.integers() | st.none()
+)
+batches = st.recursive(
+    things,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+)
+
+
+@settings(max_examples=100)
+@given(batches)
+def test_whatever_a_sender_sends_can_be_drawn(batch):
+    assert contact_sheet(batch, "").width == 880

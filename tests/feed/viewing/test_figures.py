@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from mpwds.errors import MpwdsError
+from mpwds.feed.viewing.figures import figures
+from tests.feed.viewing.statuses import client, reading, status, worker
+
+
+def between(before, now, clients_before=None, clients_now=None):
+    """The figures of a server's workers between two readings, 10 seconds apart."""
+    return figures(
+        [status(90, [worker(n, counters) for n, counters in enumerate(before)], clients_before)],
+        [status(100, [worker(n, counters) for n, counters in enumerate(now)], clients_now)],
+    )
+
+
+BUSY = [reading(90, batches=900)] * 2, [reading(100, batches=1000)] * 2
+
+
+def test_rates_are_about_the_time_between_two_readings():
+    found = between(*BUSY)
+    assert (found.seconds, found.batches, found.batches_per_s) == (10, 200, 20)
+    assert (found.samples_per_s, found.bytes_per_s) == (20 * 64, 20e6)
+    assert [each.batches_per_s for each in found.workers] == [10, 10]
+
+
+def test_without_an_earlier_reading_they_are_about_all_the_time():
+    found = figures(None, [status(100, [worker(0, reading(100, batches=1000))])])
+    assert (found.seconds, found.batches, found.batches_per_s) == (100, 1000, 10)
+
+
+def test_a_server_that_was_restarted_counts_from_its_start():
+    before = [status(90, [worker(0, reading(90, batches=900))])]
+    found = figures(before, [status(5, [worker(0, reading(5, batches=100))], server="b2")])
+    assert (found.seconds, found.batches_per_s) == (5, 20)
+
+
+def test_a_worker_that_counts_anew_has_no_negative_rate():
+    found = between([reading(90, batches=900)], [reading(4, batches=40)])
+    assert found.batches_per_s == 4
+
+
+def test_a_worker_that_came_in_between_counts():
+    assert between([], [reading(10, batches=50)]).batches_per_s == 5
+
+
+def test_stages_have_their_share_of_the_workers_time():
+    stages = {stage.name: stage for stage in between(*BUSY).stages}
+    assert stages["decode('rgb8')"].share == pytest.approx(0.7)
+    assert stages["writing batches"].share == pytest.approx(0.1)
+    assert stages["tarfile_to_samples()"].storage
+
+
+def test_clients_have_their_own_rates():
+    (found,) = between(*BUSY, [client(batches=500)], [client(batches=600)]).clients
+    assert (found.batches_per_s, found.bytes_per_s, found.silent_s) == (10, 10e6, 0.2)
+
+
+def test_a_new_client_counts_since_it_came():
+    (found,) = between(*BUSY, [], [client(batches=20, connected_s=2.0)]).clients
+    assert found.batches_per_s == 10
+
+
+def test_bytes_under_way_are_added_up():
+    found = between(*BUSY)
+    assert (found.queued_bytes, found.window_bytes) == (1_000_000, 4_000_000)
+
+
+def test_busy_workers_are_the_bound_and_the_verdict_names_the_stage():
+    assert (
+        between(*BUSY).verdict
+        == "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
+    )
+
+
+def test_workers_that_wait_are_not():
+    waiting = [[reading(90, 72, batches=900)] * 4, [reading(100, 80, batches=1000)] * 4]
+    assert between(*waiting).verdict == (
+        "workers wait 80% of the time: the trainers, or the network to them, are the bound; "
+        "1 of 4 workers would do"
+    )
+
+
+def test_one_slow_worker_for_which_others_wait_is_named():
+    before = [reading(90, 63, batches=90)] * 3 + [reading(90, batches=90)]
+    now = [reading(100, 70, batches=100)] * 3 + [reading(100, batches=100)]
+    assert "worker 3 (pid 1003) takes 1e+03 ms a batch, the others 300" in between(before, now).verdict
+
+
+def test_nobody_to_feed_is_said_first():
+    assert between(*BUSY, [], []).verdict == "no trainer is connected"
+    idle = [status(100, [worker(0, reading(50, batches=10), state="idle")])]
+    assert figures(None, idle).verdict == "the trainers that are connected read nothing at the moment"
+
+
+def test_several_servers_are_one_feed():
+    second = {"url": "tcp://cpu2:7880", "server": "b2", "dropped": {"replayed": 3}}
+    workers = [worker(0, reading(100, batches=1000))]
+    found = figures(None, [status(100, workers), status(100, workers, **second)])
+    assert (found.batches_per_s, len(found.workers), found.dropped) == (20, 2, {"replayed": 3})
+    assert [server.batches_per_s for server in found.servers] == [10, 10]
+    assert [each.server for each in found.workers] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
+
+
+def test_a_status_of_another_kind_is_an_error_that_names_the_server():
+    for damage in (
+        {"workers": [{}]},
+        {"uptime_s": "long"},
+        {"clients": None},
+        {"workers": 3},
+        {"dropped": 1},
+    ):
+        with pytest.raises(MpwdsError, match=r"status of tcp://cpu1:7880 cannot be read .* same version"):
+            figures(None, [{**status(100, []), **damage}])
+
+
+def test_json_can_hold_them():
+    found = between(*BUSY)
+    assert json.loads(json.dumps(found.as_dict()))["workers"][0]["shard"] == "train-000017.tar"

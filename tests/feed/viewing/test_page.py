@@ -1,0 +1,288 @@
+"""The page of ``mpwds show --web``: who gets in, and what a browser shows."""
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from mpwds.errors import MpwdsError
+from mpwds.feed.viewing.figures import figures
+from mpwds.feed.viewing.page import Page
+from tests.feed.viewing.statuses import client, reading, status, worker
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Pretended:
+    """A feed that sends 10 batches a second, faster each second, of red images labelled 0 to 4."""
+
+    name = "tcp://cpu1:7880"
+
+    def __init__(self):
+        self.seconds = 0
+        self.batches = 0
+        self.peeks = 0
+        self.failure = None
+        self.previous = None
+
+    def read(self):
+        if self.failure:
+            raise MpwdsError(self.failure)
+        self.seconds += 1
+        self.batches += 10 * self.seconds
+        counters = reading(self.seconds, batches=self.batches, skipped={"decode: ValueError": 2})
+        previous, self.previous = self.previous, [status(self.seconds, [worker(0, counters)], [client()])]
+        return figures(previous, self.previous)
+
+    def peek(self, timeout_s):
+        self.peeks += 1
+        if self.failure:
+            raise MpwdsError(self.failure)
+        images = np.zeros((5, 32, 32, 3), np.uint8)
+        images[..., self.peeks % 3] = 200
+        return {"image": images, "label": np.arange(5), "loss": np.array([np.nan, 1.0])}
+
+    def close(self): ...
+
+
+@pytest.fixture
+def feed():
+    return Pretended()
+
+
+@pytest.fixture
+def page(feed):
+    threads = threading.active_count()
+    with Page(feed) as page:
+        yield page
+    assert threading.active_count() == threads
+
+
+def ask(page, path, method="GET", **headers):
+    """The status, headers and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode("utf-8", "replace")
+
+
+def path_of(page):
+    address = urlsplit(page.url)
+    return f"{address.path}?{address.query}"
+
+
+@pytest.fixture
+def cookie(page):
+    """What a browser sends after it has followed the link."""
+    _, headers, _ = ask(page, path_of(page))
+    return {"Cookie": headers["Set-Cookie"].partition(";")[0]}
+
+
+def test_the_link_opens_the_page_once(page):
+    first, headers, body = ask(page, path_of(page))
+    assert first == 200
+    assert "<html" in body
+    assert re.search(r"; Path=/; HttpOnly; SameSite=Strict$", headers["Set-Cookie"])
+    again, headers, body = ask(page, path_of(page))
+    assert again == 403
+    assert "Set-Cookie" not in headers
+    assert "<html" not in body
+
+
+@pytest.mark.parametrize("path", ["/", "/figures.json", "/batch.json", "/batch.png", "/icon.svg", "/nothing"])
+def test_without_the_cookie_nothing_is_shown(page, path):
+    assert ask(page, path)[0] == 403
+    assert ask(page, f"{path}?token=wrong")[0] == 403
+    assert ask(page, path, Cookie=f"mpwds-{page.port}=wrong")[0] == 403
+    assert ask(page, path, Cookie="\xff\xfe=;;=\x01")[0] == 403
+
+
+def test_the_token_opens_the_page_only(page):
+    assert ask(page, path_of(page).replace("/?", "/figures.json?"))[0] == 403
+    assert ask(page, path_of(page))[0] == 200
+
+
+def test_the_cookie_opens_the_page_again_and_its_data(page, cookie):
+    for path, kind in {
+        "/": "text/html",
+        "/figures.json": "application/json",
+        "/icon.svg": "image/svg+xml",
+    }.items():
+        found, headers, _ = ask(page, path, **cookie)
+        assert found == 200
+        assert headers["Content-Type"].startswith(kind)
+    assert ask(page, "/../etc/passwd", **cookie)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1:1", ""])
+def test_a_name_that_another_site_points_here_is_refused(page, host):
+    assert ask(page, path_of(page), Host=host.format(port=page.port))[0] == 403
+    assert ask(page, path_of(page), Host=f"localhost:{page.port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT"])
+def test_nothing_but_get_is_answered(page, cookie, method):
+    found, headers, _ = ask(page, "/", method, **cookie)
+    assert (found, headers["Allow"]) == (405, "GET")
+
+
+def test_the_policy_lets_only_its_own_script_and_style_run(page, cookie):
+    policies = []
+    for _ in range(2):
+        _, headers, body = ask(page, "/", **cookie)
+        nonces = set(re.findall(r'nonce="([^"]+)"', body))
+        policies.append(headers["Content-Security-Policy"])
+        assert len(nonces) == 1
+        assert policies[-1].startswith("default-src 'none'; ")
+        assert f"script-src 'nonce-{nonces.pop()}';" in policies[-1]
+        assert "unsafe" not in policies[-1]
+    assert policies[0] != policies[1]
+
+
+def test_the_page_needs_nothing_from_elsewhere(page, cookie):
+    _, _, body = ask(page, "/", **cookie)
+    assert re.findall(r"https?://[^\"')\s]+", body) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<[^>]+ (on\w+|style)=", body)
+
+
+def test_nobody_else_is_told_and_nothing_is_stored(page, cookie):
+    _, headers, _ = ask(page, "/figures.json", **cookie)
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_batch_is_received_only_when_somebody_looks_and_not_each_time(page, feed, cookie):
+    assert feed.peeks == 0
+    batches = [json.loads(ask(page, "/batch.json", **cookie)[2]) for _ in range(3)]
+    assert feed.peeks == 1
+    assert [label for label, _ in batches[0]["samples"]] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_batch_that_does_not_come_is_said_on_the_page(page, feed, cookie):
+    feed.failure = "no worker sent a batch"
+    assert json.loads(ask(page, "/batch.json", **cookie)[2])["error"] == "no worker sent a batch"
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if BROWSER is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(NAMES)}")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A tab whose console must stay empty."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab, said = context.new_page(), []
+    tab.set_default_timeout(120_000)
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    yield tab
+    context.close()
+    assert said == []
+
+
+@pytest.mark.slow
+def test_a_browser_shows_figures_pictures_tensors_and_clients(page, tab):
+    assert tab.goto(page.url).status == 200
+    tab.wait_for_selector("#samples figure")
+    tab.wait_for_selector("#stages .stage")
+    assert tab.title() == "tcp://cpu1:7880"
+    assert "decode('rgb8') takes 70% of worker time" in tab.inner_text("#verdict")
+    assert "70%" in tab.inner_text(".stage.top")
+    assert tab.eval_on_selector_all("figcaption", "all => all.map(one => one.textContent)") == list("01234")
+    assert tab.locator("#batches svg, #megabytes svg").count() == 2
+    tensors = tab.inner_text("#tensors")
+    assert '["image"]' in tensors
+    assert "[5, 32, 32, 3]" in tensors
+    assert tab.inner_text("#tensors td.bad") == "1"
+    assert "gpu1:77" in tab.inner_text("#tables")
+    assert "left out: " in tab.inner_text("#notes")
+
+
+@pytest.mark.slow
+def test_the_address_bar_forgets_the_token_and_the_page_can_be_reloaded(page, tab):
+    tab.goto(page.url)
+    tab.wait_for_selector("#state.live")
+    assert tab.url == f"http://127.0.0.1:{page.port}/"
+    assert tab.reload().status == 200
+    tab.wait_for_selector("#state.live")
+
+
+@pytest.mark.slow
+def test_figures_and_pictures_change_while_one_looks(page, feed, tab):
+    tab.goto(page.url)
+    tab.wait_for_selector("#samples figure")
+    before, tile = tab.inner_text("#headline"), "document.querySelector('.tile').style.backgroundImage"
+    picture = tab.evaluate(tile)
+    tab.wait_for_function("before => document.querySelector('#headline').innerText !== before", arg=before)
+    tab.wait_for_function(f"before => {tile} !== before", arg=picture)
+    assert feed.peeks > 1
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_is_shown_until_it_is_back(page, feed, tab):
+    tab.goto(page.url)
+    tab.wait_for_selector("#headline b")
+    feed.failure = "no answer from tcp://cpu1:7880"
+    tab.wait_for_selector("#error:not([hidden])")
+    assert tab.inner_text("#error") == "no answer from tcp://cpu1:7880"
+    feed.failure = None
+    tab.wait_for_selector("#error", state="hidden")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways_in_the_users_colours(page, tab, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.goto(page.url)
+    tab.wait_for_selector("#samples figure")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    red, green, blue = re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert (int(red) + int(green) + int(blue) < 380) == (scheme == "dark")
+
+
+@pytest.mark.slow
+def test_the_command_serves_a_feed_to_a_browser_until_it_is_interrupted(live_feed, tab):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpwds.cli", "show", live_feed, "--web"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        tab.goto(re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", process.stdout.readline())[0])
+        tab.wait_for_selector("#samples figure")
+        tab.wait_for_selector("#stages .stage")
+        assert tab.locator("#samples figure").count() == 16
+        assert "map(picture)" in tab.inner_text("#stages")
+        tab.goto("about:blank")
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "")

@@ -1,0 +1,104 @@
+"""What a terminal shows of figures and batches."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from mpwds.cli.feed import tables
+from mpwds.feed.viewing.figures import figures
+from mpwds.feed.viewing.pictures import pictures
+from mpwds.feed.viewing.tensors import TensorStatistics
+from tests.feed.viewing.statuses import client, reading, status, worker
+
+
+def shown(content, width=120, **options):
+    console = Console(file=io.StringIO(), width=width, **options)
+    console.print(content)
+    return console.file.getvalue()
+
+
+def monitored(*statuses, most_workers=None, width=120):
+    return shown(tables.monitor(figures(None, statuses), "the feed", most_workers), width)
+
+
+WORKERS = [worker(number, reading(100, batches=1000)) for number in range(8)]
+
+
+def test_figures_of_a_feed_fit_into_eighty_columns():
+    text = monitored(status(100, WORKERS), width=80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for what in (
+        "80.0 batches/s",
+        "80.0 MB/s",
+        "decode('rgb8')",
+        "70%",
+        "gpu1:77",
+        "10.0.0.7",
+        "running",
+        "25%",
+    ):
+        assert what in text
+
+
+def test_a_single_server_is_described_and_several_are_a_table():
+    one = monitored(status(100, WORKERS))
+    assert "on cpu1 (pid 7), mpwds 0.1.0, 2 workers, up 1 min 40 s" in one
+    assert "servers" not in one
+    draining = status(100, WORKERS, url="tcp://cpu2:7880", server="b2", draining=True)
+    several = monitored(status(100, WORKERS), draining)
+    assert several.count("cpu2:7880") == 1 + len(WORKERS) + 1
+    assert "draining" in several
+
+
+def test_workers_that_do_not_fit_are_counted():
+    text = monitored(status(100, WORKERS), most_workers=3)
+    assert text.count("running") == 3
+    assert "and 5 more" in text
+
+
+def test_groups_are_shown_where_there_are_some():
+    assert "group" not in monitored(status(100, WORKERS))
+    assert "lr-sweep" in monitored(status(100, WORKERS, [client(group="lr-sweep")]))
+
+
+def test_what_was_left_out_or_dropped_is_said():
+    counters = reading(100, batches=1000, skipped={"decode: DecodeError": 1234})
+    text = monitored(status(100, [worker(0, counters)], dropped={"replayed": 3}))
+    assert "left out: 1,234 in decode: DecodeError" in text
+    assert "dropped messages: 3, replayed" in text
+
+
+def test_nothing_that_a_peer_says_controls_the_terminal():
+    evil = "\x1b]0;owned\x07\x1b[2J\r[bold]"
+    everywhere = status(
+        100,
+        [
+            worker(
+                0, reading(100, batches=9, skipped={evil: 1}, stages={evil: [10**9, 9, False]}), client=evil
+            )
+        ],
+        [client(evil, group=evil, address=evil)],
+        host=evil,
+        dataset=[evil],
+        dropped={evil: 1},
+    )
+    text = monitored(everywhere)
+    assert "�" in text
+    assert "[bold]" in text
+    batch = {evil: np.zeros((2, 8, 8, 3), np.uint8), "label": [evil] * 2}
+    statistics = TensorStatistics()
+    statistics.add(batch)
+    text += shown(tables.tensors(statistics.read()))
+    for content in (batch, {"txt": [evil]}):
+        text += shown(tables.batch_pictures(pictures(content), 80, colour=False))
+    text += shown(tables.batch_pictures(pictures(batch), 80, colour=True))
+    assert not {"\x1b", "\x07", "\r"} & set(text)
+
+
+def test_a_histogram_is_one_line_in_which_the_rarest_shows():
+    statistics = TensorStatistics()
+    statistics.add(np.repeat([0, 1, 3], [1000, 500, 1]))
+    (tensor,) = statistics.read()
+    assert tables.sparkline(tensor) == "█▄ ▁"

@@ -1,0 +1,116 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from mpwds.feed.viewing.tensors import BINS, TensorStatistics, leaves
+
+
+def statistics(*batches):
+    """The statistics of the only tensor in these batches."""
+    counted = TensorStatistics()
+    for batch in batches:
+        counted.add(batch)
+    (tensor,) = counted.read()
+    return tensor
+
+
+shapes = arrays.array_shapes(max_side=6)
+floats = st.floats(-1e4, 1e4, width=16) | st.sampled_from([np.nan, np.inf, -np.inf])
+whole = arrays.arrays(st.sampled_from(["bool", "uint8", "int8", "int32"]), shapes)
+some_arrays = whole | arrays.arrays(
+    st.sampled_from(["float16", "float32", "float64"]), shapes, elements=floats
+)
+
+
+@given(st.lists(some_arrays, min_size=1, max_size=5))
+def test_batches_together_have_the_statistics_of_all_their_values(batches):
+    values = np.concatenate([batch.astype("float64").ravel() for batch in batches])
+    finite = values[np.isfinite(values)]
+    tensor = statistics(*batches)
+    assert tensor.elements == values.size
+    assert tensor.nans + tensor.infinities + finite.size == values.size
+    assert sum(tensor.bins) == finite.size
+    if finite.size:
+        assert (tensor.low, tensor.high) == (finite.min(), finite.max())
+        scale = np.abs(finite).max()
+        assert tensor.mean == pytest.approx(finite.mean(), abs=1e-9 * scale)
+        assert tensor.std == pytest.approx(finite.std(), abs=1e-6 * scale)
+
+
+@given(st.lists(arrays.arrays("float64", 5, elements=st.floats(-1e6, 1e6)), min_size=1, max_size=8))
+def test_each_value_is_counted_in_the_bin_where_it_lies(batches):
+    tensor = statistics(*batches)
+    edges = tensor.first_edge + tensor.bin_width * np.arange(BINS + 1)
+    values = np.concatenate(batches)
+    for bin_, count in enumerate(tensor.bins):
+        slack = tensor.bin_width * 1e-6
+        inside = (values >= edges[bin_] - slack) & (values <= edges[bin_ + 1] + slack)
+        surely = (values > edges[bin_] + slack) & (values < edges[bin_ + 1] - slack)
+        assert surely.sum() <= count <= inside.sum()
+
+
+def test_classes_have_a_bin_each():
+    assert statistics(np.array([0, 1, 1, 9])).bins[:10] == (1, 2, 0, 0, 0, 0, 0, 0, 0, 1)
+
+
+def test_large_whole_numbers_are_exact():
+    tensor = statistics(np.array([2**63 + 1, 5], "uint64"))
+    assert (tensor.low, tensor.high) == (5, 2**63 + 1)
+
+
+def test_nan_and_infinity_are_counted_and_left_out():
+    tensor = statistics(np.array([np.nan, 1, np.inf, 3, -np.inf, np.nan]))
+    assert (tensor.nans, tensor.infinities, tensor.mean, tensor.low, tensor.high) == (2, 2, 2, 1, 3)
+
+
+def test_a_tensor_of_nothing_else_has_no_range():
+    tensor = statistics(np.full(3, np.nan))
+    assert (tensor.low, tensor.high, tensor.mean, tensor.std, tensor.nans) == (None, None, None, None, 3)
+
+
+def test_bfloat16_of_torch_and_of_numpy_have_their_name():
+    for array in (torch.tensor([1.0, 2.0]).bfloat16(), np.array([1, 2], ml_dtypes.bfloat16)):
+        tensor = statistics(array)
+        assert (tensor.dtype, tensor.mean) == ("bfloat16", 1.5)
+
+
+def test_values_near_the_largest_float_do_no_harm():
+    tensor = statistics(np.array([-1.7e308, 1.7e308]), np.array([1e-300]))
+    assert sum(tensor.bins) == 3
+    assert (tensor.low, tensor.high) == (-1.7e308, 1.7e308)
+
+
+def test_sizes_that_differ_between_batches_are_stars():
+    tensor = statistics(np.zeros((4, 3)), np.zeros((2, 3)))
+    assert (tensor.shape, tensor.batches) == (("*", 3), 2)
+    assert statistics(np.zeros((4, 3)), np.zeros(2)).shape == ("...",)
+
+
+def test_a_path_is_what_one_writes_to_get_there():
+    batch = {"image": np.zeros(2), "meta": [{"key": "a"}, (np.zeros(3), 7)], 5: None}
+    found = leaves(batch)
+    assert [leaf.path for leaf in found] == [
+        '["image"]',
+        '["meta"][0]["key"]',
+        '["meta"][1][0]',
+        '["meta"][1][1]',
+        "[5]",
+    ]
+    for leaf in found:
+        eval(f"batch{leaf.path}", {"batch": batch})
+
+
+def test_a_list_of_one_kind_is_one_leaf_with_all_its_values():
+    batch = ([np.zeros((2, 3)), np.ones((4, 3))], ["a", "b"], [1, 2, 3])
+    assert [(leaf.path, leaf.shape) for leaf in leaves(batch)] == [
+        ("[0]", (2, "*", 3)),
+        ("[1]", (2,)),
+        ("[2]", (3,)),
+    ]
+    counted = TensorStatistics()
+    counted.add(batch)
+    assert counted.read()[0].elements == 18
