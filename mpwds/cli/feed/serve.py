@@ -78,6 +78,7 @@ def serve(
     if epochs is not None:
         raise typer.BadParameter("--epochs belongs to --tensorcom: trainers say how many epochs they want")
     from mpwds.feed.server.server import Server
+    from mpwds.loader.resume.state import described
 
     with contextlib.ExitStack() as ends:
         options: dict[str, Any] = {"start_method": start_method, "max_clients": max_clients}
@@ -102,7 +103,8 @@ def serve(
 
             port = ends.enter_context(serve_server_metrics(server.status, metrics)).port
             print(f"metrics at http://127.0.0.1:{port}/metrics", flush=True)
-        print(f"serving {server.dataset} at {server.url} with {workers} workers", flush=True)
+        shown = " → ".join(described(server.dataset))
+        print(f"serving {shown} at {server.url} with {workers} workers", flush=True)
         server.serve()
         print("ended", flush=True)
     return None
@@ -148,6 +150,7 @@ def _send_tensorcom(
 ) -> None:
     from mpwds.compat.tensorcom import send_batches
     from mpwds.loader.multi_loader import MultiLoader
+    from mpwds.loader.resume.state import described
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with MultiLoader(dataset, workers=workers, start_method=start_method, output="numpy") as loader:
@@ -156,6 +159,6 @@ def _send_tensorcom(
             for _ in range(epochs) if epochs is not None else itertools.count():
                 yield from loader
 
-        print(f"sending {loader.dataset} to {' '.join(urls)}", flush=True)
+        print(f"sending {' → '.join(described(loader.dataset))} to {' '.join(urls)}", flush=True)
         sent = send_batches(urls, batches())
         print(f"sent {sent} batches", flush=True)

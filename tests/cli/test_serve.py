@@ -1,0 +1,165 @@
+"""`mpwds serve`, as an operator runs it."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mpwds
+from mpwds.feed import keys
+from tests.feed.serving import free_port, locally, plain
+
+MPWDS = [sys.executable, "-m", "mpwds.cli"]
+
+PIPELINE = """
+import mpwds
+
+def double(number):
+    return 2 * number
+
+dataset = mpwds.DataPipeline(range(24), seed=3).shuffle(8).map(double).batched(4)
+"""
+
+
+@contextlib.contextmanager
+def serving(folder, *arguments):
+    """A server, and the lines that it has printed when it is ready."""
+    process = subprocess.Popen(
+        [*MPWDS, "serve", *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "workers" in line or line.startswith("sending"):
+                break
+        yield process, "".join(lines)
+    finally:
+        process.kill() if process.poll() is None else None
+        process.communicate()
+
+
+def refused(folder, *arguments):
+    done = subprocess.run(
+        [*MPWDS, "serve", *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pipeline.py").write_text(PIPELINE)
+    return tmp_path
+
+
+def dataset_of(folder):
+    names = {}
+    exec(PIPELINE, names)
+    return names["dataset"]
+
+
+def images_in(folder):
+    for label, name in enumerate(["cat", "dog"]):
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.full((40, 60, 3), 100 * label + number, np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
+    url = f"tcp://127.0.0.1:{free_port()}"
+    with serving(folder, "pipeline.py:dataset", "--bind", url, "--workers", 2) as (process, said):
+        assert f"at {url} with 2 workers" in said
+        with mpwds.RemoteLoader(url, output="numpy") as loader:
+            assert [plain(batch) for batch in loader] == locally(dataset_of(folder), 2)[0]
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=120)
+        assert (process.returncode, rest, errors) == (0, "ended\n", "")
+
+
+def test_keys_and_metrics(folder):
+    import urllib.request
+
+    keys.generate(folder / "keys")
+    url = f"tcp://127.0.0.1:{free_port()}"
+    with serving(folder, "pipeline.py:dataset", "--bind", url, "--keys", "keys", "--metrics", 0) as (_, said):
+        page = next(word for word in said.split() if word.startswith("http://127.0.0.1"))
+        with mpwds.RemoteLoader(url, output="numpy", keys=folder / "keys") as loader:
+            assert sum(len(batch) for batch in loader) == 24
+            assert "mpwds_server_batches_total" in urllib.request.urlopen(page).read().decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["nothing.py:dataset"], 1, "there is no file nothing.py"),
+        (["pipeline.py"], 2, "expected FILE.py:NAME"),
+        (["pipeline.py:other"], 2, "has no 'other'"),
+        ([], 2, "say what to serve"),
+        (["pipeline.py:dataset", "--images", "."], 2, "say what to serve"),
+        (["--images", "."], 1, "no images in folders of classes"),
+        (["pipeline.py:dataset", "--bind", "tcp://0.0.0.0:7880"], 1, "pass keys="),
+        (["pipeline.py:dataset", "--bind", "http://x"], 1, "tcp://HOST:PORT or ipc://PATH"),
+        (["pipeline.py:dataset", "--keys", "none"], 1, "there is no key"),
+        (["pipeline.py:dataset", "--start-method", "thread"], 1, "start_method must be one of"),
+        (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(folder, arguments, status, message):
+    code, errors = refused(folder, *arguments)
+    assert code == status
+    assert message in " ".join(errors.split())
+
+
+def test_a_second_server_on_one_port_says_so(folder):
+    url = f"tcp://127.0.0.1:{free_port()}"
+    with serving(folder, "pipeline.py:dataset", "--bind", url):
+        code, errors = refused(folder, "pipeline.py:dataset", "--bind", url)
+    assert code == 1
+    assert f"cannot serve at {url}" in errors
+    assert "another server" in errors
+
+
+def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
+    images_in(tmp_path / "train")
+    url = f"tcp://127.0.0.1:{free_port()}"
+    options = ["--images", "train", "--bind", url, "--workers", 1, "--size", 32, "--batch-size", 6]
+    with serving(tmp_path, *options), mpwds.RemoteLoader(url) as loader:
+        [(images, labels)] = list(loader)
+    assert images.shape == (6, 3, 32, 32)
+    assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1]
+    pixels = images[:, 0, 0, 0] * 0.229 + 0.485
+    assert ((pixels * 255).round().int() // 100).tolist() == labels.tolist()
+
+
+def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path):
+    import tensorcom
+
+    with tarfile.open(tmp_path / "train-0.tar", "w") as shard:
+        for number in range(4):
+            buffer = BytesIO()
+            Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(buffer, "png")
+            for name, data in (("png", buffer.getvalue()), ("cls", str(number).encode())):
+                member = tarfile.TarInfo(f"{number}.{name}")
+                member.size = len(data)
+                shard.addfile(member, BytesIO(data))
+    port = free_port()
+    receiver = tensorcom.Connection(f"zpull://127.0.0.1:{port}")
+    sent = ["--shards", "train-0.tar", "--tensorcom", f"zpush://127.0.0.1:{port}", "--epochs", 2]
+    with serving(tmp_path, *sent, "--workers", 1, "--size", 16, "--batch-size", 4) as (process, _):
+        batches = [receiver.recv() for _ in range(2)]
+        rest, _ = process.communicate(timeout=120)
+    assert rest == "sent 2 batches\n"
+    assert [images.shape for images, _ in batches] == [(4, 3, 16, 16)] * 2
+    assert sorted(batches[0][1].tolist()) == [0, 1, 2, 3]
