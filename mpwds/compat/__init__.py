@@ -27,6 +27,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tensorcom":
+        return importlib.import_module("mpwds.compat.tensorcom")
     if name not in _HOMES:
         raise AttributeError(f"module 'mpwds.compat' has no attribute {name!r}")
     home, known_as = _HOMES[name]

@@ -15,12 +15,14 @@ import secrets
 import socket
 import struct
 from collections import defaultdict, deque
+from collections.abc import Set
 
 from mpwds.errors import MpwdsError
 
 _IDENTITY_NBYTES = 16
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
+_MOST_STRANGERS = 64
 
 
 class Giver:
@@ -32,20 +34,18 @@ class Giver:
         self._remove()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(_address(self.name))
-        self._listener.listen(64)
+        self._listener.listen(_MOST_STRANGERS)
         self._listener.setblocking(False)
         self._strangers: list[socket.socket] = []
         self._trainers: dict[bytes, socket.socket] = {}
 
-    def connected(self, identity: bytes) -> bool:
-        """Whether the trainer of this identity has connected."""
-        while True:
-            try:
+    def accept(self, known: Set[bytes]) -> None:
+        """Accepts trainers that are known, and lets go of those that are no more."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 connection, _ = self._listener.accept()
-            except BlockingIOError:
-                break
-            connection.setblocking(False)
-            self._strangers.append(connection)
+                connection.setblocking(False)
+                self._strangers.append(connection)
         for connection in tuple(self._strangers):
             try:
                 said = connection.recv(_IDENTITY_NBYTES)
@@ -54,14 +54,19 @@ class Giver:
             except OSError:
                 said = b""
             self._strangers.remove(connection)
-            if len(said) == _IDENTITY_NBYTES:
+            if said in known:
                 self.forget(said)
                 self._trainers[said] = connection
             else:
                 connection.close()
-        for connection in self._strangers[:-64]:
+        for connection in self._strangers[:-_MOST_STRANGERS]:
             self._strangers.remove(connection)
             connection.close()
+        for identity in self._trainers.keys() - known:
+            self.forget(identity)
+
+    def connected(self, identity: bytes) -> bool:
+        """Whether the trainer of this identity has connected."""
         return identity in self._trainers
 
     def give(self, identity: bytes, slot: int, launch: int, segment: int, bell: int) -> None:
@@ -94,13 +99,13 @@ class Taker:
 
     def __init__(self, name: str, identity: bytes) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
         try:
             self._socket.connect(_address(name))
             self._socket.send(identity)
         except OSError:
             self._socket.close()
             raise
-        self._socket.setblocking(False)
         self._arrived: dict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
 
     def take(self, slot: int, launch: int) -> tuple[int, int]:

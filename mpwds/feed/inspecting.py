@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import zmq
 
 from mpwds import nest
-from mpwds.errors import ServerLost
+from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
 from mpwds.loader.engine.channel import LENGTHS
 from mpwds.loader.engine.receiving import batch_of
@@ -70,9 +71,12 @@ class Inspector:
             self._ask(url, wire.PEEK, request)
         answer = self._answer(list(self._sockets), request, timeout or self._timeout)
         frame, arrays = memoryview(answer["message"]), bytearray(answer["arrays"])
-        envelope_nbytes, _ = LENGTHS.unpack_from(frame)
-        fields = nest.unpack(frame[LENGTHS.size : LENGTHS.size + envelope_nbytes])
-        return fields, batch_of(fields, arrays, "numpy", allow_pickle=False)
+        try:
+            envelope_nbytes, _ = LENGTHS.unpack_from(frame)
+            fields = nest.unpack(frame[LENGTHS.size : LENGTHS.size + envelope_nbytes])
+            return fields, batch_of(fields, arrays, "numpy", allow_pickle=False)
+        except (MpwdsError, LookupError, TypeError, ValueError, struct.error) as error:
+            raise MpwdsError(f"a server sent a batch that cannot be decoded: {error}") from error
 
     def close(self) -> None:
         self._context.destroy(0)
@@ -95,7 +99,10 @@ class Inspector:
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             for socket, _ in poller.poll(max(1, round(left * 1000))):
-                reply = wire.unpack_reply(socket.recv_multipart()[0])
+                try:
+                    reply = wire.unpack_reply(socket.recv_multipart()[0])
+                except wire.Malformed:
+                    continue
                 if isinstance(reply, dict) and reply.get("request") == request:
                     return reply
         raise ServerLost(f"no answer from {', '.join(urls)} within {timeout:g} s: is `mpwds serve` running?")

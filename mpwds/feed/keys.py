@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, SecurityError
 
@@ -87,48 +90,114 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
         )
 
 
-def secure_client(socket: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
+def secure_client(dealer: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
     """Makes a trainer's socket talk only to the server whose public key is in the folder."""
     secret = _read(folder, CLIENT + _SECRET)
-    socket.curve_secretkey = secret
-    socket.curve_publickey = zmq.curve_public(secret)
-    socket.curve_serverkey = _read(folder, SERVER + _PUBLIC)
+    dealer.curve_secretkey = secret
+    dealer.curve_publickey = zmq.curve_public(secret)
+    dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
 
 
 @contextlib.contextmanager
 def secured_server(
-    context: zmq.Context[Any], socket: zmq.Socket[bytes], folder: str | os.PathLike[str] | None
+    context: zmq.Context[Any], router: zmq.Socket[bytes], folder: str | os.PathLike[str] | None
 ) -> Iterator[None]:
-    """Makes a server's socket accept only clients whose public keys are in the folder (by ZAP)."""
+    """Makes a server's socket accept only clients whose public keys are in the folder.
+
+    The folder is read at each handshake: a key that is added or removed counts from the next connection on.
+    """
     if folder is None:
         yield
         return
     secret = _read(folder, SERVER + _SECRET)
-    clients = {_read(folder, path.name) for path in Path(folder).glob(f"{CLIENT}*{_PUBLIC}")}
-    if not clients:
+    if not [_read(folder, path.name) for path in _clients(folder)]:
         raise MpwdsError(f"{folder} has no public key of a client ({CLIENT}*{_PUBLIC}): nobody could connect")
-    authenticator = ThreadAuthenticator(context)
-    authenticator.start()
+    asked = context.socket(zmq.REP)
+    asked.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whether a client may connect
+    thread = threading.Thread(target=_authorize, args=(asked, folder), name="mpwds-keys", daemon=True)
+    thread.start()
+    end = context.socket(zmq.REQ)
+    end.connect("inproc://zeromq.zap.01")
     try:
-        authenticator.configure_curve_callback(credentials_provider=_Known(clients))
-        socket.curve_secretkey = secret
-        socket.curve_publickey = zmq.curve_public(secret)
-        socket.curve_server = True
+        router.curve_secretkey = secret
+        router.curve_publickey = zmq.curve_public(secret)
+        router.curve_server = True
         yield
     finally:
-        authenticator.stop()
+        with contextlib.suppress(zmq.Again):  # the thread has ended already
+            end.send(b"", zmq.NOBLOCK)
+        thread.join()
+        end.close(0)
 
 
-class _Known:
-    """Answers whether a client's key is known."""
+def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
+    """Answers ZeroMQ's questions (ZAP, RFC 27) until an empty one comes."""
+    with asked:
+        while len(question := asked.recv_multipart()) > 1:
+            version, request, _, _, _, mechanism, *credentials = question
+            known = mechanism == b"CURVE" and _knows(folder, z85.encode(credentials[0]))
+            verdict = [b"200", b"OK"] if known else [b"400", b"this key is not known here"]
+            asked.send_multipart([version, request, *verdict, b"", b""])
 
-    def __init__(self, keys: set[bytes]) -> None:
-        self._keys = keys
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        from zmq.utils import z85
+def _clients(folder: str | os.PathLike[str]) -> list[Path]:
+    return sorted(Path(folder).glob(f"{CLIENT}*{_PUBLIC}"))
 
-        return z85.encode(key) in self._keys
+
+def _knows(folder: str | os.PathLike[str], key: bytes) -> bool:
+    for path in _clients(folder):
+        with contextlib.suppress(OSError, MpwdsError):  # a damaged file shuts out its own client only
+            if _read(folder, path.name) == key:
+                return True
+    return False
+
+
+class Handshakes:
+    """Watches the connections of a server's socket for those that fail to introduce themselves."""
+
+    _FAILED = (
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    )
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        address = f"inproc://handshakes-{id(self)}"
+        router.monitor(address, zmq.EVENT_ACCEPTED | self._FAILED)
+        self._monitor = router.context.socket(zmq.PAIR)
+        self._monitor.rcvhwm = 0  # or ZeroMQ's own thread would wait for this end
+        self._monitor.connect(address)
+        self._watched = router
+        self._last = "an unknown address"
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when something new happens."""
+        descriptor: Any = self._monitor.fd
+        return int(descriptor)
+
+    def failures(self) -> Iterator[str]:
+        """What happened since the last call."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._last = _peer(event["value"])
+            else:
+                unknown = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                what = "a client's key is not known" if unknown else "no key, a wrong one, or not ZeroMQ"
+                yield f"{what} (the newest connection is from {self._last})"
+
+    def close(self) -> None:
+        self._watched.monitor(None, 0)
+        self._monitor.close(0)
+
+
+def _peer(descriptor: int) -> str:
+    """The address at the other end of a connection, which may be closed by now."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return str(connection.getpeername()[0])
+    except (OSError, IndexError):
+        return "an unknown address"
 
 
 def _read(folder: str | os.PathLike[str], name: str) -> bytes:

@@ -22,11 +22,20 @@ from mpwds.loader.worker.counters import Reading, StageReading
 
 VERSION = 1
 
-PART_NBYTES = 2 << 20
+PART_NBYTES = 1 << 20
 """Arrays travel in parts: one message of many megabytes makes ZeroMQ take fresh memory for each."""
 
 COMMAND_NBYTES = 32 << 20
 """The longest command, which a ``start`` with the state of a large shuffle buffer is."""
+
+_FIELDS_NBYTES = 64 << 10
+_REPLY_NBYTES = 1 << 20
+"""Most bytes of a command or a reply that are not in a field of bytes: as Python's objects, they take up to
+sixty times as much memory."""
+
+_MOST_FIELDS = 32
+_HEAD_NBYTES = 64
+_MOST_WORKERS = 4096
 
 PING_S = 1.0
 """Time between two pings of a trainer; the server answers each."""
@@ -73,48 +82,65 @@ class Head(NamedTuple):
     nbytes: int
 
 
-_natural = ("a whole number, not negative", lambda value: type(value) is int and 0 <= value < 1 << 63)
-_text = ("a short str", lambda value: type(value) is str and len(value) <= 4096)
-_maybe_text = ("a short str or None", lambda value: value is None or _text[1](value))
-_maybe_natural = ("a whole number or None", lambda value: value is None or _natural[1](value))
-_flag = ("true or false", lambda value: type(value) is bool)
-_maybe_seed = ("an int or None", lambda value: value is None or type(value) is int)
-_maybe_bytes = ("bytes or None", lambda value: value is None or type(value) is bytes)
-_seconds = ("seconds or None", lambda value: value is None or (type(value) in (int, float) and value > 0))
-
 _Check = tuple[str, Callable[[Any], bool]]
+
+
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_line(value: Any) -> bool:
+    return type(value) is str and len(value) <= 256 and value.isprintable()  # it may go into a log
+
+
+def _list_of(holds: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and len(value) <= most and all(map(holds, value))
 
 
 def _is_place(value: Any) -> bool:
     if type(value) is not list or len(value) != len(Place._fields):
         return False
     rank, world_size, worker, workers, seed = value
-    numbers = all(type(number) is int for number in value[:4])
-    return numbers and 0 <= rank < world_size and 0 <= worker < workers and _maybe_seed[1](seed)
+    numbers = all(map(_is_natural, value[:4]))
+    return numbers and rank < world_size and worker < workers and (seed is None or type(seed) is int)
 
 
-def _is_table(value: Any) -> bool:
-    """Whether it is a list of [slot, attempt, number]."""
-    return type(value) is list and all(
-        type(row) is list and len(row) == 3 and all(_natural[1](number) for number in row) for row in value
-    )
+def _is_row(value: Any) -> bool:
+    return type(value) is list and len(value) == 3 and all(map(_is_natural, value))
 
 
-_place = ("[rank, world_size, worker, workers, seed]", _is_place)
-_table = ("a list of [slot, attempt, number]", _is_table)
+def _or_none(check: _Check) -> _Check:
+    expected, holds = check
+    return f"{expected}, or None", lambda value: value is None or holds(value)
+
+
+_natural: _Check = ("a whole number, not negative", _is_natural)
+_line: _Check = ("a short line of text", _is_line)
+_text: _Check = ("a str", lambda value: type(value) is str)
+_flag: _Check = ("true or false", lambda value: type(value) is bool)
+_int: _Check = ("an int", lambda value: type(value) is int)
+_bytes: _Check = ("bytes", lambda value: type(value) is bytes)
+_map: _Check = ("a map", lambda value: type(value) is dict)
+_seconds: _Check = ("seconds", lambda value: type(value) in (int, float) and value > 0)
+_versions: _Check = ("a list of versions", _list_of(_is_natural, 16))
+_texts: _Check = ("a list of str", _list_of(_text[1], 10_000))
+_workers: _Check = (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS)
+_place: _Check = ("[rank, world_size, worker, workers, seed]", _is_place)
+_table: _Check = ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000))
+_count: _Check = ("a number, or why there is none", lambda value: _is_natural(value) or type(value) is str)
 
 COMMANDS: Mapping[str, Mapping[str, _Check]] = {
     HELLO: {
-        "versions": ("a list of versions", lambda value: type(value) is list),
-        "name": _text,
-        "workers": _maybe_natural,
+        "versions": _versions,
+        "name": _line,
+        "workers": _or_none(_workers),
         "rank": _natural,
         "world_size": _natural,
-        "fingerprint": _maybe_text,
-        "host": _text,
-        "group": _maybe_text,
-        "members": _maybe_natural,
-        "max_lag": _seconds,
+        "fingerprint": _or_none(_line),
+        "host": _line,
+        "group": _or_none(_line),
+        "members": _or_none(_natural),
+        "max_lag": _or_none(_seconds),
     },
     START: {
         "slot": _natural,
@@ -122,7 +148,7 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
         "epoch": _natural,
         "place": _place,
         "first": _natural,
-        "state": _maybe_bytes,
+        "state": _or_none(_bytes),
         "at": _natural,
         "window": _natural,
         "shared_memory": _flag,
@@ -137,24 +163,40 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
 }
 
 
+REPLIES: Mapping[str, Mapping[str, _Check]] = {
+    WELCOME: {
+        "version": _natural,
+        "server": _line,
+        "host": _line,
+        "workers": _workers,
+        "blocks": _natural,
+        "handover": _or_none(_line),
+        "description": _texts,
+        "seed": _or_none(_int),
+        "length": _or_none(_natural),
+        "in_any_order": _flag,
+        "unaddressed": _or_none(_text),
+        "fingerprint": _line,
+    },
+    WAIT: {"why": _text},
+    REFUSED: {"why": _text},
+    NOTICE: {"text": _text},
+    GOODBYE: {"server": _line},
+    PONG: {"known": _flag, "server": _line, "number": _natural, "slots": _table, "readings": _map},
+    COUNTED: {"request": _natural, "count": _count},
+    STATUS_IS: {"request": _natural, "status": _map},
+    PEEKED: {"request": _natural, "message": _bytes, "arrays": _bytes},
+}
+
+
 def pack(kind: str, **fields: Any) -> bytes:
     return nest.pack({"kind": kind, **fields})
 
 
 def unpack_command(data: Any) -> dict[str, Any]:
     """The fields of a command, or ``Malformed``."""
-    try:
-        fields = nest.unpack(data)
-    except EnvelopeError as error:
-        raise Malformed(str(error)) from error
-    kind = fields.get("kind")
-    checks = COMMANDS.get(kind) if type(kind) is str else None
-    if checks is None:
-        raise Malformed(f"there is no command {kind!r}"[:200])
-    for name, (expected, holds) in checks.items():
-        if name not in fields or not holds(fields[name]):
-            raise Malformed(f"{kind}: {name} must be {expected}, got {fields.get(name)!r:.100}")
-    if kind == START and fields["state"] is not None and fields["state"][:1] != b"m":
+    fields = _unpack(data, COMMANDS, _FIELDS_NBYTES)
+    if fields["kind"] == START and fields["state"] is not None and fields["state"][:1] != b"m":
         raise Malformed("start: state must be msgpack behind an m: pickles are not accepted")
     return fields
 
@@ -162,17 +204,53 @@ def unpack_command(data: Any) -> dict[str, Any]:
 def unpack_reply(data: Any) -> dict[str, Any] | Head:
     """The fields of a reply, or the head of a data message; ``Malformed`` otherwise."""
     if bytes(data[:1]) != b"\x94":  # a list of four
-        try:
-            return nest.unpack(data)
-        except EnvelopeError as error:
-            raise Malformed(str(error)) from error
+        return _unpack(data, REPLIES, _REPLY_NBYTES)
     try:
-        head = Head(*msgpack.unpackb(data))
+        head = Head(*msgpack.unpackb(data[:_HEAD_NBYTES]))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Malformed(f"the head of a data message is damaged: {error}") from error
-    if not all(_natural[1](number) for number in head):
+    if not all(map(_is_natural, head)):
         raise Malformed(f"the head of a data message has a bad number: {list(head)!r:.100}")
     return head
+
+
+def _unpack(data: Any, kinds: Mapping[str, Mapping[str, _Check]], most_nbytes: int) -> dict[str, Any]:
+    if len(data) > most_nbytes:
+        _check_sizes(data, most_nbytes)
+    try:
+        fields = nest.unpack(data)
+    except EnvelopeError as error:
+        raise Malformed(str(error)) from error
+    kind = fields.get("kind")
+    checks = kinds.get(kind) if type(kind) is str else None
+    if checks is None:
+        raise Malformed(f"there is no message {_shown(kind)}")
+    for name, (expected, holds) in checks.items():
+        if name not in fields or not holds(fields[name]):
+            raise Malformed(f"{kind}: {name} must be {expected}, got {_shown(fields.get(name))}")
+    return fields
+
+
+def _check_sizes(data: Any, most_nbytes: int) -> None:
+    """Raises ``Malformed`` if a long message is long by something else than fields of bytes."""
+    scout = msgpack.Unpacker(max_buffer_size=len(data))
+    scout.feed(data)
+    rest = len(data)
+    try:
+        fields = scout.read_map_header()
+        for _ in range(2 * min(fields, _MOST_FIELDS)):
+            start = scout.tell()
+            scout.skip()
+            if bytes(data[start : start + 1]) in (b"\xc4", b"\xc5", b"\xc6"):  # msgpack's bytes
+                rest -= scout.tell() - start
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Malformed(f"the bytes are not an envelope: {error or type(error).__name__}") from error
+    if rest > most_nbytes:
+        raise Malformed(f"{rest} bytes in fields that are not bytes: {most_nbytes} are the limit")
+
+
+def _shown(value: Any) -> str:
+    return repr(value[:50] if isinstance(value, (str, bytes, list)) else value)[:100]
 
 
 def pack_head(head: Head) -> bytes:
@@ -200,7 +278,7 @@ def reading_of(fields: Any) -> Reading:
             stages=stages,
             skipped=skipped,
         )
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise Malformed(f"a worker's counters are damaged: {error}") from error
 
 

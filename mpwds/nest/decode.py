@@ -52,6 +52,9 @@ _LENGTHS = {
     **dict.fromkeys((DEFAULT_DICT,), 4),
     **dict.fromkeys((NAMEDTUPLE, DATACLASS), 5),
 }
+_HARMLESS_NBYTES = 1 << 10
+"""False claims in so few bytes make msgpack allocate 8 MB at the most."""
+
 _IS_PICKLED = "the structure holds a {}, which is pickled: pass allow_pickle=True if you trust the sender"
 
 
@@ -98,7 +101,7 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
         EnvelopeError: The bytes are not an envelope, or of another version.
     """
     try:
-        if not trusted:
+        if not trusted and memoryview(data).nbytes > _HARMLESS_NBYTES:
             # Each of many nested arrays may claim as many elements as there are bytes, and msgpack allocates
             # all of them. Skipping allocates nothing, and fails at the first false claim.
             scout = msgpack.Unpacker(max_buffer_size=memoryview(data).nbytes)

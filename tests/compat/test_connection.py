@@ -42,6 +42,11 @@ def test_a_program_changes_one_import(folder):
     assert mpwds.Connection is tensorcom.Connection is tensorcom.zcom.Connection
 
 
+def test_the_module_is_found_without_torch():
+    program = "import mpwds, sys; mpwds.compat.tensorcom.Connection(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_dataset_begins_at_a_connection(pair):
     sender, receiver = pair(receiver_total=8)
     sender.serve([a_batch()] * 2)

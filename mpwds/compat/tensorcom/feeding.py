@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import zmq
+
 from mpwds.compat.tensorcom.conversion import arrays_of
-from mpwds.compat.tensorcom.zcom import Connection, schemes
+from mpwds.compat.tensorcom.zcom import Connection, parse_url
 from mpwds.errors import TenbinError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -26,11 +28,12 @@ class TensorcomDataset(DataPipeline):
     starts, in the process that iterates, and stay open between epochs until ``close()``. A worker that binds
     ``+ipc`` leaves the socket's file, which the next one to bind replaces.
 
-    Workers of a loader share an epoch's batches. ``zpull``, ``zsub`` and others that bind or receive
-    everything are divided among workers, by URL; workers without one get no batches. All of them connect to
-    all URLs of ``zrpull``, whose senders divide their batches, and ``zreq``. torch's ``DataLoader`` starts
-    new workers each epoch and loses what the old ones had received: use ``persistent_workers=True``, or
-    ``MultiLoader``. To resume an epoch means to receive, and drop, as many batches as were delivered.
+    Workers of a loader receive equal parts of an epoch. All of them connect to all URLs of ``zrpull`` and
+    ``zreq``, whose senders divide their batches. Other URLs are divided among the workers, because they bind,
+    or because every receiver gets everything (``zsub``); workers without a URL receive nothing. torch's
+    ``DataLoader`` starts new workers each epoch and loses what the old ones had received: use
+    ``persistent_workers=True``, or ``MultiLoader``. An epoch that is resumed receives, and drops, as many
+    batches as were delivered before.
 
     Args:
         urls: As for :class:`~mpwds.compat.tensorcom.zcom.Connection`.
@@ -39,7 +42,7 @@ class TensorcomDataset(DataPipeline):
         options: Further arguments of ``Connection``, such as ``converters`` and ``max_message_bytes``.
 
     Raises:
-        ValueError: ``length`` is negative.
+        ValueError: A URL is invalid, or ``length`` is negative.
         StreamError: While iterating, a socket cannot bind or connect.
         TimeoutError: While iterating, no batch of the epoch arrived within ``timeout``.
 
@@ -85,6 +88,9 @@ class _Received:
         given = [urls] if isinstance(urls, str) else list(urls)
         self._given = urls
         self._urls = given if options.get("noexpand") else expand_braces(*given)
+        # Only one worker can bind a URL, and each subscriber would receive everything.
+        addresses = [parse_url(url) for url in self._urls]
+        self._divided = any(address.binds or address.kind == zmq.SUB for address in addresses)
         self.length = length
         self._timeout = timeout
         self._options = options
@@ -111,7 +117,7 @@ class _Received:
     def _share(self, context: Context) -> tuple[list[str], int]:
         """The URLs of a worker, and the number of batches that it receives in an epoch."""
         urls, place, places = self._urls, context.worker, context.workers
-        if any(_is_for_one(url) for url in urls):
+        if self._divided:
             places = min(places, len(urls))
             urls = urls[place::places] if place < places else []
         batches = len(range(place, self.length, places)) if urls else 0
@@ -136,12 +142,6 @@ class _Received:
             except StopIteration:  # `total`
                 return
             yield batch
-
-
-def _is_for_one(url: str) -> bool:
-    """Whether only one worker may use a URL: because it binds, or because each would receive everything."""
-    scheme = url.partition(":")[0].partition("+")[0]
-    return scheme.endswith("sub") or schemes.get(scheme, (0, False))[1]
 
 
 def send_batches(urls: str | Iterable[str], batches: Iterable[Any], *, multipart: bool = True) -> int:

@@ -192,7 +192,7 @@ class Connection:
             for each in url:
                 self.connect(each, topic)
             return
-        kind, binds, location, fragment = _parse(url)
+        kind, binds, location, fragment = parse_url(url)
         if (topic or fragment) and kind != zmq.SUB:
             raise ValueError(f"{url}: a topic is for zsub and zrsub, which subscribe to it")
         if self.socket is None:
@@ -424,14 +424,16 @@ class Connection:
         self._is_my_turn = sending
 
 
-class _Address(NamedTuple):
-    kind: int
+class Address(NamedTuple):
+    """What a URL says."""
+
+    kind: int  # of socket
     binds: bool
     location: str  # ZeroMQ's
     topic: str
 
 
-def _parse(url: str) -> _Address:
+def parse_url(url: str) -> Address:
     address = urlsplit(url)
     scheme, _, transport = address.scheme.partition("+")
     if scheme not in schemes:
@@ -442,7 +444,7 @@ def _parse(url: str) -> _Address:
     location = address.netloc + (address.path if transport == "ipc" else "")
     if not location or (transport != "ipc" and ":" not in location):
         raise ValueError(f"{url!r} has no {'path' if transport == 'ipc' else 'host and port'}")
-    return _Address(*schemes[scheme], f"{transport or 'tcp'}://{location}", address.fragment)
+    return Address(*schemes[scheme], f"{transport or 'tcp'}://{location}", address.fragment)
 
 
 def _is_listened_to(path: str) -> bool:

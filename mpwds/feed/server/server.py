@@ -10,7 +10,7 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,11 @@ logger = logging.getLogger("mpwds.feed")
 
 _POLL_S = 0.25
 _COMMANDS_AT_ONCE = 256
+_MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
+_MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LOG_EVERY_S = 5.0
 _DRAIN_S = 2.0
+_MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
 
 
 @dataclass
@@ -80,8 +83,8 @@ class Server:
     Args:
         dataset: As for ``MultiLoader``; pickled for the workers.
         bind: ``"tcp://HOST:PORT"`` or ``"ipc://PATH"``. Port 0 or ``*`` takes a free one: see ``url``.
-        workers: Worker processes, shared by all trainers. A trainer that takes over the part of a lost server
-            may start as many again.
+        workers: Worker processes, shared by all trainers. For parts of lost servers that trainers move here,
+            up to four times as many more are started.
         keys: Folder with ``server.key_secret`` and the public keys of clients, made by ``mpwds keygen``.
             Required unless only this machine can reach ``bind``.
         insecure: Serve other machines without keys: everybody who reaches the port can read the data.
@@ -133,14 +136,14 @@ class Server:
         self._client_timeout = client_timeout
         self._shares_memory = shared_memory
         self._id = secrets.token_hex(8)
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self.dataset = as_dataset(dataset)
         self._definition = definition.define(self.dataset)
         self._parties: list[_Party] = []
         self._sessions: dict[bytes, _Session] = {}
         self._ending: list[tuple[float, Any]] = []
         self._peekers: deque[tuple[bytes, int]] = deque()
-        self._waiting: dict[bytes, float] = {}
+        self._peeks: list[zmq.MessageTracker] = []
         self.dropped: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
         self._stopping = Bell()
@@ -175,9 +178,14 @@ class Server:
         router.router_mandatory = True
         router.router_handover = True
         router.maxmsgsize = wire.COMMAND_NBYTES
-        router.sndhwm = 0  # windows of bytes bound what is sent
+        router.sndhwm = _MOST_UNSENT
+        router.copy_threshold = wire.PART_NBYTES // 4  # a copy is cheaper than to be told that all was sent
+        router.heartbeat_ivl = 2000  # without heartbeats, memory that is sent to a lost machine stays in use
+        router.heartbeat_timeout = int(self._client_timeout * 1000)
         router.ipv6 = "[" in bind
         ends.enter_context(keys.secured_server(context, router, folder))
+        self._handshakes = keys.Handshakes(router)
+        ends.callback(self._handshakes.close)
         _refuse_second(bind)
         try:
             router.bind(bind)
@@ -246,6 +254,7 @@ class Server:
         router: Any = self._router
         poller.register(router.fd, select.POLLIN)
         poller.register(self._stopping, select.POLLIN)
+        poller.register(self._handshakes, select.POLLIN)
         slots = [slot for party in self._parties for slot in party.slots.values()]
         for slot in slots:
             if slot.listens and slot.worker is not None:
@@ -260,6 +269,8 @@ class Server:
         for party in tuple(self._parties):
             for slot in tuple(party.slots.values()):
                 self._relay(slot, party)
+        for failure in self._handshakes.failures():
+            self._drop("handshake", failure)
         self._keep_house(time.monotonic())
 
     def _relay(self, slot: Slot, party: _Party) -> None:
@@ -268,7 +279,7 @@ class Server:
         try:
             for data in slot.relay():
                 if data.is_last:  # so that the trainer's statistics are whole when its epoch ends
-                    self._tell_counters(data.client, party, 0)
+                    self._tell_counters(data.client, party)
                 self._send_data(data)
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
@@ -285,33 +296,41 @@ class Server:
 
     def _read_command(self) -> bool:
         try:
-            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            identity = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        identity = frames[0].bytes
+        frame = self._router.recv(copy=False)
+        frames = 1
+        while self._router.rcvmore:
+            self._router.recv_into(bytearray(1))
+            frames += 1
+        address = _address(frame)
         try:
-            if len(frames) != 2:
-                raise Malformed(f"a command of {len(frames) - 1} frames: it must be one")
+            if frames > 1:
+                raise Malformed(f"a command of {frames} frames: it must be one")
             if len(identity) != wire.IDENTITY_NBYTES:
                 raise Malformed(f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}")
-            fields = wire.unpack_command(frames[1].buffer)
+            fields = wire.unpack_command(frame.buffer)
             session = self._sessions.get(identity)
             if session is not None:
                 session.heard = time.monotonic()
-            self._handle(identity, fields, _address(frames[1]))
+            self._handle(identity, fields, address)
         except Malformed as error:
-            self._drop("malformed", f"{error} (from {_address(frames[-1])})")
+            self._drop("malformed", f"{error} (from {address})")
+        except Exception as error:  # no client may stop the server
+            self._drop("failed", f"{type(error).__name__}: {error} (from {address})")
         return True
 
     def _handle(self, identity: bytes, fields: dict[str, Any], address: str) -> None:
         kind = fields["kind"]
         if kind == wire.HELLO:
             self._welcome(identity, fields, address)
-        elif kind == wire.COUNT:
-            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
         elif kind == wire.STATUS:
             self._reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
         elif kind == wire.PEEK:
+            self._peeks = [peek for peek in self._peeks if not peek.done]
+            if len(self._peeks) + len(self._peekers) >= _MOST_PEEKS:
+                raise Malformed("peek: earlier ones are not answered, or not received, yet")
             self._peekers.append((identity, fields["request"]))
         elif (session := self._sessions.get(identity)) is None:
             if kind == wire.PING:
@@ -321,6 +340,8 @@ class Server:
                 self._drop("unknown client", f"{kind} of a client that is not welcomed (from {address})")
         elif kind == wire.BYE:
             self._forget(identity)
+        elif kind == wire.COUNT:
+            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
         elif kind == wire.PING:
             self._answer_ping(identity, session.party, fields)
         elif kind == wire.START:
@@ -355,12 +376,13 @@ class Server:
         if party is None:
             return None
         now = time.monotonic()
-        self._waiting.pop(identity, None)
         near = self._shares_memory and hello["host"] == wire.machine() and not party.group
         session = _Session(
             hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
         )
         party.sessions[identity] = self._sessions[identity] = session
+        if len(party.sessions) >= party.members:
+            party.members = 1  # all have been here: from now on those that are left make an epoch
         if party not in self._parties:
             self._parties.append(party)
         return self._reply(
@@ -394,12 +416,14 @@ class Server:
             )
             return None
         full = len(self._sessions) >= self._max_clients
-        if self._draining or full or wanted > free:
+        # Or a client that comes and goes would start processes faster than they end.
+        busy = len(self._ending) >= 2 * self.workers
+        if self._draining or full or busy or wanted > free:
             why = (
                 "the server is ending" if self._draining else f"it has {free} of {self.workers} workers free"
             )
+            why = "its workers of earlier clients are still ending" if busy else why
             why = f"it serves {len(self._sessions)} clients, its most" if full else why
-            self._waiting[identity] = time.monotonic()
             self._reply(identity, wire.WAIT, why=why)
             return None
         return _Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
@@ -408,10 +432,14 @@ class Server:
         party, number = session.party, fields["slot"]
         slot = party.slots.get(number)
         if slot is None:
-            if number >= party.workers and self._taken_over() >= self.workers:
-                raise Malformed(f"start: slot {number} is one too many: {party.workers} were granted")
+            takes_over = number >= party.workers
+            if takes_over and self._taken_over() >= _MOST_TAKEN_OVER * self.workers:
+                why = f"the server {self.url} has taken over {self._taken_over()} workers of lost servers"
+                self._refuse(identity, f"{why}, its most: start more servers")
+                return self._forget(identity)
             hand_over: Callable[[int, int, int], None] | None = None
             if fields["shared_memory"]:
+                self._giver.accept(self._sessions.keys())
                 if not (session.shares_memory and self._giver.connected(identity)):
                     raise Malformed("start: shared_memory without a connection to hand it over")
 
@@ -422,16 +450,19 @@ class Server:
                 number,
                 lambda: self._launcher,
                 self._blocks,
-                lambda: max(party.members, len(party.sessions)),
+                # Members may see the loss of a server at different times, so none waits for the others there.
+                lambda: 1 if takes_over else max(party.members, len(party.sessions)),
                 hand_over,
             )
         try:
             slot.start(identity, fields)
-        except OSError as error:
-            raise Malformed(f"a worker cannot start: {error}") from error
+        except ValueError as error:
+            self._refuse(identity, str(error))
+            self._forget(identity)
+        return None
 
     def _taken_over(self) -> int:
-        return sum(max(len(party.slots) - party.workers, 0) for party in self._parties)
+        return sum(number >= party.workers for party in self._parties for number in party.slots)
 
     def _forget(self, identity: bytes) -> None:
         session = self._sessions.pop(identity, None)
@@ -450,7 +481,11 @@ class Server:
                     self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
 
     def _keep_house(self, now: float) -> None:
+        stood_still, self._looked = now - self._looked, now
+        self._giver.accept(self._sessions.keys())
         for identity, session in tuple(self._sessions.items()):
+            if stood_still > wire.PING_S:  # what is silent then is this process
+                session.heard += stood_still
             if now - session.heard > self._client_timeout:
                 logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
                 self._forget(identity)
@@ -494,17 +529,19 @@ class Server:
         for number, attempt, nbytes in ping["acknowledged"]:
             if number in party.slots:
                 party.slots[number].acknowledge(identity, attempt, nbytes)
-        self._tell_counters(identity, party, ping["number"])
+        there = [(slot.number, slot.members.get(identity)) for slot in party.slots.values()]
+        sent = [[number, member.attempt, member.number] for number, member in there if member is not None]
+        self._tell_counters(identity, party, ping["number"], sent)
 
-    def _tell_counters(self, identity: bytes, party: _Party, number: int) -> None:
-        slots, readings = [], {}
+    def _tell_counters(
+        self, identity: bytes, party: _Party, number: int = 0, sent: Sequence[list[int]] = ()
+    ) -> None:
+        """Answers a ping, or tells the counters alone: ping 0 was never sent, so it asks for no messages."""
+        readings = {}
         for slot in party.slots.values():
-            member = slot.members.get(identity)
-            if member is not None:
-                slots.append([slot.number, member.attempt, member.number])
             pid = 0 if slot.worker is None else slot.worker.pid
             readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
-        answer = {"known": True, "slots": slots, "readings": readings}
+        answer = {"known": True, "slots": list(sent), "readings": readings}
         self._reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:
@@ -523,10 +560,14 @@ class Server:
         fields = bytes(message.frame[: len(message.frame) - len(message.payload)])
         while self._peekers:
             identity, request = self._peekers.popleft()
-            self._reply(identity, wire.PEEKED, request=request, message=fields, arrays=arrays)
+            reply = wire.pack(wire.PEEKED, request=request, message=fields, arrays=arrays)
+            with contextlib.suppress(zmq.ZMQError):
+                router: Any = self._router
+                tracker = router.send_multipart([identity, reply], zmq.NOBLOCK, copy=False, track=True)
+                self._peeks.append(tracker)
 
     def _refuse(self, identity: bytes, why: str) -> None:
-        logger.warning("refused: %s", why)
+        self._warn("refused", "refused: %s", why)
         self._reply(identity, wire.REFUSED, why=why)
 
     def _reply(self, identity: bytes, kind: str, **fields: Any) -> None:
@@ -545,18 +586,21 @@ class Server:
         try:
             self._router.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            return False  # its heartbeats will show whether it comes back
+            return False  # it is gone, or reads nothing: its heartbeats will show whether it comes back
         return True
 
     def _drop(self, reason: str, what: str) -> None:
-        """Counts a bad message, and logs it unless one for the same reason was logged just now."""
         self.dropped[reason] += 1
+        self._warn(reason, "dropped message %d (%s): %s", self.dropped[reason], reason, what)
+
+    def _warn(self, reason: str, message: str, *arguments: object) -> None:
+        """Logs what a peer caused, unless another one for the same reason was logged just now."""
         now = time.monotonic()
         if now - self._logged.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._logged[reason] = now
-            logger.warning("dropped message %d (%s): %s", self.dropped[reason], reason, what)
+            logger.warning(message, *arguments)
 
     def _slot_status(self, slot: Slot, party: _Party) -> dict[str, Any]:
         members = slot.members.values()

@@ -25,6 +25,9 @@ from mpwds.sharedmem.private import PrivateCopies
 _BUNDLE_NBYTES = 64 << 10
 """Small batches that have piled up travel in one message, which costs as much as one of them would."""
 
+_LARGE_WINDOW_NBYTES = 16 << 20
+"""A trainer's window may be larger than this only as far as it holds no more batches than an arena."""
+
 
 class Data(NamedTuple):
     """A data message for one trainer: its head, messages as the worker framed them, and arrays in parts."""
@@ -62,8 +65,10 @@ class Member:
     def runs(self) -> bool:
         return self.begun and not self.done
 
-    def has_room(self, nbytes: int) -> bool:
-        return not self.outstanding or self.outstanding + nbytes <= self.window
+    def has_room(self, nbytes: int, limit: int) -> bool:
+        """Whether it may be sent so many bytes. A trainer tells what it has used by half windows."""
+        window = min(self.window, limit)
+        return self.outstanding <= window // 2 or self.outstanding + nbytes <= window
 
 
 class _Relaying(BatchReceiver):
@@ -114,6 +119,7 @@ class _Run:
     place: list[Any]
     position: Position  # where its worker would begin anew
     next: int  # the batch that comes next
+    begun: bool = False  # its worker was told of it
     ended: bool = False
     deaths: Counter[int] = field(default_factory=Counter)  # by the batch that came next
 
@@ -150,6 +156,7 @@ class Slot:
         self._expected = expected
         self._hand_over = hand_over
         self._launches = 0
+        self._largest = 0  # bytes of a message
         self._generation = 0
         self._run: _Run | None = None
         self._pending: Message | None = None
@@ -166,7 +173,18 @@ class Slot:
         return self._reading_before if self.worker is None else self._reading_before + self.worker.reading()
 
     def start(self, client: bytes, start: dict[str, Any]) -> None:
-        """A trainer asks for a part, in place of what it asked for before."""
+        """A trainer asks for a part, in place of what it asked for before.
+
+        Raises:
+            ValueError: It is another part than others of its group have asked for.
+        """
+        for other, member in self.members.items():
+            if other != client and member.start["place"] != start["place"]:
+                raise ValueError(
+                    "the members of a group must have the same servers, workers, ranks and seed: worker "
+                    f"{self.number} has the place {Place(*start['place'])} for one of them, and "
+                    f"{Place(*member.start['place'])} for another"
+                )
         self.members[client] = Member(start, start["window"], start["first"])
         self._stop_if_unwanted()
         self._begin_if_due()
@@ -199,10 +217,11 @@ class Slot:
     def held_up_by(self, now: float) -> dict[bytes, float]:
         """The trainers that the others of the group wait for, and for how many seconds."""
         members = self.members.values()
-        if self._run is None and any(not member.begun for member in members):
+        if self._run is None:
+            awaited = any(not member.begun for member in members)
             for member in members:
-                if member.begun:
-                    member.held_up_since = member.held_up_since or now
+                is_late = awaited and member.begun
+                member.held_up_since = (member.held_up_since or now) if is_late else None
         since = {client: member.held_up_since for client, member in self.members.items()}
         return {client: now - began for client, began in since.items() if began is not None}
 
@@ -245,12 +264,18 @@ class Slot:
         if self._pending is not None:
             message, self._pending = self._pending, None
             return message
-        if self._run is None or self.worker is None:
+        if self._run is None:
             return None
+        if self.worker is None or not self._run.begun:
+            self._to_worker(self._run)
+        assert self.worker is not None
         try:
             return self.worker.receive(self._generation)
         except WorkerDied as death:
-            return self._restarted(death, self._run)
+            end = self._restarted(death, self._run)
+            if end is None:
+                self._to_worker(self._run)
+            return end
 
     def _relayed(self, message: Message, run: _Run) -> bytes:
         """Counts a message; returns its frame, without what only this machine may read."""
@@ -291,9 +316,16 @@ class Slot:
                 yield Data(client, head, data, parts, run.ended)
 
     def _have_room(self, nbytes: int) -> bool:
-        full = [member for member in self.members.values() if member.runs and not member.has_room(nbytes)]
-        for member in self.members.values():
-            member.held_up_since = (member.held_up_since or time.monotonic()) if member in full else None
+        self._largest = max(self._largest, nbytes)
+        limit = max(_LARGE_WINDOW_NBYTES, self._blocks * self._largest)
+        if len(self.members) == 1:
+            member = next(iter(self.members.values()))
+            return not member.runs or member.has_room(nbytes, limit)
+        running = [member for member in self.members.values() if member.runs]
+        full = [member for member in running if not member.has_room(nbytes, limit)]
+        for member in running:
+            holds_up = member in full and len(full) < len(running)
+            member.held_up_since = (member.held_up_since or time.monotonic()) if holds_up else None
         return not full
 
     def _begin_if_due(self) -> None:
@@ -316,9 +348,9 @@ class Slot:
         self._discard_pending()
         position = Position(start["first"], start["state"], start["at"])
         self._run = _Run(epoch, start["place"], position, start["first"])
-        self._to_worker(self._run)
 
     def _to_worker(self, run: _Run) -> None:
+        """Has the worker make a part; starts the worker first if there is none. OSError if it cannot."""
         if self.worker is None:
             self._launches += 1
             self.worker = _ServedWorker(self.number, self._launcher(), self._blocks)
@@ -327,6 +359,7 @@ class Slot:
         self._generation += 1
         position = run.position._replace(first=run.next)
         self.worker.begin(run.epoch, run.place, self._generation, position)
+        run.begun = True
 
     def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
         assert self._hand_over is not None
@@ -334,7 +367,7 @@ class Slot:
         self._segments.append(bytes(frame_of({**message.fields, "launch": self._launches})))
 
     def _restarted(self, death: WorkerDied, run: _Run) -> Message | None:
-        """Starts a worker in the place of one that has died; the message that ends the part if it cannot."""
+        """Lets go of a worker that has died; the message that ends the part if it died too often."""
         dead, self.worker = self.worker, None
         if dead is not None:
             self._reading_before = self._reading_before + dead.reading()
@@ -352,7 +385,6 @@ class Slot:
             fields = {"kind": protocol.ERROR, "generation": 0, **failures.describe(error)}
             return Message(fields, memoryview(b""), _without_pickle(fields))
         self.restarts += 1
-        self._to_worker(run)
         self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")
         return None
 

@@ -21,6 +21,7 @@ from mpwds.loader.engine.receiving import Output
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.stats.collector import WorkerReading
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.pinning import Pinning
@@ -107,6 +108,7 @@ class Remote:
         self.options = options
         self._rooms = PrivateCopies(kept=16)
         self.servers: Servers | None = None
+        self.definition: dict[str, Any] = {}
         links = self.connected().links
         self.slots = [
             (number, slot) for number, link in enumerate(links) for slot in range(link.workers or 0)
@@ -115,7 +117,9 @@ class Remote:
 
     def connected(self) -> Servers:
         if self.servers is None:
-            self.servers = self.options.connect(lambda nbytes: self._rooms.room(nbytes))
+            known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
+            chosen = replace(self.options, fingerprint=known)
+            self.servers = chosen.connect(lambda nbytes: self._rooms.room(nbytes))
         return self.servers
 
     def pin(self, pinning: Pinning | None) -> None:
@@ -186,6 +190,11 @@ class RemoteGroup(WorkerGroup):
         super().close()
         if os.getpid() == self._owner:
             self._remote.close()
+
+    def _read(self, worker: WorkerHandle) -> WorkerReading:
+        if isinstance(worker, RemoteWorker):
+            self.restarts[worker.index] += worker.new_restarts()
+        return super()._read(worker)
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         if index < self._local:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerTimeout
+from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
-from mpwds.feed.trainer.servers import Link, Servers
+from mpwds.feed.trainer.servers import Arrival, Attempt, Link, Servers
 from mpwds.feed.wire import Place
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
@@ -21,12 +22,14 @@ from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading
 from mpwds.nest import unpack
 from mpwds.sharedmem import interrupts
+from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.bell import Bell
 from mpwds.warn import warn
 
 OnServerLoss = Literal["wait", "move", "raise"]
 
 _LEAST_WINDOW = 1 << 20
+_INT = {int}
 _attempts = itertools.count(1)
 
 
@@ -64,8 +67,6 @@ class RemoteWorker:
         self._on_server_loss = on_server_loss
         self._server_timeout = server_timeout
         self._make_receiver = make_receiver
-        self._receiver: BatchReceiver | None = None
-        self._launch = -1
         self._epoch = 0
         self._generation = protocol.BEFORE_ANY
         self._runs = False
@@ -73,9 +74,11 @@ class RemoteWorker:
         self._position = START
         self._frames = memoryview(b"")
         self._arrays: Any = None
-        self._is_old = False
+        self._arrival = Arrival(0, 0, b"", None, 0)
         self._batch_nbytes = 0
-        self._told_nbytes = 0
+        self._told = (0, 0)  # bytes used and window, as the server was told last
+        self._earlier = Reading()  # of other slots
+        self._told_restarts = 0
         self._losses = (0, 0)  # how often in a row before which batch
 
     @property
@@ -84,17 +87,21 @@ class RemoteWorker:
         return self._inbox.pid
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
+        self._runs = False
+        while self._frames:  # of an epoch that was left
+            self._next_message()
         self._epoch, self._generation, self._runs = epoch, generation, True
         self._next, self._position = position.first, position
         self._losses = (0, 0)
         if self._link is not self._home and self._home.is_up:
-            self._link, self._inbox = self._home, self._home.inbox(self._home_slot)
+            self._change_to(self._home, self._home_slot)
         self._send_start()
 
     def stop(self, generation: int) -> None:
         if self._runs and generation == self._generation:
             self._runs = False
-            self._servers.send(self._link, wire.STOP, slot=self._inbox.slot, attempt=self._inbox.attempt)
+            inbox = self._inbox
+            self._servers.send(self._link, wire.STOP, slot=inbox.slot, attempt=inbox.attempt.number)
 
     def give(self, task: bytes, generation: int) -> None:
         raise MpwdsError("workers on servers iterate their dataset; they take no tasks")
@@ -109,29 +116,31 @@ class RemoteWorker:
             inbox = self._inbox
             inbox.bell.clear()
             inbox.awaited = True
-            if inbox.messages or inbox.broken:
+            if inbox.messages or (inbox.attempt.broken and self._link.is_up):
                 inbox.bell.ring()
             poller.register(inbox.bell, select.POLLIN)
 
     def receive(self, generation: int) -> Message | None:
         interrupts.raise_kept()
+        while self._link.notices:
+            warn(f"{self._link.url}: {self._link.notices.popleft()}")
         while True:
             while self._frames:
                 message = self._next_message()
                 if message is not None:
                     return message
             if self._inbox.messages:
-                attempt, frames, self._arrays = self._inbox.messages.popleft()
-                self._frames, self._is_old = memoryview(frames), attempt != self._inbox.attempt
+                self._arrival = self._inbox.take()
+                if not self._is_outdated:
+                    self._frames, self._arrays = memoryview(self._arrival.frames), self._arrival.arrays
                 continue
-            while self._link.notices:
-                warn(f"{self._link.url}: {self._link.notices.popleft()}")
             if self._inbox.failure is not None:
                 raise self._inbox.failure
-            if self._runs and (self._inbox.broken or not self._link.is_up) and not self._recovered():
+            is_broken = self._inbox.attempt.broken or not self._link.is_up
+            if self._runs and is_broken and not self._recovered():
                 self._wait_for_server()
-            if self._receiver is not None:
-                self._receiver.reclaim()
+            if self._inbox.receiver is not None:
+                self._inbox.receiver.reclaim()
             return None
 
     def batch(self, message: Message) -> Any:
@@ -141,27 +150,30 @@ class RemoteWorker:
             elif self._arrays is not None:
                 arrays, self._arrays = self._arrays, None
             else:
-                assert self._receiver is not None
-                arrays = self._receiver.buffer(message)
+                assert self._inbox.receiver is not None
+                arrays = self._inbox.receiver.buffer(message)
             return batch_of(message.fields, arrays, self._output, allow_pickle=False)
         except (TypeError, ValueError, MpwdsError) as error:
             raise MpwdsError(f"{self._named} sent a batch that cannot be decoded: {error}") from error
 
     def discard(self, message: Message) -> None:
-        self._arrays = None
-        if self._receiver is not None:
-            self._receiver.discard(message)
+        arrays, self._arrays = self._arrays, None
+        if arrays is None and self._inbox.receiver is not None:
+            self._inbox.receiver.discard(message)
 
     @property
     def unsettled(self) -> bool:
-        return self._receiver is not None and self._receiver.unsettled
+        return self._inbox.receiver is not None and self._inbox.receiver.unsettled
 
     def settle(self) -> None:
-        if self._receiver is not None:
-            self._receiver.settle()
+        if self._inbox.receiver is not None:
+            self._inbox.receiver.settle()
 
     def error(self, message: Message) -> BaseException:
-        return failures.revive_plain(message.fields, f"{self._named} (pid {self.pid})")
+        error = failures.revive_plain(message.fields, f"{self._named} (pid {self.pid})")
+        if isinstance(error, WorkerDied):
+            error.worker, error.pid = self.index, self.pid
+        return error
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         state = "" if self._link.is_up else f", which is lost ({self._link.why})"
@@ -173,7 +185,12 @@ class RemoteWorker:
         )
 
     def reading(self) -> Reading:
-        return self._inbox.reading
+        return self._earlier + self._inbox.reading
+
+    def new_restarts(self) -> int:
+        """How often its process was started again since this was last called."""
+        told, self._told_restarts = self._told_restarts, self._inbox.restarts
+        return self._told_restarts - told
 
     def disconnect(self) -> None:
         self.stop(self._generation)
@@ -186,8 +203,7 @@ class RemoteWorker:
         """Nothing to do: see :meth:`wait`."""
 
     def release(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
+        """Nothing to do: the connections hold what is to be freed."""
 
     @property
     def _named(self) -> str:
@@ -195,17 +211,18 @@ class RemoteWorker:
 
     def _send_start(self) -> None:
         inbox, link = self._inbox, self._link
-        inbox.expect(next(_attempts), link.ping + 1)
-        self._told_nbytes = 0
+        # The thread may be about to send the next ping before this command.
+        attempt = inbox.attempt = Attempt(next(_attempts), link.ping + 2)
+        self._told = (0, self._window)
         if not link.is_up:
-            inbox.broken = True
+            attempt.broken = True
             return
         position = self._position._replace(first=self._next)
         self._servers.send(
             link,
             wire.START,
             slot=inbox.slot,
-            attempt=inbox.attempt,
+            attempt=attempt.number,
             epoch=self._epoch,
             place=list(self._place),
             window=self._window,
@@ -215,7 +232,10 @@ class RemoteWorker:
 
     @property
     def _window(self) -> int:
-        return max(_LEAST_WINDOW, self._prefetch * self._batch_nbytes)
+        batches = min(self._prefetch, self._link.definition.get("blocks", 1))  # it has no more on the way
+        window: int = max(_LEAST_WINDOW, batches * self._batch_nbytes)
+        self._inbox.window = max(self._inbox.window, window)
+        return window
 
     def _next_message(self) -> Message | None:
         """The next message of those that arrived together; ``None`` if it is not for the epoch."""
@@ -233,71 +253,90 @@ class RemoteWorker:
                 self._map_segment(message)
             elif kind == protocol.BATCH:
                 self._check(message)
-        except (MpwdsError, KeyError, TypeError, ValueError, OSError) as error:
+            else:
+                _check_end(fields)
+        except (MpwdsError, KeyError, TypeError, ValueError, OSError, struct.error) as error:
+            if self._is_outdated:  # the server was lost just now, and its descriptors with it
+                self._frames = memoryview(b"")
+                return None
             raise MpwdsError(f"{self._named} sent a damaged message: {error}") from error
         has_parts = "block" in fields and self._arrays is not None
         nbytes = len(frame) + (fields["nbytes"] if has_parts else 0)
-        if self._is_old or kind == protocol.SEGMENT or not self._runs:
+        is_old = self._arrival.attempt != self._inbox.attempt.number
+        if is_old or kind == protocol.SEGMENT or not self._runs:
             if kind == protocol.BATCH:
                 self.discard(message)
-            if not self._is_old:
-                self._use(nbytes, 0)
+            if not is_old:
+                self._use(nbytes)
             return None
         if kind == protocol.BATCH:
             self._next = fields["sequence"] + 1
             if isinstance(fields.get("state"), bytes):
-                if fields["state"][:1] != b"m":
-                    raise MpwdsError(f"{self._named} sent a pickled state, which is not accepted")
                 self._position = Position(self._next, fields["state"], self._next)
+            self._batch_nbytes = nbytes
         else:
             self._runs = False
-        self._use(nbytes, nbytes)
+        self._use(nbytes)
         return message
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the last arrival is of a session of the server that has ended, and with it its memory."""
+        return self._arrival.session != self._link.session
 
     def _check(self, message: Message) -> None:
         """Checks the fields that the trainer relies on. Decoding checks arrays and structure."""
         fields = message.fields
         numbers = [fields["sequence"], fields["samples"], fields["nbytes"], *fields["offsets"]]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not (set(map(type, numbers)) <= _INT and min(numbers) >= 0):
             raise EnvelopeError("a number of a batch is not a whole number")
-        if fields.keys() & {"kinds", "apart"}:
+        if "kinds" in fields or "apart" in fields:
             raise EnvelopeError("a batch of a DataLoader")
+        state = fields.get("state")
+        if not (state is None or type(state) is str or (type(state) is bytes and state[:1] == b"m")):
+            raise EnvelopeError("a state that is not msgpack: pickles are not accepted")
         block = fields.get("block")
         if block is not None and self._arrays is None:
-            receiver = self._receiver
+            receiver = self._inbox.receiver
             if receiver is None or type(block) is not int or not 0 <= block < receiver.keep + 1:
                 raise EnvelopeError(f"a batch in block {block!r} of memory that is not mapped")
 
-    def _use(self, nbytes: int, batch_nbytes: int) -> None:
-        """Counts bytes as used, and tells the server when they are worth a message."""
-        self._inbox.used_nbytes += nbytes
-        self._batch_nbytes = batch_nbytes or self._batch_nbytes
-        used = self._inbox.used_nbytes
-        if 2 * (used - self._told_nbytes) >= self._window:
-            self._told_nbytes = used
+    def _use(self, nbytes: int) -> None:
+        """Counts bytes as used, and tells the server when they are half of the window that it knows."""
+        attempt = self._inbox.attempt
+        attempt.used_nbytes += nbytes
+        told_nbytes, told_window = self._told
+        if 2 * (attempt.used_nbytes - told_nbytes) >= told_window or self._window > told_window:
+            self._told = (attempt.used_nbytes, self._window)
             self._servers.send(
                 self._link,
                 wire.ACK,
                 slot=self._inbox.slot,
-                attempt=self._inbox.attempt,
-                nbytes=used,
+                attempt=attempt.number,
+                nbytes=attempt.used_nbytes,
                 window=self._window,
             )
 
     def _map_segment(self, message: Message) -> None:
         """Maps the shared memory of the worker, which is on this machine."""
-        taker, launch = self._link.taker, message.fields["launch"]
+        inbox, taker, launch = self._inbox, self._link.taker, message.fields["launch"]
         if taker is None:
             raise EnvelopeError("shared memory of another machine")
-        segment, bell = taker.take(self._inbox.slot, launch)
-        if launch == self._launch and self._receiver is not None:
+        blocks, block_nbytes = message.fields["blocks"], message.fields["block_nbytes"]
+        if not all(type(number) is int for number in (launch, blocks, block_nbytes)) or (
+            not 1 <= blocks <= MOST_BLOCKS or not 0 < block_nbytes < 1 << 48
+        ):
+            raise EnvelopeError(f"a segment of {blocks!r:.20} blocks of {block_nbytes!r:.20} bytes")
+        segment, bell = taker.take(inbox.slot, launch)
+        process = self._arrival.session, launch
+        if inbox.receiver is not None and inbox.mapped == process:
             os.close(bell)
         else:
-            if self._receiver is not None:
-                self._receiver.close()
-            self._launch = launch
-            self._receiver = self._make_receiver(Bell(bell), keep=message.fields["blocks"] - 1)
-        self._receiver.map_segment(message, segment)
+            if inbox.receiver is not None:
+                inbox.receiver.close()
+            inbox.receiver = self._make_receiver(Bell(bell), keep=blocks - 1)
+            inbox.mapped = process
+        inbox.receiver.map_segment(message, segment)
 
     def _recovered(self) -> bool:
         """Starts the worker again if a server is there for it."""
@@ -325,14 +364,20 @@ class RemoteWorker:
         others = [link for link in self._servers.links if link.is_up]
         if self._on_server_loss != "move" or not others:
             return False
-        new = min(others, key=lambda link: len(link.inboxes))
-        slot = max(new.inboxes, default=-1) + 1
+        # By its number alone, so that all members of a group choose the same server and slot.
+        new = others[self.index % len(others)]
         warn(
             f"the server {self._link.url} is lost ({self._link.why}): {new.url} takes over the part of "
             f"worker {self.index} from batch {self._next} on, so no batch is lost or delivered twice"
         )
-        self._link, self._inbox = new, new.inbox(slot)
+        self._change_to(new, (new.workers or 0) + self.index)
         return True
+
+    def _change_to(self, link: Link, slot: int) -> None:
+        reading = self.reading()
+        self._link, self._inbox = link, link.inbox(slot)
+        self._earlier = reading - self._inbox.reading
+        self._told_restarts = self._inbox.restarts
 
     def _wait_for_server(self) -> None:
         link = self._link
@@ -345,3 +390,17 @@ class RemoteWorker:
                 f"the server {link.url} is lost ({link.why}), and did not come back within {limit:g} s "
                 "(server_timeout)"
             )
+
+
+def _check_end(fields: dict[str, Any]) -> None:
+    """Checks a message that ends a part."""
+    kind, sent = fields["kind"], fields.get("sent")
+    if kind == protocol.END:
+        if type(sent) is not int or sent < 0:
+            raise EnvelopeError(f"an end behind {sent!r:.50} batches")
+        return
+    texts = [fields[name] for name in ("summary", "traceback", "type")] if kind == protocol.ERROR else [None]
+    if not all(type(text) is str for text in texts):
+        raise EnvelopeError(f"a message of kind {kind!r:.50}")
+    if type(fields["arguments"]) is not list or not all(type(note) is str for note in fields["notes"]):
+        raise EnvelopeError("an error with other arguments or notes than lists")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import zmq
 
@@ -25,6 +25,7 @@ from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
 from mpwds.feed.handover import Taker
 from mpwds.feed.wire import Head, Malformed
+from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.bell import Bell
 from mpwds.warn import warn
@@ -34,35 +35,67 @@ _WARN_AFTER_S = 5.0
 _ASK_S = 60.0
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
+_MOST_NOTICES = 32
+_MOST_WINDOWS = 4  # that may lie in an inbox: those of some earlier attempts, too
+
+
+class Arrival(NamedTuple):
+    """A data message: the server's session and the attempt that it is of, its messages and their arrays."""
+
+    session: int
+    attempt: int
+    frames: bytes
+    arrays: Any
+    nbytes: int
+
+
+@dataclass(eq=False)
+class Attempt:
+    """What a ``start`` has brought so far.
+
+    Each one has an object of its own, so what the receiving thread still notes of the one before cannot be
+    taken for news of the next.
+    """
+
+    number: int = 0
+    ping: int = 0  # the first ping behind the command
+    received: int = 0  # data messages
+    used_nbytes: int = 0
+    broken: bool = False  # messages were lost: the worker must start anew
 
 
 @dataclass(eq=False)
 class Inbox:
     """What has arrived for one slot of a server, and what its worker's counters were last.
 
-    The receiving thread fills it; the training thread empties it. ``attempt`` is that of the last ``start``,
-    and ``ping`` the number of the first ping behind that command.
+    The receiving thread fills it. The training thread empties it, and maps the memory of the slot's worker:
+    ``receiver``, for the worker process ``mapped``, a server's session and the number of the launch.
     """
 
     slot: int
-    attempt: int = 0
-    ping: int = 0
-    received: int = 0  # data messages of this attempt
-    broken: bool = False  # messages were lost: the worker must start anew
+    attempt: Attempt = field(default_factory=Attempt)
     failure: MpwdsError | None = None
-    used_nbytes: int = 0
+    window: int = 0  # the largest that the server was told
+    arrived_nbytes: int = 0
+    taken_nbytes: int = 0  # of those, by the training thread
     awaited: bool = False
     pid: int = 0
     restarts: int = 0
     reading: Reading = field(default_factory=Reading)
-    messages: deque[tuple[int, bytes, Any]] = field(default_factory=deque)
+    before: tuple[int, Reading] = (0, Reading())  # restarts and counters of earlier sessions
+    messages: deque[Arrival] = field(default_factory=deque)
     bell: Bell = field(default_factory=Bell)
+    receiver: BatchReceiver | None = None
+    mapped: tuple[int, int] = (0, 0)
 
-    def expect(self, attempt: int, ping: int) -> None:
-        """A ``start`` of this attempt is sent: older messages count no more."""
-        self.attempt, self.ping = attempt, ping
-        self.received = self.used_nbytes = 0
-        self.broken = False
+    def put(self, arrival: Arrival) -> None:
+        self.arrived_nbytes += arrival.nbytes
+        self.messages.append(arrival)
+
+    def take(self) -> Arrival:
+        arrival = self.messages.popleft()
+        self.taken_nbytes += arrival.nbytes
+        return arrival
 
     def announce(self) -> None:
         if self.awaited:
@@ -95,7 +128,7 @@ class Link:
     definition: dict[str, Any] = field(default_factory=dict)
     taker: Taker | None = None
     inboxes: dict[int, Inbox] = field(default_factory=dict)
-    notices: deque[str] = field(default_factory=deque)
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
     warned: bool = False
     ping: int = 0
     heard: float = 0.0
@@ -105,8 +138,8 @@ class Link:
         return self.inboxes.setdefault(slot, Inbox(slot))
 
     def break_all(self) -> None:
-        for inbox in self.inboxes.values():
-            inbox.broken = True
+        for inbox in tuple(self.inboxes.values()):
+            inbox.attempt.broken = True
             inbox.announce()
 
 
@@ -211,6 +244,9 @@ class Servers:
             link.socket.close(_LINGER_MS)
             if link.taker is not None:
                 link.taker.close()
+            for inbox in link.inboxes.values():
+                if inbox.receiver is not None:
+                    inbox.receiver.close()
         self._context.term()
 
     def _link(self, url: str, workers: int | None, folder: str | os.PathLike[str] | None) -> Link:
@@ -243,21 +279,35 @@ class Servers:
     # The receiving thread.
 
     def _run(self) -> None:
+        try:
+            self._keep_receiving()
+        except Exception as error:  # a trainer that waits for it must hear of that
+            for link in self.links:
+                link.refused = f"receiving from servers failed: {type(error).__name__}: {error}"
+                self._lose(link, link.refused)
+            self._changed.set()
+
+    def _keep_receiving(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake.fileno(), zmq.POLLIN)
         for link in self.links:
             poller.register(link.socket, zmq.POLLIN)
+        looked = time.monotonic()
         while True:
             now = time.monotonic()
             for link in self.links:
+                if now - looked > 2 * wire.PING_S:  # this process stood still: the silence was its own
+                    link.heard += now - looked
                 self._keep_alive(link, now)
+            looked = now
             wait_s = min(link.tick for link in self.links) + wire.PING_S - now
             poller.poll(max(0, round(wait_s * 1000)))
             self._wake.clear()
+            closing = self._closing  # read first: what was to be sent before is in the outbox by now
             while self._outbox:
                 link, data = self._outbox.popleft()
                 _send(link, data)
-            if self._closing:
+            if closing:
                 return
             for link in self.links:
                 for _ in range(_MESSAGES_AT_ONCE):
@@ -272,10 +322,15 @@ class Servers:
         link.tick = now
         if link.is_up:
             link.ping += 1
-            used = [[inbox.slot, inbox.attempt, inbox.used_nbytes] for inbox in link.inboxes.values()]
+            attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(link.inboxes.values())]
+            used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             _send(link, wire.pack(wire.PING, number=link.ping, acknowledged=used))
         elif not link.refused:
             _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello))
+
+    def _refuse(self, link: Link, why: str) -> None:
+        link.refused = why
+        self._lose(link, why)
 
     def _lose(self, link: Link, why: str) -> None:
         link.is_up, link.why, link.lost_since = False, why, time.monotonic()
@@ -295,8 +350,10 @@ class Servers:
                 self._receive_data(link, reply)
             else:
                 self._handle(link, reply)
-        except (Malformed, KeyError, TypeError, ValueError):
+        except (MpwdsError, ArithmeticError, LookupError, TypeError, ValueError):
             self.dropped += 1
+        except MemoryError as error:
+            self._refuse(link, f"there is no memory for a batch of the server {link.url}: {error}")
         while socket.rcvmore:
             socket.recv_into(bytearray(1))
         return True
@@ -307,20 +364,31 @@ class Servers:
         if inbox is None or not socket.rcvmore:
             raise Malformed("data of an unknown slot, or without messages")
         frames = socket.recv()
-        if head.nbytes > self._most_nbytes:
-            inbox.failure = MpwdsError(
-                f"the server {link.url} sent a batch of {head.nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
-                f"({self._most_nbytes / 1e6:,.1f} MB) to accept it"
+        nbytes, most = len(frames) + head.nbytes, self._most_nbytes
+        if max(len(frames), head.nbytes) > most:
+            _fail(
+                inbox,
+                f"the server {link.url} sent a batch of {nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
+                f"({most / 1e6:,.1f} MB) to accept it",
             )
-            inbox.announce()
-            raise Malformed("too large")
+        if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
+            _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_parts(socket, head.nbytes) if head.nbytes else None
-        if head.attempt == inbox.attempt:
-            if head.number != inbox.received:
-                inbox.broken = True
-            inbox.received += 1
-        inbox.messages.append((head.attempt, frames, arrays))
+        if socket.rcvmore:
+            raise Malformed("a batch with more parts than its head tells")
+        attempt = inbox.attempt
+        if head.attempt == attempt.number:
+            if head.number != attempt.received:
+                self._miss(link, attempt)
+            attempt.received += 1
+        inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
         inbox.announce()
+
+    def _miss(self, link: Link, attempt: Attempt) -> None:
+        """Messages were lost. If blocks of shared memory are lost with them, only new workers have all."""
+        attempt.broken = True
+        if link.taker is not None:
+            self._lose(link, "messages were lost")
 
     def _receive_parts(self, socket: zmq.Socket[bytes], nbytes: int) -> Any:
         arrays = self._room(nbytes)
@@ -329,10 +397,10 @@ class Servers:
         while at < nbytes:
             if not socket.rcvmore:
                 raise Malformed("a batch without all of its parts")
-            received = socket.recv_into(memory[at : min(at + wire.PART_NBYTES, nbytes)])
-            if not received or received > wire.PART_NBYTES:
+            room = min(wire.PART_NBYTES, nbytes - at)
+            if socket.recv_into(memory[at : at + room]) != room:
                 raise Malformed("a part of a wrong size")
-            at += received
+            at += room
         return arrays
 
     def _handle(self, link: Link, reply: dict[str, Any]) -> None:
@@ -344,8 +412,7 @@ class Servers:
         elif kind == wire.WAIT:
             link.why = str(reply["why"])
         elif kind == wire.REFUSED:
-            link.refused = str(reply["why"])
-            self._lose(link, link.refused)
+            self._refuse(link, str(reply["why"]))
         elif kind == wire.NOTICE:
             link.notices.append(str(reply["text"]))
         elif kind == wire.GOODBYE:
@@ -358,39 +425,54 @@ class Servers:
     def _welcomed(self, link: Link, welcome: dict[str, Any]) -> None:
         before = link.definition.get("fingerprint")
         if before not in (None, welcome["fingerprint"]):
-            link.refused = (
+            self._refuse(
+                link,
                 f"the server {link.url} came back with another dataset (fingerprint "
                 f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
-                "begin the epoch anew"
+                "begin the epoch anew",
             )
             return
+        link.session += 1  # first: memory that the training thread cannot map from now on is of the old one
         if link.taker is not None:
             link.taker.close()
         link.taker = None
         if welcome["handover"] is not None:
-            with contextlib.suppress(OSError):  # another container, perhaps: arrays come over the socket
+            # In another container, perhaps, it cannot be reached: then arrays come over the socket.
+            with contextlib.suppress(OSError, ValueError):
                 link.taker = Taker(str(welcome["handover"]), link.identity)
         link.definition, link.server, link.workers = welcome, str(welcome["server"]), int(welcome["workers"])
+        for inbox in tuple(link.inboxes.values()):
+            inbox.before = inbox.restarts, inbox.reading
         link.is_up, link.lost_since, link.warned = True, None, False
-        link.session += 1
         link.break_all()
 
     def _pong(self, link: Link, pong: dict[str, Any]) -> None:
         if not link.is_up:
             return
-        if not pong["known"] or pong["server"] != link.server:
+        if pong["server"] != link.server:
             self._lose(link, "it has restarted")
             return
+        if not pong["known"]:
+            self._lose(link, "it took this trainer for gone")
+            return
         there = {slot: (attempt, number) for slot, attempt, number in pong["slots"]}
-        for inbox in link.inboxes.values():
-            attempt, number = there.get(inbox.slot, (-1, 0))
-            lost = inbox.received < number if attempt == inbox.attempt else pong["number"] >= inbox.ping
-            if lost and not inbox.broken and inbox.attempt:
-                inbox.broken = True
+        for inbox in tuple(link.inboxes.values()):
+            attempt = inbox.attempt
+            known, number = there.get(inbox.slot, (-1, 0))
+            lost = attempt.received < number if known == attempt.number else pong["number"] >= attempt.ping
+            if lost and not attempt.broken and attempt.number:
+                self._miss(link, attempt)
                 inbox.announce()
             if inbox.slot in pong["readings"]:
-                inbox.pid, inbox.restarts, reading = pong["readings"][inbox.slot]
-                inbox.reading = wire.reading_of(reading)
+                inbox.pid, restarts, reading = pong["readings"][inbox.slot]
+                inbox.restarts = inbox.before[0] + restarts
+                inbox.reading = inbox.before[1] + wire.reading_of(reading)
+
+
+def _fail(inbox: Inbox, why: str) -> NoReturn:
+    inbox.failure = inbox.failure or MpwdsError(why)
+    inbox.announce()
+    raise Malformed(why)
 
 
 def _send(link: Link, data: bytes) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
+from mpwds.errors import SecurityError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
+from mpwds.storage.streams.rewriting import check_url
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class _Chosen(Derived[Any]):
         self._addresses: dict[int | str, Address] = {}
         self._chosen = UnseekableStream(self._choose, self._stage, self._context)
         self._count = 0
+        self._made: set[str] = set()  # URLs of the function's own
 
     def _choose(self) -> Iterable[Any]:
         shards = self._shards()
@@ -71,14 +74,29 @@ class _Chosen(Derived[Any]):
     def __next__(self) -> tuple[Address, Any]:
         _, shard = next(self._chosen)
         self._count += 1
+        return self._address(shard), shard
+
+    def _address(self, shard: Any) -> Address:
         address = self._addresses.get(id(shard))
         if address is None:
             url = _url(shard)
             address = self._addresses.get(url, url)
-        return address, shard
+            if address == url:
+                self._made.add(url)
+        return address
 
     def fetch(self, address: Any) -> Any:
-        return {"url": address} if isinstance(address, str) else self._source.fetch(address)
+        if not isinstance(address, str):
+            return self._source.fetch(address)
+        if address not in self._made:  # another machine may have sent the state that names it
+            try:
+                check_url(address, trusted=False, where=f"a state of {self._stage}")
+            except SecurityError as error:
+                raise SecurityError(
+                    f"a state names the shard {address!r}, which {self._stage} has not yielded in this run, "
+                    "and which runs a command: begin the epoch anew, without the state"
+                ) from error
+        return {"url": address}
 
     def describe(self, address: Any, element: object = None) -> Description:
         if isinstance(address, str):
@@ -93,7 +111,9 @@ class _Chosen(Derived[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(self._source_at_start)
         self._begin()
-        self._count = sum(1 for _ in islice(self._chosen, state["count"]))
+        for _, shard in islice(self._chosen, state["count"]):
+            self._address(shard)
+            self._count += 1
         if self._count < state["count"]:
             raise RuntimeError(
                 f"{self._stage} chose {self._count} shards, but {state['count']} were read before: it "

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import (
@@ -161,3 +162,15 @@ def test_a_function_before_the_reader_of_shards_leaves_the_pipeline_addressable(
     assert list(second) == list(first)
     assert dataset.stream().fetch(seen[2][0]) == seen[2][1]
     assert os.path.basename(seen[2][1]["__url__"]) == "x-000.tar"
+
+
+def test_a_command_that_only_a_state_names_is_refused():
+    """A trainer sends states to servers on other machines, where it must not run commands."""
+    made = Splitter(lambda shards: ({"url": f"pipe:cat {shard['url']}"} for shard in shards))
+    own, other = made.stream(Source(SHARDS)), made.stream(Source(SHARDS))
+    address, shard = next(own)
+    assert own.fetch(address) == shard
+    other.load_state_dict(own.state_dict())
+    assert other.fetch(address) == shard
+    with pytest.raises(mpwds.SecurityError, match="a state names the shard 'pipe:rm x', which"):
+        other.fetch("pipe:rm x")
