@@ -8,12 +8,12 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
-BENCH ?= transport pipeline rebatch loader startup large device
+BENCH ?= transport pipeline rebatch loader feed startup large device
 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-slow test-trainers lint bench soak clean
+.PHONY: demo demo-remote test test-slow test-trainers lint bench soak clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -22,6 +22,10 @@ demo: $(VENV)/has-demo
 # Tests often wait for processes, so three run at a time on two cores. Each takes whole files, for the
 # sake of their fixtures, until nothing else is left to do.
 PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Two servers, of which one is killed half way.
+demo-remote: $(VENV)/has-demo
+	$(BIN)/mpwds demo --remote $(ARGS)
 
 test: $(VENV)/has-test
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -27,6 +27,9 @@ COMMANDS = {
         "mpwds.cli.demo.demo",
         "Train a small network from tar shards, on handwritten digits or your own images.",
     ),
+    "serve": Entry(
+        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
+    ),
     "monitor": Entry(
         "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
     ),

@@ -218,7 +218,7 @@ def stall(case: Case) -> None:
         before = sum(map(pss_mb, everyone))
         time.sleep(3)
         after = sum(map(pss_mb, everyone))
-        print(f"  a consumer that stalls for 3 s: {before:.0f} MB, then {after:.0f} MB on both sides together")
+        print(f"  a consumer that stalls for 3 s: {before:.0f} MB, then {after:.0f} MB on both sides")
 
 
 def _children(pid: int) -> list[str]:

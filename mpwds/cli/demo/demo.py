@@ -61,6 +61,9 @@ def demo(
             help="Folder for the digits: mpwds/digits in $XDG_CACHE_HOME or ~/.cache unless given.",
         ),
     ] = None,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Train from two servers, of which one is killed half way.")
+    ] = False,
 ) -> int:
     """Train a small network from tar shards, on handwritten digits or your own images.
 
@@ -76,6 +79,12 @@ def demo(
         raise typer.BadParameter("--test and --size are for your own shards: name these with --data")
     if data and cache_dir is not None:
         raise typer.BadParameter("--cache-dir is for the digits, which --data replaces")
+    if remote:
+        if data or cache_dir is not None:
+            raise typer.BadParameter("--remote serves the digits in their usual folder")
+        from mpwds.cli.demo.remote import run
+
+        return run(epochs, lr)
     return _run(_Arguments(data, test, size, epochs, workers, batch_size, cache_dir), lr)
 
 

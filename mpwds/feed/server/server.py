@@ -70,7 +70,6 @@ class _Session:
     began: float
     heard: float
     batches: int = 0
-    nbytes: int = 0
 
 
 class Server:
@@ -241,9 +240,11 @@ class Server:
             "capacity": self.workers,
             "cores": len(os.sched_getaffinity(0)),
             "workers": [
-                self._slot_status(slot, party) for party in self._parties for slot in party.slots.values()
+                self._slot_status(slot, party)
+                for party in tuple(self._parties)  # other threads ask, too
+                for slot in tuple(party.slots.values())
             ],
-            "clients": [_client_status(session, now) for session in self._sessions.values()],
+            "clients": [_client_status(session, now) for session in tuple(self._sessions.values())],
             "dropped": dict(self.dropped),
         }
 
@@ -255,7 +256,7 @@ class Server:
         poller.register(router.fd, select.POLLIN)
         poller.register(self._stopping, select.POLLIN)
         poller.register(self._handshakes, select.POLLIN)
-        slots = [slot for party in self._parties for slot in party.slots.values()]
+        slots = [slot for party in tuple(self._parties) for slot in tuple(party.slots.values())]
         for slot in slots:
             if slot.listens and slot.worker is not None:
                 slot.worker.register(poller, receives=True)
@@ -579,8 +580,7 @@ class Server:
             step = wire.PART_NBYTES
             frames += [data.parts[at : at + step] for at in range(0, data.parts.nbytes, step)]
         if self._send(data.client, frames) and (session := self._sessions.get(data.client)):
-            session.batches += 1
-            session.nbytes += len(data.frames) + data.head.nbytes
+            session.batches += data.batches
 
     def _send(self, identity: bytes, frames: list[Any]) -> bool:
         try:
@@ -609,7 +609,7 @@ class Server:
             "pid": 0 if slot.worker is None else slot.worker.pid,
             "client": ", ".join(session.name for session in party.sessions.values()),
             "state": "idle" if slot.epoch is None else "running",
-            "epoch": slot.epoch or 0,
+            "epoch": slot.last_epoch,
             "batches": slot.batches,
             "restarts": slot.restarts,
             "unacknowledged_bytes": max((member.outstanding for member in members), default=0),
@@ -628,7 +628,7 @@ def _client_status(session: _Session, now: float) -> dict[str, Any]:
         "world_size": session.world_size,
         "workers": session.party.workers,
         "batches": session.batches,
-        "nbytes": session.nbytes,
+        "nbytes": sum(slot.reading().nbytes for slot in tuple(session.party.slots.values())),
         "connected_s": now - session.began,
         "silent_s": now - session.heard,
     }

@@ -36,6 +36,7 @@ class Data(NamedTuple):
     head: Head
     frames: bytes
     parts: memoryview | None
+    batches: int
     is_last: bool
 
 
@@ -149,6 +150,7 @@ class Slot:
         self.worker: _ServedWorker | None = None
         self.restarts = 0
         self.batches = 0
+        self.last_epoch = 0
         self.notices: deque[str] = deque()
         self.peeked: Callable[[Message, bytes], None] | None = None
         self._launcher = launcher
@@ -304,7 +306,8 @@ class Slot:
         for client, member in self.members.items():
             if not member.runs:
                 continue
-            frames = bundle[min(max(member.next - first, 0), run.next - first) :]
+            skipped = min(max(member.next - first, 0), run.next - first)
+            frames, batches = bundle[skipped:], run.next - first - skipped
             if frames:
                 data = b"".join(frames)
                 parts_nbytes = 0 if parts is None else parts.nbytes
@@ -313,7 +316,7 @@ class Slot:
                 member.next = max(member.next, run.next)
                 member.sent_nbytes += len(data) + parts_nbytes
                 member.done = run.ended
-                yield Data(client, head, data, parts, run.ended)
+                yield Data(client, head, data, parts, batches, run.ended)
 
     def _have_room(self, nbytes: int) -> bool:
         self._largest = max(self._largest, nbytes)
@@ -347,6 +350,7 @@ class Slot:
         start = earliest.start
         self._discard_pending()
         position = Position(start["first"], start["state"], start["at"])
+        self.last_epoch = epoch
         self._run = _Run(epoch, start["place"], position, start["first"])
 
     def _to_worker(self, run: _Run) -> None:

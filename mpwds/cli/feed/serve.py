@@ -1,0 +1,161 @@
+"""``mpwds serve``: runs workers for trainers on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mpwds.cli.feed.options import Keys
+
+Source = Annotated[
+    str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
+]
+Bind = Annotated[
+    str,
+    typer.Option(metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."),
+]
+
+
+def serve(
+    source: Source = None,
+    bind: Bind = "tcp://127.0.0.1:7880",
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
+    keys: Keys = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without keys: everybody can read.")
+    ] = False,
+    prefetch: Annotated[int, typer.Option(min=1, help="Batches that each worker makes ahead.")] = 2,
+    start_method: Annotated[str, typer.Option(help="forkserver, spawn or fork.")] = "forkserver",
+    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers at once.")] = None,
+    workers_per_client: Annotated[
+        int | None, typer.Option(min=1, help="Workers of a trainer that asks for no number.")
+    ] = None,
+    client_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Silence after which a trainer is gone.")
+    ] = 10.0,
+    no_shared_memory: Annotated[
+        bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
+    ] = False,
+    metrics: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Hand figures to Prometheus on this port of 127.0.0.1.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve images: DIR/CLASS/NAME.jpg, augmented.")
+    ] = None,
+    shards: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Serve images (jpg, png) and cls of tar shards.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="For --images and --shards.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Width and height of these images.")] = 224,
+    tensorcom: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Send plain tensorcom (zpush://HOST:PORT) in place of serving."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs that --tensorcom sends; by default it does not end.")
+    ] = None,
+) -> None:
+    """Serve a dataset to trainers: workers decode and augment here, RemoteLoader receives there.
+
+    The dataset is any that MultiLoader takes: `mpwds serve pipeline.py:dataset --workers 16`. --images and
+    --shards need no code: random crops and mirror images in float32, normalised, with their labels.
+
+    SIGTERM and Ctrl-C end the server; trainers then wait for it, or move to other servers.
+    """
+    dataset = _dataset(source, images, shards, size, batch_size)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if tensorcom:
+        return _send_tensorcom(dataset, tensorcom, workers, start_method, epochs)
+    if epochs is not None:
+        raise typer.BadParameter("--epochs belongs to --tensorcom: trainers say how many epochs they want")
+    from mpwds.feed.server.server import Server
+
+    with contextlib.ExitStack() as ends:
+        options: dict[str, Any] = {"start_method": start_method, "max_clients": max_clients}
+        server = ends.enter_context(
+            Server(
+                dataset,
+                bind,
+                workers=workers,
+                keys=keys,
+                insecure=insecure,
+                prefetch=prefetch,
+                workers_per_client=workers_per_client,
+                client_timeout=client_timeout,
+                shared_memory=not no_shared_memory,
+                **options,
+            )
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
+        if metrics is not None:
+            from mpwds.feed.metrics import serve_server_metrics
+
+            port = ends.enter_context(serve_server_metrics(server.status, metrics)).port
+            print(f"metrics at http://127.0.0.1:{port}/metrics", flush=True)
+        print(f"serving {server.dataset} at {server.url} with {workers} workers", flush=True)
+        server.serve()
+        print("ended", flush=True)
+    return None
+
+
+def _dataset(
+    source: str | None, images: Path | None, shards: list[str] | None, size: int, batch_size: int
+) -> Any:
+    if sum(given is not None for given in (source, images, shards or None)) != 1:
+        raise typer.BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
+    if source is not None:
+        return load(source)
+    from mpwds.cli.feed.images import from_folder, from_shards
+
+    if images is not None:
+        return from_folder(images, size, batch_size)
+    return from_shards(shards or [], size, batch_size)
+
+
+def load(source: str) -> Any:
+    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names. Workers import the same module."""
+    where, _, name = source.rpartition(":")
+    if not where or not name:
+        raise typer.BadParameter(f"{source!r}: expected FILE.py:NAME, such as pipeline.py:dataset")
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        sys.path.insert(0, str(path.parent.resolve()))
+        where = path.stem
+    else:
+        sys.path.insert(0, "")
+    value: Any = importlib.import_module(where)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}")
+        value = getattr(value, part)
+    return value
+
+
+def _send_tensorcom(
+    dataset: Any, urls: list[str], workers: int, start_method: str, epochs: int | None
+) -> None:
+    from mpwds.compat.tensorcom import send_batches
+    from mpwds.loader.multi_loader import MultiLoader
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with MultiLoader(dataset, workers=workers, start_method=start_method, output="numpy") as loader:
+
+        def batches() -> Iterator[Any]:
+            for _ in range(epochs) if epochs is not None else itertools.count():
+                yield from loader
+
+        print(f"sending {loader.dataset} to {' '.join(urls)}", flush=True)
+        sent = send_batches(urls, batches())
+        print(f"sent {sent} batches", flush=True)
