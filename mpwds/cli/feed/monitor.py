@@ -31,9 +31,6 @@ def monitor(
     For tensorcom's sockets it shows rates and shapes. Rates are about the time since the last reading.
     With --json, each reading is a line.
     """
-    from rich.console import Console
-
-    from mpwds.cli.feed import tables
     from mpwds.cli.feed.watched import watch
 
     watched = watch(urls, keys, insecure)
@@ -41,13 +38,9 @@ def monitor(
         watched.read()  # rates begin here
         if not once:
             _follow(watched, interval, as_json)
-        figures = _next(watched, interval)
+        _print_next(watched, interval, as_json)
     finally:
         watched.close()
-    if as_json:
-        _print_json(figures)
-    else:
-        Console().print(tables.monitor(figures, watched.name))
 
 
 def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
@@ -58,15 +51,15 @@ def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
 
     from mpwds.cli.feed import tables
 
-    while as_json:
-        _print_json(_next(watched, interval_s))
     console = Console()
+    while as_json or not console.is_terminal:
+        _print_next(watched, interval_s, as_json)
     shown = Group()
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
-                most_workers = console.height - _OTHER_LINES if console.is_terminal else None
-                shown = Group(tables.monitor(_next(watched, interval_s), watched.name, most_workers))
+                figures = _next(watched, interval_s)
+                shown = Group(tables.monitor(figures, watched.name, console.height - _OTHER_LINES))
                 live.update(shown, refresh=True)
             except MpwdsError as error:  # a server that is gone may come back
                 live.update(Group(Text(str(error), "bold red"), "", shown), refresh=True)
@@ -77,5 +70,13 @@ def _next(watched: Watched, interval_s: float) -> Figures:
     return watched.read()
 
 
-def _print_json(figures: Figures) -> None:
-    print(json.dumps(figures.as_dict()), flush=True)
+def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
+    from rich.console import Console
+
+    from mpwds.cli.feed import tables
+
+    figures = _next(watched, interval_s)
+    if as_json:
+        print(json.dumps(figures.as_dict()), flush=True)
+    else:
+        Console().print(tables.monitor(figures, watched.name))

@@ -44,7 +44,7 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
         parts += [_stages(stages), ""]
     for table in rows.tables(figures):
         parts += [_table(table, most_workers if table.title == "workers" else None), ""]
-    parts += [_text(note, "dim") for note in rows.notes(figures)]
+    parts += [_text(note, "dim") for note in [*figures.tensors, *rows.notes(figures)]]
     return Group(*parts)
 
 

@@ -23,7 +23,7 @@ _LONGEST_LABEL = 24  # characters
 _SHORT_LABEL = 12
 _LABELS = 2  # of a sample
 _SLACK = 0.01  # how far interpolation may overshoot 0 to 1
-_WAVE = (9, 105, 218, 255)
+_WAVE = (47, 129, 247, 255)  # on white and on black paper
 _NAN = (255, 0, 255)
 
 

@@ -63,9 +63,8 @@ def tables(figures: Figures) -> list[Rows]:
 
 
 def notes(figures: Figures) -> list[str]:
-    """What was left out or not accepted, and the tensors of a tensorcom feed."""
+    """What was left out or not accepted."""
     return [
-        *figures.tensors,
         *(f"left out: {count:,} in {kind}" for kind, count in figures.skipped.items()),
         *(f"dropped messages: {count:,}, {reason}" for reason, count in figures.dropped.items()),
     ]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from mpwds.errors import ServerLost
 from mpwds.feed.inspecting import Inspector
 from mpwds.feed.viewing.figures import Figures, Status, figures
+
+_STEADY = 10
+"""Readings that stages and verdicts are about: a single one has few batches where these are large."""
 
 
 class Watched(Protocol):
@@ -21,7 +26,10 @@ class Watched(Protocol):
     name: str
 
     def read(self) -> Figures:
-        """The figures since the last call. The first call's are about the time since the feed started."""
+        """The figures since the last call, and of stages since some calls before.
+
+        The first call's are about the time since the feed started.
+        """
 
     def peek(self, timeout_s: float) -> Any:
         """The next batch.
@@ -51,12 +59,13 @@ class WatchedServers:
         self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
         self._inspector = Inspector(urls, keys, insecure=insecure)
         self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
-        self._previous: Sequence[Status] | None = None
+        self._read: deque[Sequence[Status]] = deque(maxlen=_STEADY)
 
     def read(self) -> Figures:
-        previous, statuses = self._previous, self._inspector.status()
-        self._previous = statuses
-        return figures(previous, statuses)
+        now = self._inspector.status()
+        last, first = (self._read[-1], self._read[0]) if self._read else (None, None)
+        self._read.append(now)
+        return _steadied(figures(last, now), figures(first, now))
 
     def peek(self, timeout_s: float) -> Any:
         try:
@@ -71,3 +80,12 @@ class WatchedServers:
     def close(self) -> None:
         self._inspector.close()
         self._peeking.close()
+
+
+def _steadied(last: Figures, longer: Figures) -> Figures:
+    """The rates of the last reading, with the stages and verdicts of several."""
+    verdicts = [server.verdict for server in longer.servers]
+    servers = tuple(
+        replace(server, verdict=verdict) for server, verdict in zip(last.servers, verdicts, strict=True)
+    )
+    return replace(last, stages=longer.stages, verdict=longer.verdict, servers=servers)

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from mpwds.cli.main import main
+from mpwds.errors import ServerLost
+from tests.feed.viewing.statuses import reading, status, worker
 
 
 @pytest.fixture
@@ -49,18 +51,43 @@ def test_monitor_hands_the_same_to_programs(run, live_feed):
     assert figures["servers"][0]["url"] == live_feed
 
 
-def test_monitor_goes_on_until_it_is_interrupted(live_feed):
+@pytest.mark.parametrize("as_json", [["--json"], []], ids=["for programs", "for people"])
+def test_monitor_goes_on_until_it_is_interrupted(live_feed, as_json):
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--json", "--interval", "0.1"],
+        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--interval", "0.1", *as_json],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+    readings = 0
+    while readings < 3:
+        readings += "batches/s" in process.stdout.readline().replace("batches_per_s", "batches/s", 1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "")
-    assert [line["batches"] > 0 for line in lines] == [True] * 3
+
+
+def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys):
+    before, after = (status(seconds, [worker(0, reading(seconds, batches=seconds))]) for seconds in (1, 2))
+    readings = iter([[before], ServerLost("no answer from tcp://cpu1:7880"), [after], KeyboardInterrupt()])
+
+    class Inspector:
+        def __init__(self, urls, folder, *, insecure): ...
+
+        def status(self):
+            found = next(readings)
+            if isinstance(found, list):
+                return found
+            raise found
+
+        def close(self): ...
+
+    monkeypatch.setattr("mpwds.feed.viewing.watching.Inspector", Inspector)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["monitor", "tcp://cpu1:7880", "--interval", "0.1"]) == 130
+    shown = capsys.readouterr().out
+    assert "no answer from tcp://cpu1:7880" in shown
+    assert shown.index("no answer") < shown.rindex("decode('rgb8')")
 
 
 def test_a_terminal_gets_a_table_in_place_that_an_interrupt_takes_away(live_feed):
