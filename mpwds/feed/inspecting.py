@@ -39,20 +39,25 @@ class Inspector:
         insecure: bool = False,
         timeout: float = 10.0,
     ) -> None:
+        for url in urls:
+            keys.check_url(url, folder, insecure)
         self._timeout = timeout
         self._requests = itertools.count(1)
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for url in urls:
-            keys.check_url(url, folder, insecure)
             socket = self._sockets[url] = self._context.socket(zmq.DEALER)
             socket.identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
             socket.maxmsgsize = _LARGEST_NBYTES
             socket.linger = 0
             socket.ipv6 = True
-            if folder is not None:
-                keys.secure_client(socket, folder)
-            socket.connect(url)
+            try:
+                if folder is not None:
+                    keys.secure_client(socket, folder)
+                socket.connect(url)
+            except BaseException:
+                self.close()
+                raise
 
     def status(self) -> list[dict[str, Any]]:
         """The figures of every server (see ``Server.status``); ServerLost names one that does not answer."""
