@@ -51,9 +51,13 @@ class Inspector:
             socket.maxmsgsize = _LARGEST_NBYTES
             socket.linger = 0
             socket.ipv6 = True
-            if folder is not None:
-                keys.secure_client(socket, folder)
-            socket.connect(url)
+            try:
+                if folder is not None:
+                    keys.secure_client(socket, folder)
+                socket.connect(url)
+            except BaseException:
+                self.close()
+                raise
 
     def status(self) -> list[dict[str, Any]]:
         """The figures of every server (see ``Server.status``); ServerLost names one that does not answer."""

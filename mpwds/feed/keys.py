@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mpwds.errors import MpwdsError, SecurityError
 
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
+_MOST_REFUSED = 100
 
 
 def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]:
@@ -101,20 +103,23 @@ def secure_client(dealer: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> 
 @contextlib.contextmanager
 def secured_server(
     context: zmq.Context[Any], router: zmq.Socket[bytes], folder: str | os.PathLike[str] | None
-) -> Iterator[None]:
+) -> Iterator[deque[str]]:
     """Makes a server's socket accept only clients whose public keys are in the folder.
 
-    The folder is read at each handshake: a key that is added or removed counts from the next connection on.
+    Yields a queue of the addresses of others. The folder is read at each handshake: a key that is added or
+    removed counts from the next connection on.
     """
+    refused: deque[str] = deque(maxlen=_MOST_REFUSED)
     if folder is None:
-        yield
+        yield refused
         return
     secret = _read(folder, SERVER + _SECRET)
     if not [_read(folder, path.name) for path in _clients(folder)]:
         raise MpwdsError(f"{folder} has no public key of a client ({CLIENT}*{_PUBLIC}): nobody could connect")
     asked = context.socket(zmq.REP)
     asked.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whether a client may connect
-    thread = threading.Thread(target=_authorize, args=(asked, folder), name="mpwds-keys", daemon=True)
+    arguments = asked, folder, refused
+    thread = threading.Thread(target=_authorize, args=arguments, name="mpwds-keys", daemon=True)
     thread.start()
     end = context.socket(zmq.REQ)
     end.connect("inproc://zeromq.zap.01")
@@ -122,7 +127,7 @@ def secured_server(
         router.curve_secretkey = secret
         router.curve_publickey = zmq.curve_public(secret)
         router.curve_server = True
-        yield
+        yield refused
     finally:
         with contextlib.suppress(zmq.Again):  # the thread has ended already
             end.send(b"", zmq.NOBLOCK)
@@ -130,12 +135,14 @@ def secured_server(
         end.close(0)
 
 
-def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
+def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str], refused: deque[str]) -> None:
     """Answers ZeroMQ's questions (ZAP, RFC 27) until an empty one comes."""
     with asked:
         while len(question := asked.recv_multipart()) > 1:
-            version, request, _, _, _, mechanism, *credentials = question
+            version, request, _, address, _, mechanism, *credentials = question
             known = mechanism == b"CURVE" and _knows(folder, z85.encode(credentials[0]))
+            if not known:
+                refused.append(address.decode(errors="replace"))
             verdict = [b"200", b"OK"] if known else [b"400", b"this key is not known here"]
             asked.send_multipart([version, request, *verdict, b"", b""])
 
@@ -161,13 +168,14 @@ class Handshakes:
         | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     )
 
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
+    def __init__(self, router: zmq.Socket[bytes], refused: deque[str]) -> None:
         address = f"inproc://handshakes-{id(self)}"
         router.monitor(address, zmq.EVENT_ACCEPTED | self._FAILED)
         self._monitor = router.context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread would wait for this end
         self._monitor.connect(address)
         self._watched = router
+        self._refused = refused
         self._last = "an unknown address"
 
     def fileno(self) -> int:
@@ -181,10 +189,10 @@ class Handshakes:
             event = recv_monitor_message(self._monitor)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._last = _peer(event["value"])
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._refused:
+                yield f"a client's key is not known (from {self._refused.popleft()})"
             else:
-                unknown = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-                what = "a client's key is not known" if unknown else "no key, a wrong one, or not ZeroMQ"
-                yield f"{what} (the newest connection is from {self._last})"
+                yield f"no key, a wrong one, or not ZeroMQ (the newest connection is from {self._last})"
 
     def close(self) -> None:
         self._watched.monitor(None, 0)

@@ -182,8 +182,8 @@ class Server:
         router.heartbeat_ivl = 2000  # without heartbeats, memory that is sent to a lost machine stays in use
         router.heartbeat_timeout = int(self._client_timeout * 1000)
         router.ipv6 = "[" in bind
-        ends.enter_context(keys.secured_server(context, router, folder))
-        self._handshakes = keys.Handshakes(router)
+        refused = ends.enter_context(keys.secured_server(context, router, folder))
+        self._handshakes = keys.Handshakes(router, refused)
         ends.callback(self._handshakes.close)
         _refuse_second(bind)
         try:

@@ -176,10 +176,14 @@ class Servers:
         self.dropped = 0
         self.links: list[Link] = []
         urls = urls if workers is None else urls[:workers]
-        for number, url in enumerate(urls):
-            share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
-            self.links.append(self._link(url, share, folder))
         self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
+        try:
+            for number, url in enumerate(urls):
+                share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
+                self.links.append(self._link(url, share, folder))
+        except BaseException:
+            self._context.destroy(0)
+            raise
 
     def connect(self, timeout: float | None) -> None:
         """Waits until every server has welcomed this trainer.

@@ -1,0 +1,335 @@
+"""What a server may send to a trainer: no code runs, no memory goes beyond limits, nothing hangs."""
+
+import contextlib
+import pickle
+import threading
+
+import msgpack
+import pytest
+import zmq
+
+import mpwds
+from mpwds import nest
+from mpwds.errors import MpwdsError, ServerLost, WorkerTimeout
+from mpwds.feed import wire
+from mpwds.feed.wire import Head
+from mpwds.loader.engine.channel import frame_of
+from tests.feed.messages import WELCOME
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Trap:
+    """Its pickle calls a function that leaves a trace."""
+
+    sprung = False
+
+    def __reduce__(self):
+        return setattr, (Trap, "sprung", True)
+
+
+TRAP = pickle.dumps(Trap())
+
+
+class HostileServer:
+    """Welcomes a trainer, and answers each ``start`` with what ``answer(slot, attempt)`` yields."""
+
+    def __init__(self, answer, welcome=None, pong=None):
+        self._answer, self._welcome, self._pong = answer, welcome or {}, pong or {}
+        self._ends = threading.Event()
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self.url = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._ends.set()
+        self._thread.join()
+        self._context.destroy(0)
+
+    def _serve(self):
+        while not self._ends.is_set():
+            if not self._router.poll(50):
+                continue
+            who, data = self._router.recv_multipart()
+            fields = nest.unpack(data)
+            for frames in self._replies(fields):
+                self._router.send_multipart([who, *frames])
+
+    def _replies(self, fields):
+        if fields["kind"] == wire.HELLO:
+            yield [wire.pack(wire.WELCOME, **{**WELCOME, "workers": 1, **self._welcome})]
+        elif fields["kind"] == wire.PING:
+            pong = {"known": True, "server": WELCOME["server"], "number": 0, "slots": [], "readings": {}}
+            yield [wire.pack(wire.PONG, **{**pong, **self._pong})]
+        elif fields["kind"] == wire.START:
+            yield from self._answer(fields["slot"], fields["attempt"])
+
+
+@pytest.fixture(autouse=True)
+def no_trap_springs():
+    yield
+    assert not Trap.sprung
+
+
+def read(answer, timeout=60, **options):
+    """What a trainer reads from a server that answers so."""
+    with HostileServer(answer, **options) as server:
+        options = {"max_batch_bytes": 100_000, "timeout": timeout, "output": "numpy", "server_timeout": 60}
+        with mpwds.RemoteLoader(server.url, **options) as loader:
+            return list(loader)
+
+
+def data(*messages, parts=(), nbytes=None, number=0):
+    """An answer of one data message, which is an ``end`` if ``messages`` is empty."""
+
+    def answer(slot, attempt):
+        size = sum(map(len, parts)) if nbytes is None else nbytes
+        yield [wire.pack_head(Head(slot, attempt, number, size)), b"".join(messages), *parts]
+
+    return answer
+
+
+def message(kind, payload=b"", **fields):
+    return bytes(frame_of({"kind": kind, "generation": 1, **fields}, payload))
+
+
+def batch(structure=7, sequence=0, offsets=(), payload=b"", **fields):
+    given = {
+        "structure": structure,
+        "sequence": sequence,
+        "offsets": list(offsets),
+        "samples": 1,
+        "nbytes": 0,
+    }
+    return message("batch", payload, **{**given, **fields})
+
+
+END = message("end", sent=1)
+
+
+def test_an_honest_answer_is_read():
+    assert read(data(batch(), END)) == [7]
+
+
+DAMAGED = {
+    "nothing but a byte": b"\0",
+    "a length beyond the end": b"\xff\xff\xff\x7f\0\0\0\0" + bytes(20),
+    "a payload beyond the end": b"\1\0\0\0\xff\xff\xff\xff" + bytes(20),
+    "no envelope": b"\4\0\0\0\0\0\0\0abcd",
+    "another version": b"\x08\0\0\0\0\0\0\0" + msgpack.packb({"mpwds": 9}),
+    "no kind": bytes(frame_of({"x": 1})),
+    "an unknown kind": message("reboot"),
+    "a kind that is a list": message(["batch"]),
+    "a task's failure": message("failed"),
+    "an end without a number": message("end"),
+    "an end behind text": message("end", sent="one"),
+    "an error without its fields": message("error"),
+    "no sequence": message("batch", structure=1, offsets=[], samples=1, nbytes=0),
+    "a negative number": batch(sequence=-1),
+    "a number that is true": batch(sequence=True),
+    "offsets that are text": batch(offsets=["0"]),
+    "offsets that are a number": message("batch", structure=1, sequence=0, offsets=1, samples=1, nbytes=0),
+    "a block that is nowhere": batch(block=3),
+    "a segment": message("segment", blocks=4, block_nbytes=4096, launch=1),
+    "a pickled state": batch(state=b"p" + TRAP),
+    "a state that is a list": batch(state=[TRAP]),
+    "pickled objects of a DataLoader": batch(kinds=b"", apart=True),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_message_is_an_error_that_names_the_server(name):
+    with pytest.raises(MpwdsError, match="worker 0 on tcp://127.0.0.1:.* sent a damaged message"):
+        read(data(DAMAGED[name], END))
+
+
+UNDECODABLE = {
+    "a pickle": batch([14, TRAP]),
+    "a pickle in a list": batch([2, [[14, TRAP]]]),
+    "a pickled class": batch([9, [1], "nowhere:Class", ["x"], TRAP]),
+    "a pickled dataclass": batch([10, [1], "nowhere:Class", ["x"], TRAP]),
+    "a pickle in a dict's key": batch([4, [[14, TRAP]], [1]]),
+    "a dict of an unknown factory": batch([6, [], [], "eval"]),
+    "an array that is not there": batch([0]),
+    "an array beyond the end": batch([0], offsets=[100]),
+    "an array at 2**63": batch([0], offsets=[2**63]),
+    "an array of garbage": batch([0], offsets=[0], payload=b"~TenBin~" + b"\xff" * 200),
+    "too deep": batch(msgpack.unpackb(b"\x92\x02\x91" * 200 + b"\x01")),
+    "an unknown node": batch([99, 1]),
+}
+
+
+@pytest.mark.parametrize("name", UNDECODABLE)
+def test_a_batch_that_cannot_be_decoded_is_an_error_that_names_the_server(name):
+    with pytest.raises(
+        MpwdsError, match="worker 0 on tcp://127.0.0.1:.* sent a batch that cannot be decoded"
+    ):
+        read(data(UNDECODABLE[name], END))
+
+
+def failed(**fields):
+    told = {"summary": "it failed", "traceback": "", "type": "", "arguments": [], "notes": []}
+    return data(message("error", **{**told, "exception": TRAP, **fields}))
+
+
+def test_an_exceptions_pickle_is_not_opened():
+    with pytest.raises(MpwdsError, match="it failed"):
+        read(failed())
+
+
+@pytest.mark.parametrize(
+    "kind", ["SystemExit", "KeyboardInterrupt", "StopIteration", "GeneratorExit", "eval"]
+)
+def test_an_error_cannot_end_the_program_or_the_loop(kind):
+    with pytest.raises(MpwdsError, match="it failed"):
+        read(failed(type=kind, arguments=["0"]))
+
+
+def test_an_error_with_arguments_of_another_type_is_an_error_all_the_same():
+    with pytest.raises(MpwdsError, match="it failed"):
+        read(failed(type="UnicodeDecodeError", arguments=[{"a": [1]}]))
+
+
+HEADS_AND_PARTS = {
+    "a wrong number": data(batch(), END, number=7),
+    "parts that are missing": data(batch(block=0), nbytes=10_000),
+    "parts that are too short": data(batch(block=0), parts=[bytes(50)], nbytes=10_000),
+    "parts that are too long": data(batch(block=0), parts=[bytes(50)], nbytes=10),
+    "parts that are too many": data(batch(block=0), parts=[bytes(50)] * 3, nbytes=50),
+    "parts that nobody announced": data(batch(), parts=[bytes(50)] * 3, nbytes=0),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_AND_PARTS)
+def test_a_data_message_of_a_wrong_form_counts_as_lost(name):
+    def answer(slot, attempt):
+        yield from HEADS_AND_PARTS[name](slot, attempt)
+        yield from data(END, number=1)(slot, attempt)
+
+    with pytest.raises(
+        MpwdsError, match="messages of worker 0 .* were lost 10 times in a row before batch 0"
+    ):
+        read(answer)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"\x94\0\0\0"],
+        [b"\x94" + b"\xcf" + b"\xff" * 8 + b"\0\0\0", b""],
+        [b"\x94\x90\x90\x90\x90", b""],
+        [b"\x94\xdd\xff\xff\xff\xff\0\0\0", b""],
+        [wire.pack_head(Head(99, 1, 0, 0)), END],
+        [wire.pack_head(Head(0, 1, 0, 0))],
+        [b""],
+        [b"", b"", b""],
+        [b"\xc1" * 100],
+        [wire.pack("reboot")],
+        [wire.pack(wire.NOTICE, text=7)],
+        [wire.pack(wire.COUNTED, request=0, count=[])],
+    ],
+)
+def test_other_garbage_is_dropped(frames):
+    def answer(slot, attempt):
+        yield frames
+        yield from data(batch(), END)(slot, attempt)
+
+    assert read(answer) == [7]
+
+
+def test_a_batch_beyond_the_limit_is_refused():
+    for answer in (data(batch(), parts=[bytes(10)], nbytes=1 << 62), data(batch(structure=bytes(200_000)))):
+        with pytest.raises(MpwdsError, match="sent a batch of .* MB: raise max_batch_bytes="):
+            read(answer)
+
+
+def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
+    def answer(slot, attempt):
+        for number in range(20_000):
+            yield from data(batch(bytes(90_000), sequence=0), number=number)(slot, attempt)
+
+    with HostileServer(answer) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=60, timeout=60) as loader:
+            iterator = iter(loader)
+            inbox = loader._remote.servers.links[0].inboxes[0]
+            while inbox.failure is None:
+                pass
+            assert inbox.arrived_nbytes < 5 << 20
+            with pytest.raises(MpwdsError, match="sends more than it was asked for|sent batch 0, expected 1"):
+                list(iterator)
+
+
+def test_warnings_of_a_server_do_not_pile_up():
+    def answer(slot, attempt):
+        for number in range(1000):
+            yield [wire.pack(wire.NOTICE, text=f"notice {number}")]
+        yield from data(batch(), END)(slot, attempt)
+
+    with pytest.warns(RuntimeWarning, match="notice") as warned:
+        assert read(answer) == [7]
+    assert len([each for each in warned if "notice" in str(each.message)]) <= 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"workers": 2**40},
+        {"workers": 0},
+        {"description": "text"},
+        {"length": -1},
+        {"fingerprint": None},
+        {"server": "two\nlines"},
+        {"handover": 7},
+    ],
+)
+def test_a_damaged_welcome_is_no_welcome(fields):
+    with HostileServer(data(batch(), END), welcome=fields) as server:
+        with pytest.raises(ServerLost, match="no server is ready"):
+            mpwds.RemoteLoader(server.url, server_timeout=0.5)
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "/dev/null", "/" + "x" * 200, "~"])
+def test_a_handover_that_leads_nowhere_is_not_used(name):
+    assert read(data(batch(), END), welcome={"handover": name}) == [7]
+
+
+@pytest.mark.parametrize(
+    "pong",
+    [
+        {"slots": [[0, 1]]},
+        {"slots": [[0, [], 0]]},
+        {"readings": {0: 7}},
+        {"readings": {0: [1, 0, {}]}},
+        {"readings": {0: [1, 0, {"active_ns": float("inf"), "stages": {}, "skipped": {"x": float("inf")}}]}},
+    ],
+)
+def test_damaged_counters_are_dropped_and_the_trainer_goes_on(pong):
+    received = []
+
+    def answer(slot, attempt):
+        yield from data(batch())(slot, attempt)
+        received.append(attempt)
+        whole = {"known": True, "server": WELCOME["server"], "number": 1, "slots": [], "readings": {}}
+        yield [wire.pack(wire.PONG, **{**whole, **pong})]
+        yield from data(END, number=1)(slot, attempt)
+
+    assert read(answer) == [7]
+    assert len(received) == 1
+
+
+def test_a_server_that_says_nothing_more_is_a_timeout():
+    with pytest.raises(WorkerTimeout, match="delivered nothing for 0.5 s"):
+        read(lambda slot, attempt: iter(()), timeout=0.5)
+
+
+def test_a_server_that_refuses_ends_the_wait_with_its_reason():
+    with HostileServer(lambda slot, attempt: iter([[wire.pack(wire.REFUSED, why="no \x1b[31m")]])) as server:
+        with mpwds.RemoteLoader(server.url, timeout=60) as loader, contextlib.suppress(StopIteration):
+            with pytest.raises(MpwdsError, match="no "):
+                next(iter(loader))

@@ -1,0 +1,195 @@
+"""Keys: who may connect to a server, and what is refused without them."""
+
+import os
+import shutil
+import socket
+import stat
+import time
+
+import pytest
+
+import mpwds
+from mpwds.errors import MpwdsError, SecurityError, ServerLost
+from mpwds.feed import keys
+from mpwds.feed.inspecting import Inspector
+from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+PASSING_S = 1.0  # time for a client that must not get in
+
+
+@pytest.fixture
+def folder(tmp_path):
+    keys.generate(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def refused(url, **options):
+    with pytest.raises(ServerLost, match="no server is ready"):
+        mpwds.RemoteLoader(url, server_timeout=PASSING_S, **options)
+
+
+# Files.
+
+
+def test_keys_can_be_read_by_their_owner_only(folder):
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    names = ["client.key", "client.key_secret", "server.key", "server.key_secret"]
+    assert modes == dict.fromkeys(names, 0o600)
+
+
+def test_keys_that_exist_are_kept(folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert keys.generate(folder) == []
+    assert [path.name for path in keys.generate(folder, "client-2")] == [
+        "client-2.key",
+        "client-2.key_secret",
+    ]
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("gone", ["server.key", "server.key_secret"])
+def test_half_a_pair_is_not_overwritten(folder, gone):
+    (folder / gone).unlink()
+    assert keys.generate(folder) == []
+    assert not (folder / gone).exists()
+
+
+@pytest.mark.parametrize("name", ["server", "clients/one", "../client", ""])
+def test_a_client_has_a_name_of_its_own(tmp_path, name):
+    with pytest.raises(ValueError, match="a client's name must start with 'client'"):
+        keys.generate(tmp_path, name)
+
+
+def test_a_secret_that_others_can_read_is_refused(folder):
+    os.chmod(folder / "server.key_secret", 0o644)
+    with pytest.raises(SecurityError, match="can be read by others: `chmod 600"):
+        mpwds.Server(numbers(), "tcp://127.0.0.1:0", keys=folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "server.key_secret").unlink(), "there is no key .*: make keys with"),
+        (lambda folder: (folder / "client.key").write_bytes(b"short\n"), "does not hold a key"),
+        (lambda folder: (folder / "client.key").unlink(), "no public key of a client"),
+    ],
+)
+def test_a_server_names_the_key_that_it_lacks(folder, spoil, message):
+    spoil(folder)
+    with pytest.raises(MpwdsError, match=message):
+        mpwds.Server(numbers(), "tcp://127.0.0.1:0", keys=folder)
+
+
+def test_a_trainer_names_the_key_that_it_lacks(tmp_path):
+    for use in (mpwds.RemoteLoader, Inspector):
+        with pytest.raises(MpwdsError, match="there is no key .*client.key_secret: make keys with"):
+            use(["tcp://127.0.0.1:7880"], **{"keys" if use is mpwds.RemoteLoader else "folder": tmp_path})
+
+
+# Without keys, nothing off loopback.
+
+
+@pytest.mark.parametrize(
+    "url", ["tcp://0.0.0.0:7880", "tcp://*:7880", "tcp://[::]:7880", "tcp://eth0:7880", "tcp://10.0.0.1:7880"]
+)
+def test_nothing_is_served_or_asked_off_loopback_without_keys(url):
+    for use in (lambda: mpwds.Server(numbers(), url), lambda: Inspector([url])):
+        with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
+            use()
+    with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
+        mpwds.RemoteLoader(url)
+
+
+def test_a_url_with_a_second_host_is_no_way_around():
+    for url in ("tcp://127.0.0.1:0;10.0.0.1:7880", "tcp://127.0.0.1;10.0.0.1:7880"):
+        with pytest.raises((ValueError, SecurityError)):
+            mpwds.RemoteLoader(url)
+
+
+def test_an_insecure_server_says_so_loudly(caplog):
+    with mpwds.Server(numbers(), "tcp://0.0.0.0:0", insecure=True):
+        pass
+    assert "anybody who reaches this port can read the data (insecure)" in caplog.text
+
+
+# With keys.
+
+
+@pytest.mark.parametrize("dataset", [numbers(), large()], ids=["small", "large"])
+def test_batches_travel_encrypted_as_they_are(folder, dataset):
+    with ServerProcess(dataset, workers=2, keys=folder) as server:
+        for shared_memory in (True, False):
+            options = {"keys": folder, "shared_memory": shared_memory, "output": "numpy"}
+            with mpwds.RemoteLoader(server.url, **options) as loader:
+                assert epoch_of(loader) == locally(dataset, 2)[0]
+
+
+def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, tmp_path):
+    strangers = tmp_path / "strangers"
+    keys.generate(strangers)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(strangers, elsewhere)
+    shutil.copy(folder / "server.key", strangers)
+    with ServerProcess(numbers(), workers=2, keys=folder) as server:
+        refused(server.url)
+        wait_for(lambda: "no key, a wrong one, or not ZeroMQ" in server.log)
+        refused(server.url, keys=elsewhere)  # takes the server for another one
+        refused(server.url, keys=strangers)
+        with Inspector([server.url], folder) as inspector:
+            dropped = inspector.status()[0]["dropped"]
+            assert dropped.keys() == {"handshake"}
+            assert inspector.status()[0]["clients"] == []
+        with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
+            assert epoch_of(loader) == locally(numbers(), 2)[0]
+
+
+def test_an_unknown_key_is_logged_with_an_address(folder, tmp_path):
+    keys.generate(tmp_path / "strangers")
+    shutil.copy(folder / "server.key", tmp_path / "strangers")
+    with ServerProcess(numbers(), keys=folder) as server:
+        refused(server.url, keys=tmp_path / "strangers")
+        wait_for(lambda: "a client's key is not known (from 127.0.0.1)" in server.log)
+
+
+def test_monitoring_needs_keys_as_well(folder):
+    with ServerProcess(numbers(), keys=folder) as server:
+        with Inspector([server.url], timeout=PASSING_S) as inspector:
+            with pytest.raises(ServerLost, match="no answer"):
+                inspector.status()
+        with Inspector([server.url], folder) as inspector:
+            assert inspector.status()[0]["url"] == server.url
+
+
+def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folder, tmp_path):
+    trainer = tmp_path / "trainer"
+    keys.generate(trainer)
+    shutil.copy(folder / "server.key", trainer)
+    with ServerProcess(numbers(), workers=2, keys=folder) as server:
+        refused(server.url, keys=trainer)
+        shutil.copy(trainer / "client.key", folder / "client-2.key")
+        (folder / "client-3.key").write_bytes(b"damaged")
+        for each in (trainer, folder):
+            with mpwds.RemoteLoader(server.url, workers=1, keys=each, output="numpy") as loader:
+                assert len(epoch_of(loader)) == 24
+        (folder / "client-2.key").unlink()
+        refused(server.url, keys=trainer)
+
+
+def test_other_programs_at_the_port_are_logged_and_do_no_harm(folder):
+    with ServerProcess(numbers(), workers=2, keys=folder) as server:
+        port = int(server.url.rpartition(":")[2])
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", bytes(1000)):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(said)
+        wait_for(lambda: "not ZeroMQ" in server.log)
+        with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
+            assert epoch_of(loader) == locally(numbers(), 2)[0]
