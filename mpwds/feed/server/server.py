@@ -37,6 +37,7 @@ from mpwds.sharedmem.bell import Bell
 logger = logging.getLogger("mpwds.feed")
 
 _POLL_S = 0.25
+_PILE_UP_S = 0.0005
 _COMMANDS_AT_ONCE = 256
 _MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
@@ -147,6 +148,7 @@ class Server:
         self._logged: dict[str, float] = {}
         self._stopping = Bell()
         self._draining = False
+        self._is_busy = False
         with contextlib.ExitStack() as ends:
             setup = ServingSetup(self.dataset, workers=1, blocks=self._blocks)
             processes.fill_standard_descriptors()
@@ -262,6 +264,9 @@ class Server:
                 slot.worker.register(poller, receives=True)
             elif slot.worker is not None and slot.worker.unsent:
                 slot.worker.register(poller, receives=False)
+        if self._is_busy:  # small batches pile up meanwhile, and travel together
+            self._is_busy = False
+            time.sleep(_PILE_UP_S)
         # The router's descriptor tells of changes only, so look before waiting.
         poller.poll(0 if router.events & zmq.POLLIN else wait_s * 1000)
         for _ in range(_COMMANDS_AT_ONCE):
@@ -282,6 +287,7 @@ class Server:
                 if data.is_last:  # so that the trainer's statistics are whole when its epoch ends
                     self._tell_counters(data.client, party)
                 self._send_data(data)
+                self._is_busy |= data.parts is None and not data.is_last and data.batches > 1
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
             logger.error("worker %d cannot run: %s", slot.number, error)

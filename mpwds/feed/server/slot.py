@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from mpwds import nest
 from mpwds.errors import WorkerDied
 from mpwds.feed.wire import Head, Place
 from mpwds.loader.engine import failures, protocol
@@ -24,6 +25,13 @@ from mpwds.sharedmem.private import PrivateCopies
 
 _BUNDLE_NBYTES = 64 << 10
 """Small batches that have piled up travel in one message, which costs as much as one of them would."""
+
+_SMALL_BATCH = nest.pack(
+    dict.fromkeys(
+        ["kind", "generation", "sequence", "structure", "offsets", "samples", "nbytes"], protocol.BATCH
+    )
+)[: len(nest.pack({"kind": protocol.BATCH}))]
+"""The beginning of the envelope of a batch that has no block and no state."""
 
 _LARGE_WINDOW_NBYTES = 16 << 20
 """A trainer's window may be larger than this only as far as it holds no more batches than an arena."""
@@ -106,6 +114,9 @@ class _ServedWorker(LocalWorker):
         self.index = Place(*place).worker
         start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
         self._replace_command({**start, **position._asdict()})
+
+    def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
+        return self._channel.receive_frames(prefix, most_nbytes)
 
     @property
     def shard(self) -> str:
@@ -244,6 +255,9 @@ class Slot:
             self._segments.clear()
             bundle.append(self._relayed(message, run))
             nbytes += size
+            if not in_parts and (following := self._following(run, nbytes)):
+                bundle.append(following)
+                nbytes += len(following)
             if in_parts or nbytes >= _BUNDLE_NBYTES or run.ended:
                 parts = self._parts(message) if in_parts else None
                 yield from self._to_members(bundle, first, run, parts)
@@ -293,6 +307,17 @@ class Slot:
             return bytes(message.frame)
         run.ended = True
         return bytes(message.frame if fields["kind"] == protocol.END else _without_pickle(fields))
+
+    def _following(self, run: _Run, nbytes: int) -> bytes:
+        """The frames of small batches behind a message, unread, if one trainer has room for them."""
+        if len(self.members) > 1 or run.ended or self.worker is None:
+            return b""
+        [member] = self.members.values()
+        most_nbytes = min(_BUNDLE_NBYTES, member.window - member.outstanding - nbytes)
+        frames, batches = self.worker.receive_frames(_SMALL_BATCH, most_nbytes)
+        run.next += batches
+        self.batches += batches
+        return frames
 
     def _parts(self, message: Message) -> memoryview:
         assert self.worker is not None

@@ -105,6 +105,19 @@ class Channel:
             if not self._fill(needed):
                 return None
 
+    def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
+        """The frames that are here and whose envelopes begin with ``prefix``, unread, and their number."""
+        buffer, start, end = self._buffer, self._start, self._end
+        at, count = start, 0
+        while end - at >= LENGTHS.size and buffer.startswith(prefix, at + LENGTHS.size):
+            envelope_nbytes, payload_nbytes = LENGTHS.unpack_from(buffer, at)
+            following = at + LENGTHS.size + envelope_nbytes + payload_nbytes
+            if following > min(end, start + most_nbytes):
+                break
+            at, count = following, count + 1
+        self._start = at
+        return bytes(memoryview(buffer)[start:at]), count
+
     def close(self) -> None:
         """Closes this end. The other end can still receive what was sent."""
         self._socket.close()
