@@ -382,8 +382,10 @@ class Servers:
             raise Malformed("a batch with more parts than its head tells")
         attempt = inbox.attempt
         if head.attempt == attempt.number:
-            if head.number != attempt.received:
+            if attempt.broken or head.number != attempt.received:
                 self._miss(link, attempt)
+                inbox.announce()
+                return  # the worker starts anew, at the first batch that is missing
             attempt.received += 1
         inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
         inbox.announce()
