@@ -8,7 +8,7 @@ import pytest
 
 import mpwds
 from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed, wait_for_status, warned
-from tests.feed.faults.test_trainers_come_and_go import Trainer
+from tests.feed.faults.trainers import Trainer
 from tests.feed.serving import ServerProcess
 from tests.loader.faults.processes import wait_until
 

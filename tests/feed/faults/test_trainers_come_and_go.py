@@ -1,6 +1,5 @@
 """Trainers that are killed, stopped or closed free their workers, and others wait for these."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,63 +9,11 @@ import pytest
 
 import mpwds
 from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.trainers import Trainer
 from tests.feed.serving import ROOT, ServerProcess
 from tests.loader.faults.processes import wait_until, wait_until_gone
 
 SILENCE_S = 3.0
-
-TRAINER = """
-import sys
-import mpwds
-from tests.feed.faults.checking import bits
-
-with mpwds.RemoteLoader(sys.argv[1], output="numpy", heartbeat_timeout=60.0, **eval(sys.argv[2])) as loader:
-    for epoch in range(int(sys.argv[3])):
-        for batch in loader:
-            print(bits(batch), flush=True)
-            del batch
-            sys.stdin.readline()
-"""
-
-
-class Trainer:
-    """A trainer in a process of its own, which waits after each batch until it is told to go on."""
-
-    def __init__(self, url, epochs=1, environment=None, **options):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, url, repr(options), str(epochs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-        )
-
-    def batch(self):
-        line = self.process.stdout.readline().strip()
-        return line
-
-    def go_on(self, times=1):
-        self.process.stdin.write("\n" * times)
-        self.process.stdin.flush()
-
-    def rest(self):
-        """Lets it run to its end; the batches that it still gets."""
-        self.go_on(10_000)
-        return self.process.stdout.read().split()
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        self.process.stdin.close()
-
 
 def clients_of(server):
     return len(status(server)["clients"])
