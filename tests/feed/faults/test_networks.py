@@ -12,7 +12,7 @@ from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"size": 6000}
+SMALL = {"batches": 120, "size": 6000}
 SILENCE_S = 3.0
 
 
@@ -70,6 +70,6 @@ def test_a_partition_that_heals_costs_no_batch(network, ends):
         trainer.go_on(4)
         wait_until(lambda n=number: server.log.count("is silent") >= n, "the server to miss the trainer")
         network.disturb()
-        trainer.go_on(4)
-        got += [trainer.batch() for _ in range(8)]
+        trainer.go_on(36)
+        got += [trainer.batch() for _ in range(40)]  # more than had arrived before
     assert got + trainer.rest() == undisturbed(2, rows(**SMALL))[0]
