@@ -33,6 +33,7 @@ from mpwds.warn import warn
 _MESSAGES_AT_ONCE = 64
 _WARN_AFTER_S = 5.0
 _ASK_S = 60.0
+_RETRY_S = 0.05
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
 _MOST_NOTICES = 32
@@ -329,8 +330,8 @@ class Servers:
             attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(link.inboxes.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             _send(link, wire.pack(wire.PING, number=link.ping, acknowledged=used))
-        elif not link.refused:
-            _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello))
+        elif not link.refused and not _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello)):
+            link.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
 
     def _refuse(self, link: Link, why: str) -> None:
         link.refused = why
@@ -481,9 +482,12 @@ def _fail(inbox: Inbox, why: str) -> NoReturn:
     raise Malformed(why)
 
 
-def _send(link: Link, data: bytes) -> None:
-    with contextlib.suppress(zmq.Again):  # it is away
+def _send(link: Link, data: bytes) -> bool:
+    try:
         link.socket.send(data, zmq.NOBLOCK)
+    except zmq.Again:  # it is away
+        return False
+    return True
 
 
 def _shown(link: Link) -> str:
