@@ -171,7 +171,9 @@ def test_a_server_that_is_told_to_end_says_so_and_leaves_nothing(number, memory)
         def end():
             server.signal(number)
             assert server.process.wait(120) == 0
-            wait_until(lambda: loader._remote.servers.links[0].why == "it has ended", "the trainer to hear it")
+            wait_until(
+                lambda: loader._remote.servers.links[0].why == "it has ended", "the trainer to hear it"
+            )
             server.start()
             server.wait_until_ready()
 

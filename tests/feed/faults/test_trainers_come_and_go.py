@@ -15,6 +15,7 @@ from tests.loader.faults.processes import wait_until, wait_until_gone
 
 SILENCE_S = 3.0
 
+
 def clients_of(server):
     return len(status(server)["clients"])
 

@@ -1,4 +1,4 @@
-"""What loaders do beside iterating, on remote workers that die: resume anywhere, even epochs, pinned memory."""
+"""What loaders do beside iterating, on workers that die: resume anywhere, even epochs, pinned memory."""
 
 import itertools
 import json
