@@ -15,9 +15,11 @@ def epoch(url, workers, number=0):
         dealer.connect(url)
         nobody = dict.fromkeys(("fingerprint", "group", "members", "max_lag"))
         who = {"versions": [1], "name": "foreign", "host": "", "workers": workers, "rank": 0, "world_size": 1}
-        say(dealer, "hello", **who, **nobody)
-        welcome = msgpack.unpackb(dealer.recv())
-        assert welcome["kind"] == "welcome", welcome
+        welcome = {"kind": "wait"}
+        while welcome["kind"] == "wait":
+            dealer.poll(100)
+            say(dealer, "hello", **who, **nobody)
+            welcome = msgpack.unpackb(dealer.recv())
         begin = {"first": 0, "state": None, "at": 0, "window": 1 << 20, "shared_memory": False}
         for slot in range(workers):
             place = [0, 1, slot, workers, welcome["seed"]]
@@ -70,11 +72,9 @@ def array(memory, offset):
 def item(node, arrays):
     if not isinstance(node, list):
         return node
-    make = {0: lambda: next(arrays), 1: lambda: next(arrays)[()], 2: lambda: many(node[1], arrays)}
-    make |= {3: lambda: tuple(many(node[1], arrays)), 7: lambda: node[1], 8: lambda: tuple(node[1])}
-    make[4] = make[5] = lambda: dict(zip(many(node[1], arrays), many(node[2], arrays), strict=True))
-    return make[node[0]]()
-
-
-def many(nodes, arrays):
-    return [item(node, arrays) for node in nodes]
+    tag, *content = node
+    if tag in (0, 1):
+        return next(arrays)[()] if tag else next(arrays)
+    content = [[item(each, arrays) for each in nodes] for nodes in content] if tag < 7 else content
+    make = {2: list, 3: tuple, 4: dict, 5: dict, 7: list, 8: tuple}[tag]
+    return make(zip(*content, strict=True) if make is dict else content[0])

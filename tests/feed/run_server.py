@@ -12,7 +12,8 @@ def main():
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     dataset, url, options = pickle.load(sys.stdin.buffer)
     with Server(dataset, url, **options) as server:
-        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
         print(server.url, flush=True)
         server.serve()
 

@@ -27,9 +27,13 @@ def free_port():
 
 
 class ServerProcess:
-    """A server in a process of its own, on a port that it gets again when it is started anew."""
+    """A server in a process of its own, on a port that it gets again when it is started anew.
 
-    def __init__(self, dataset, url=None, **options):
+    ``within`` is a command that runs it: ``["ip", "netns", "exec", "name"]``.
+    """
+
+    def __init__(self, dataset, url=None, within=(), **options):
+        self._within = within
         self.url = url or f"tcp://127.0.0.1:{free_port()}"
         self._arguments = dataset, self.url, options
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
@@ -38,7 +42,7 @@ class ServerProcess:
 
     def start(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.feed.run_server"],
+            [*self._within, sys.executable, "-m", "tests.feed.run_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -57,8 +61,8 @@ class ServerProcess:
 
     @property
     def log(self):
-        self._log.seek(0)
-        return self._log.read().decode()
+        # The server writes where this descriptor stands, so it must not be moved.
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode()
 
     def signal(self, number):
         os.kill(self.pid, number)

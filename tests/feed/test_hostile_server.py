@@ -67,6 +67,8 @@ class HostileServer:
         elif fields["kind"] == wire.PING:
             pong = {"known": True, "server": WELCOME["server"], "number": 0, "slots": [], "readings": {}}
             yield [wire.pack(wire.PONG, **{**pong, **self._pong})]
+        elif fields["kind"] == wire.COUNT:
+            yield [wire.pack(wire.COUNTED, request=fields["request"], count="it is hostile")]
         elif fields["kind"] == wire.START:
             yield from self._answer(fields["slot"], fields["attempt"])
 

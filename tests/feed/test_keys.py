@@ -16,7 +16,7 @@ from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-PASSING_S = 1.0  # time for a client that must not get in
+PASSING_S = 0.5  # time for a client that must not get in
 
 
 @pytest.fixture

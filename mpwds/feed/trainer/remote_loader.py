@@ -35,7 +35,8 @@ class RemoteLoader(MultiLoader):
         workers: Workers of all servers together. ``None`` takes what the servers grant: all that are free, or
             for the ranks of a job equal shares.
         in_order, timeout, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
-        prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least.
+        prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least, and
+            no more than its server makes ahead.
         keys: Folder with ``client.key_secret`` and ``server.key``, made by ``mpwds keygen``. Required unless
             all servers are on this machine.
         insecure: Connect to other machines without keys: others in the network can read and forge batches.

@@ -33,6 +33,7 @@ from mpwds.warn import warn
 _MESSAGES_AT_ONCE = 64
 _WARN_AFTER_S = 5.0
 _ASK_S = 60.0
+_RETRY_S = 0.05
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
 _MOST_NOTICES = 32
@@ -108,6 +109,7 @@ class Link:
     """The connection to one server.
 
     Attributes:
+        breaks: Tells when the socket loses its connection.
         session: Counts how often the server has welcomed this trainer; 0 before the first time.
         is_up: The server has welcomed this trainer, and is not silent.
         why: Why it is not up, as far as the server told.
@@ -118,6 +120,7 @@ class Link:
     url: str
     workers: int | None
     socket: zmq.Socket[bytes]
+    breaks: zmq.Socket[bytes]
     identity: bytes
     session: int = 0
     is_up: bool = False
@@ -245,6 +248,8 @@ class Servers:
         if self._thread.ident is not None:
             self._thread.join(10)
         for link in self.links:
+            link.socket.disable_monitor()
+            link.breaks.close(0)
             link.socket.close(_LINGER_MS)
             if link.taker is not None:
                 link.taker.close()
@@ -266,8 +271,9 @@ class Servers:
         socket.heartbeat_timeout = int(self._lost_after * 1000)
         if folder is not None:
             keys.secure_client(socket, folder)
+        breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(url)
-        return Link(url, workers, socket, identity)
+        return Link(url, workers, socket, breaks, identity)
 
     def _compare(self) -> None:
         """Raises if two servers have different datasets."""
@@ -296,6 +302,7 @@ class Servers:
         poller.register(self._wake.fileno(), zmq.POLLIN)
         for link in self.links:
             poller.register(link.socket, zmq.POLLIN)
+            poller.register(link.breaks, zmq.POLLIN)
         looked = time.monotonic()
         while True:
             now = time.monotonic()
@@ -314,6 +321,7 @@ class Servers:
             if closing:
                 return
             for link in self.links:
+                self._look_for_break(link)
                 for _ in range(_MESSAGES_AT_ONCE):
                     if not self._receive(link):
                         break
@@ -329,8 +337,20 @@ class Servers:
             attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(link.inboxes.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             _send(link, wire.pack(wire.PING, number=link.ping, acknowledged=used))
-        elif not link.refused:
-            _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello))
+        elif not link.refused and not _send(link, wire.pack(wire.HELLO, workers=link.workers, **self._hello)):
+            link.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+
+    def _look_for_break(self, link: Link) -> None:
+        """Ends a session that has lost its connection, if the server has blocks in messages that are lost.
+
+        Otherwise pings show what was lost, if anything, when the connection is there again.
+        """
+        has_broken = False
+        while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            link.breaks.recv_multipart()
+            has_broken = True
+        if has_broken and link.is_up and link.taker is not None:
+            self._lose(link, "its connection broke")
 
     def _refuse(self, link: Link, why: str) -> None:
         link.refused = why
@@ -382,8 +402,10 @@ class Servers:
             raise Malformed("a batch with more parts than its head tells")
         attempt = inbox.attempt
         if head.attempt == attempt.number:
-            if head.number != attempt.received:
+            if head.number != attempt.received:  # those behind the gap will be sent again, too
                 self._miss(link, attempt)
+                inbox.announce()
+                return
             attempt.received += 1
         inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
         inbox.announce()
@@ -479,9 +501,12 @@ def _fail(inbox: Inbox, why: str) -> NoReturn:
     raise Malformed(why)
 
 
-def _send(link: Link, data: bytes) -> None:
-    with contextlib.suppress(zmq.Again):  # it is away
+def _send(link: Link, data: bytes) -> bool:
+    try:
         link.socket.send(data, zmq.NOBLOCK)
+    except zmq.Again:  # it is away
+        return False
+    return True
 
 
 def _shown(link: Link) -> str:

@@ -1,0 +1,117 @@
+"""Datasets to whose workers something happens, and what an undisturbed loader delivers, bit for bit."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+import warnings
+
+import numpy as np
+
+import mpwds
+from mpwds.feed.inspecting import Inspector
+from mpwds.loader.worker import worker
+from tests.loader.faults.processes import wait_until
+
+BATCHES = 60
+ROW = 24_000
+"""Numbers in a row: four rows take more memory than a message may hold."""
+
+
+class Rows:
+    """Makes an array of a number, with noise.
+
+    Args:
+        size: Numbers in it.
+        pause_s: How long each takes.
+        deaths: How often each of these numbers kills its worker: ``{number: times}``.
+        folder: Counts the deaths, in files.
+    """
+
+    def __init__(self, size=ROW, pause_s=0.0, deaths=None, folder=""):
+        self.size, self.pause_s, self.deaths, self.folder = size, pause_s, deaths or {}, str(folder)
+
+    def __call__(self, number):
+        for death in range(self.deaths.get(number, 0)):
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(f"{self.folder}/{number}-{death}", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        return np.random.random(self.size).astype(np.float32) + number, number
+
+    def __setstate__(self, state):
+        # Workers send the state of their stream often, so that they are continued in the middle of an epoch.
+        worker.STATE_EVERY_S, worker.STATE_SHARE = 0.002, float("inf")
+        self.__dict__.update(state)
+
+
+def rows(batches=BATCHES, batchsize=4, **options):
+    """Batches of :class:`Rows`, shuffled."""
+    make = Rows(**options)
+    return mpwds.DataPipeline(range(batches * batchsize), seed=3).shuffle(16).map(make).batched(batchsize)
+
+
+def bits(batch):
+    """A digest of a batch: of types, shapes and each bit."""
+    digest = hashlib.blake2b(digest_size=12)
+    for item in batch if isinstance(batch, (tuple, list)) else [batch]:
+        array = np.asarray(item)
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def undisturbed(workers, dataset=None, epochs=1, **options):
+    """What a MultiLoader delivers in each epoch."""
+    dataset = rows() if dataset is None else dataset
+    options = {"output": "numpy", "start_method": "fork", **options}
+    with mpwds.MultiLoader(dataset, workers=workers, **options) as loader:
+        return [[bits(batch) for batch in loader] for _ in range(epochs)]
+
+
+def delivered(loader, happen=None):
+    """An epoch; ``happen(number)`` is called behind each batch, with the number of those delivered."""
+    got = []
+    for batch in loader:
+        got.append(bits(batch))
+        del batch  # a block that is held would hide one that is lost
+        if happen is not None:
+            happen(len(got))
+    return got
+
+
+def at(moments):
+    """Calls ``moments[number]`` behind batch ``number``."""
+    return lambda number: moments.get(number, lambda: None)()
+
+
+def status(server):
+    inspector = Inspector([server.url], timeout=120)
+    try:
+        return inspector.status()[0]
+    finally:
+        inspector.close()
+
+
+def kill_worker(server, number=0):
+    """Kills a worker of a server, unless it is dead already."""
+    workers = status(server)["workers"]
+    if number < len(workers) and workers[number]["pid"]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[number]["pid"], signal.SIGKILL)
+
+
+def wait_for_status(server, holds, what):
+    wait_until(lambda: holds(status(server)), what)
+
+
+@contextlib.contextmanager
+def warned():
+    """The texts of the warnings inside."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(warning.message) for warning in caught]

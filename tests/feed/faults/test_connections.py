@@ -1,0 +1,74 @@
+"""Connections that break, many of them, and many trainers at once."""
+
+import threading
+
+import psutil
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import at, delivered, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.proxy import Proxy
+from tests.feed.serving import ServerProcess
+
+MB = 1 << 20
+
+
+def test_a_connection_that_breaks_in_the_middle_of_messages_loses_nothing(memory):
+    with ServerProcess(rows(), workers=2) as server, Proxy(server.url) as proxy:
+        with mpwds.RemoteLoader(proxy.url, output="numpy", **memory) as loader, warned() as texts:
+            breaks = dict.fromkeys([1, 2, 20, 30, 45], proxy.break_connections)
+            got = [delivered(loader, at(breaks)), delivered(loader, at(breaks))]
+            assert got == undisturbed(2, epochs=2)
+    assert all(proxy.url in text and "broke" in text for text in texts)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
+def test_many_trainers_share_a_server(count, memory):
+    dataset = rows(batches=12)
+    with ServerProcess(dataset, workers=count) as server:
+        got = [None] * count
+
+        def train(number):
+            options = {"workers": 1, "output": "numpy", "seed": number % 3, **memory}
+            with mpwds.RemoteLoader(server.url, **options) as loader:
+                got[number] = [delivered(loader) for _ in range(2)]
+
+        threads = [threading.Thread(target=train, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_for_status(server, lambda figures: not figures["clients"], "all to leave")
+    expected = [undisturbed(1, dataset, epochs=2, seed=seed) for seed in range(3)]
+    assert got == [expected[number % 3] for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "times", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_coming_and_going_leaves_nothing_in_server_and_trainer(times, memory):
+    ours = psutil.Process()
+    with ServerProcess(rows(batches=2, size=10), workers=2) as server:
+        theirs = psutil.Process(server.pid)
+
+        def come_and_go(times, trains):
+            for _ in range(times):
+                with mpwds.RemoteLoader(server.url, workers=1, output="numpy", **memory) as loader:
+                    if trains:
+                        assert len(delivered(loader)) == 2
+
+        def figures():
+            wait_for_status(server, lambda figures: not figures["clients"], "all to leave")
+            wait_for_status(server, lambda figures: not figures["workers"], "all workers to end")
+            descriptors = ours.num_fds(), theirs.num_fds()
+            return descriptors, [process.memory_info().rss for process in (ours, theirs)]
+
+        come_and_go(times // 5, trains=False)
+        come_and_go(3, trains=True)
+        descriptors, before = figures()
+        come_and_go(times, trains=False)
+        come_and_go(3, trains=True)
+        after_descriptors, after = figures()
+        assert [x <= y + 2 for x, y in zip(after_descriptors, descriptors, strict=True)] == [True, True]
+        assert all(now - then < 10 * MB for now, then in zip(after, before, strict=True))
+        assert status(server)["dropped"] == {}

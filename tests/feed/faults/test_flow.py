@@ -1,0 +1,114 @@
+"""A trainer that stalls costs no memory, on either side, whatever the sizes of batches."""
+
+import numpy as np
+import psutil
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed
+from tests.feed.serving import ServerProcess
+from tests.loader.faults.processes import wait_until
+
+MB = 1 << 20
+
+
+def memory_of(pids):
+    """Bytes that processes have for themselves, shared memory included once for all that map it."""
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
+
+
+def settled(measure):
+    """A figure, when it has stopped to grow."""
+    figures = [measure()]
+
+    def is_still():
+        figures.append(measure())
+        last = figures[-5:]
+        return len(figures) > 5 and max(last) - min(last) <= 0.01 * max(last)
+
+    wait_until(is_still, "memory to stop growing")
+    return figures[-1]
+
+
+class Endless:
+    """Batches without end, of so many bytes each."""
+
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+    def __iter__(self):
+        number = 0
+        while True:
+            yield np.full(self.nbytes // 8, number)
+            number += 1
+
+
+@pytest.mark.parametrize("nbytes", [64, 20_000, 4 * MB])
+def test_a_stalled_trainer_costs_no_memory(nbytes, memory):
+    with ServerProcess(Endless(nbytes), workers=1) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader:
+            batches = iter(loader)
+            for _ in range(20):
+                next(batches)
+
+            def theirs():
+                children = psutil.Process(server.pid).children(recursive=True)
+                return memory_of([server.pid, *(child.pid for child in children)])
+
+            def ours():
+                return psutil.Process().memory_info().rss
+
+            def outstanding():
+                return status(server)["workers"][0]["unacknowledged_bytes"]
+
+            before = settled(theirs), settled(ours)
+            wait_until(lambda: settled(outstanding) <= 2 * MB + 2 * nbytes, "what is under way to be bounded")
+            for _ in range(20):
+                next(batches)
+            after = settled(theirs), settled(ours)
+            # A block of shared memory may be used for the first time.
+            assert after[0] - before[0] < 16 * MB + 4 * nbytes
+            assert after[1] - before[1] < 16 * MB + 4 * nbytes
+            del batches
+
+
+def sizes_in_turn(number):
+    return np.full((1 if number % 7 else 400_000) + 100 * number, number, np.float32)
+
+
+def test_batches_of_very_different_sizes_do_not_wait_for_each_other(memory):
+    dataset = mpwds.DataPipeline(range(140)).map(sizes_in_turn)
+    told = []
+    with ServerProcess(dataset, workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", prefetch=4, **memory) as loader:
+
+            def look(_):
+                told.extend(worker["unacknowledged_bytes"] for worker in status(server)["workers"])
+
+            assert delivered(loader, look) == undisturbed(2, dataset)[0]
+    assert max(told) < 16 * MB
+
+
+def test_a_server_at_the_edge_of_its_window_is_told_before_it_waits():
+    """Each side must see by itself that there is room: a ping, which also tells, comes once a second."""
+    dataset = mpwds.DataPipeline(range(60)).map(lambda n: np.full(80_000 if n % 2 else 10, n))
+    with ServerProcess(dataset, workers=1) as server:
+        options = {"shared_memory": False, "prefetch": 2, "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, **options) as loader:
+            pings = loader._remote.servers.links[0].ping
+            got = [bits(batch) for batch in loader]
+            assert got == undisturbed(1, dataset)[0]
+            assert loader._remote.servers.links[0].ping - pings < 15  # 60 batches that wait for it: 60 s
+
+
+def test_many_epochs_leave_memory_flat(memory):
+    with ServerProcess(rows(batches=4, size=2000), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader:
+            for _ in range(50):
+                delivered(loader)
+            ours = psutil.Process()
+            before = ours.memory_info().rss, ours.num_fds()
+            for _ in range(100):
+                assert len(delivered(loader)) == 4
+            assert ours.memory_info().rss - before[0] < 8 * MB
+            assert ours.num_fds() == before[1]

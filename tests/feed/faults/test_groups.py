@@ -1,0 +1,201 @@
+"""Trainers of a group: each gets every batch, which is made once, whatever happens to the others."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.trainers import Trainer
+from tests.feed.serving import ServerProcess
+from tests.loader.faults.processes import wait_until
+
+
+class Members:
+    """Threads that each iterate a loader of the same group."""
+
+    def __init__(self, server, count, epochs=1, happen=None, **options):
+        self.results = [None] * count
+        options = {"group": "sweep", "members": count, "output": "numpy", **options}
+
+        def run(number):
+            try:
+                with mpwds.RemoteLoader(server.url, **options) as loader:
+                    act = None if happen is None else lambda batch: happen(number, batch)
+                    self.results[number] = [delivered(loader, act) for _ in range(epochs)]
+            except mpwds.MpwdsError as error:
+                self.results[number] = error
+
+        self.threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+        return self.results
+
+
+def batches_made(server):
+    return sum(worker["batches"] for worker in status(server)["workers"])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_member_gets_every_batch_and_each_is_made_once(count):
+    with ServerProcess(rows(), workers=2) as server:
+        made = []
+        last = 60 * 2
+
+        def look(number, batch):
+            if number == 0 and batch == 60:
+                made.append(batches_made(server))
+
+        assert Members(server, count, epochs=2, happen=look).join() == [undisturbed(2, epochs=2)] * count
+        assert made[0] == 60
+        assert made[-1] <= last
+
+
+def test_the_slowest_sets_the_pace():
+    ahead = []
+    reached = [0, 0]
+
+    def pace(number, batch):
+        reached[number] = batch
+        if number == 0:
+            time.sleep(0.01)
+        else:
+            ahead.append(reached[1] - reached[0])
+
+    with ServerProcess(rows(), workers=2) as server:
+        assert Members(server, 2, happen=pace).join() == [undisturbed(2)] * 2
+    # Two workers, each with a window of a megabyte for each of the two, and blocks that wait to be sent.
+    assert max(ahead) < 30
+
+
+def test_a_member_that_joins_late_loses_nothing():
+    with ServerProcess(rows(pause_s=0.001), workers=2) as server:
+        options = {"group": "sweep", "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, **options) as first:
+            batches = iter(first)
+            got = [bits(next(batches)) for _ in range(20)]
+            with Trainer(server.url, group="sweep") as late:
+                wait_for_status(server, lambda figures: len(figures["clients"]) == 2, "it to join")
+                rest = []
+                reader = threading.Thread(target=lambda: rest.extend(bits(batch) for batch in batches))
+                reader.start()
+                assert late.rest() == undisturbed(2)[0]
+                reader.join()
+        assert got + rest == undisturbed(2)[0]
+
+
+def test_a_member_that_is_killed_does_not_hold_up_the_others_for_ever():
+    with ServerProcess(rows(), workers=2, client_timeout=3.0) as server:
+        options = {"group": "sweep", "members": 2}
+        with Trainer(server.url, epochs=2, **options) as first, Trainer(server.url, **options) as second:
+            second.batch()
+            second.signal(signal.SIGKILL)
+            whole, following = undisturbed(2, epochs=2)
+            assert first.rest() == whole + following
+
+
+def test_a_member_that_restarts_from_its_state_loses_nothing():
+    with ServerProcess(rows(), workers=2) as server:
+        options = {"group": "sweep", "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, **options) as stays:
+            with mpwds.RemoteLoader(server.url, **options) as leaves:
+                both = threading.Thread(target=lambda: next(iter(stays)))
+                batches = iter(leaves)
+                both.start()
+                begun = [bits(next(batches)) for _ in range(5)]
+                both.join()
+                state = leaves.state_dict()
+            with mpwds.RemoteLoader(server.url, **options) as again:
+                again.load_state_dict(state)
+                stays.set_epoch(0)
+                whole = []
+                other = threading.Thread(target=lambda: whole.append(delivered(stays)))
+                other.start()
+                assert begun + delivered(again) == undisturbed(2)[0]
+                other.join()
+    assert whole == undisturbed(2)
+
+
+def test_a_member_that_lags_falls_out_and_the_others_go_on():
+    goes_on = threading.Event()
+
+    def lag(number, batch):
+        if number == 0 and batch == 10:
+            goes_on.wait()
+
+    with ServerProcess(rows(), workers=2) as server:
+        members = Members(server, 3, epochs=2, happen=lag, max_lag=1.0)
+        for thread in members.threads[1:]:
+            thread.join()
+        goes_on.set()
+        first, *others = members.join()
+    assert others == [undisturbed(2, epochs=2)] * 2
+    assert isinstance(first, mpwds.MpwdsError)
+    assert "held up its group 'sweep' for more than 1 s (max_lag)" in str(first)
+
+
+def test_members_that_pause_together_hold_up_nobody():
+    with ServerProcess(rows(), workers=2) as server:
+        together = threading.Barrier(2)
+
+        def pause(number, batch):
+            if batch == 10:
+                together.wait()
+                time.sleep(3)
+
+        results = Members(server, 2, happen=pause, max_lag=1.5).join()
+    assert results == [undisturbed(2)] * 2
+
+
+def test_members_with_different_places_are_refused():
+    with ServerProcess(rows(), workers=2) as server:
+        options = {"group": "sweep", "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, seed=1, **options) as one:
+            next(batches := iter(one))
+            with mpwds.RemoteLoader(server.url, seed=2, **options) as other:
+                with pytest.raises(mpwds.MpwdsError, match="must have the same servers, workers, ranks and"):
+                    next(iter(other))
+            del batches
+
+
+def test_a_server_that_is_started_again_goes_on_with_its_group():
+    lock = threading.Lock()
+    killed = []
+
+    with ServerProcess(rows(), workers=2) as server:
+
+        def kill(number, batch):
+            with lock:
+                if batch >= 20 and not killed:
+                    killed.append(batch)
+                    server.kill()
+                    server.start()
+                    server.wait_until_ready()
+
+        with warned():
+            assert Members(server, 2, happen=kill).join() == [undisturbed(2)] * 2
+
+
+def test_the_part_of_a_lost_server_moves_for_all_members():
+    dataset = rows()
+    lock = threading.Lock()
+    killed = []
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
+
+        def kill(number, batch):
+            with lock:
+                if batch >= 20 and not killed:
+                    killed.append(batch)
+                    one.kill()
+
+        both = type("Both", (), {"url": [one.url, other.url]})
+        with warned():
+            members = Members(both, 2, epochs=2, happen=kill, on_server_loss="move")
+            assert members.join() == [undisturbed(2, epochs=2)] * 2
+        wait_until(lambda: not status(other)["clients"], "all to leave")

@@ -1,0 +1,235 @@
+"""Servers that are killed, stopped, ended or started again: every batch comes once, or an error says why."""
+
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import at, delivered, rows, undisturbed, wait_for_status, warned
+from tests.feed.serving import ServerProcess, free_port
+from tests.loader.faults.processes import runs, state, wait_until
+
+SILENCE_S = 3.0
+"""After which a server counts as lost: also a busy machine answers within."""
+
+
+def loader_of(*servers, **options):
+    options = {"output": "numpy", "heartbeat_timeout": SILENCE_S, "server_timeout": 120.0, **options}
+    return mpwds.RemoteLoader([server.url for server in servers], **options)
+
+
+def start_again(server):
+    server.kill()
+    server.start()
+    server.wait_until_ready()
+
+
+# ---------------------------------------------------------------- on_server_loss="wait"
+
+
+def test_a_server_that_is_killed_and_started_again_goes_on_in_the_middle_of_an_epoch(memory):
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, **memory) as loader:
+        again = dict.fromkeys([1, 20, 21, 40], lambda: start_again(server))
+        with warned() as texts:
+            assert [delivered(loader, at(again)), delivered(loader)] == undisturbed(2, epochs=2)
+    assert f"the server {server.url} is lost (it " in texts[0]
+    assert "waiting for it to come back" in texts[0]
+    assert len(texts) <= 4
+
+
+def test_a_server_may_be_started_again_before_the_first_batch_and_between_epochs(memory):
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, **memory) as loader, warned():
+        got = []
+        for _ in range(3):
+            start_again(server)
+            got.append(delivered(loader))
+        assert got == undisturbed(2, epochs=3)
+
+
+def test_a_server_that_is_away_while_an_epoch_begins_is_waited_for():
+    with ServerProcess(rows(), workers=2) as server, loader_of(server) as loader:
+        server.stop()
+        batches = []
+        epoch = threading.Thread(target=lambda: batches.append(delivered(loader)))
+        with warned() as texts:
+            epoch.start()
+            wait_until(lambda: loader._remote.servers.links[0].warned, "the trainer to miss it")
+            server.start()
+            server.wait_until_ready()
+            epoch.join()
+        assert batches == undisturbed(2)
+    assert len(texts) == 1
+    assert "is lost (it has ended)" in texts[0]
+
+
+def test_a_trainer_that_waits_for_a_server_sleeps():
+    with ServerProcess(rows(), workers=1) as server, loader_of(server, server_timeout=4.0) as loader:
+        server.stop()
+        thread_time = []
+
+        def wait():
+            with pytest.raises(mpwds.ServerLost):
+                delivered(loader)
+            thread_time.append(time.thread_time())
+
+        with warned():
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            waiting.join()
+    assert thread_time[0] < 1
+
+
+def test_a_server_that_is_stopped_and_continued_goes_on(memory):
+    with ServerProcess(rows(), workers=2, client_timeout=SILENCE_S) as server:
+        with loader_of(server, **memory) as loader, warned() as texts:
+
+            def stop_for_a_while():
+                server.signal(signal.SIGSTOP)
+                wait_until(lambda: not loader._remote.servers.links[0].is_up, "the trainer to miss it")
+                server.signal(signal.SIGCONT)
+
+            assert delivered(loader, at({10: stop_for_a_while})) == undisturbed(2)[0]
+    assert all(server.url in text for text in texts)
+
+
+def test_a_server_that_does_not_come_back_is_an_error_that_names_it():
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, server_timeout=3.0) as loader:
+        with warned(), pytest.raises(mpwds.ServerLost, match="did not come back within 3 s") as caught:
+            delivered(loader, at({5: server.kill}))
+        assert server.url in str(caught.value)
+        server.start()
+        server.wait_until_ready()
+        assert len(delivered(loader)) == len(undisturbed(2)[0])  # and the next epoch begins
+
+
+# ---------------------------------------------------------------- "raise" and "move"
+
+
+def test_a_loss_is_an_error_if_that_is_wanted():
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, on_server_loss="raise") as loader:
+        with pytest.raises(mpwds.ServerLost, match="in the middle of an epoch: continue from the last state"):
+            delivered(loader, at({5: server.kill}))
+        state = loader.state_dict()
+        server.start()
+        server.wait_until_ready()
+        loader.load_state_dict(state)
+        got = sum(worker["delivered"] for worker in state["workers"])
+        assert delivered(loader) == undisturbed(2)[0][got:]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
+    dataset = rows()
+    with ServerProcess(dataset, workers=2) as one, ServerProcess(dataset, workers=1) as other:
+        options = {"on_server_loss": "move", "in_order": in_order, **memory}
+        with loader_of(one, other, **options) as loader, warned():
+            as_wanted = list if in_order else sorted
+            expected = [as_wanted(epoch) for epoch in undisturbed(3, epochs=3)]
+            assert as_wanted(delivered(loader, at({10: one.kill}))) == expected[0]
+            assert as_wanted(delivered(loader)) == expected[1]  # on the server that is left
+            one.start()
+            one.wait_until_ready()
+            wait_until(lambda: loader._remote.servers.links[0].is_up, "the trainer to see it")
+            assert as_wanted(delivered(loader)) == expected[2]
+            wait_for_status(one, lambda figures: len(figures["workers"]) == 2, "its workers to run again")
+
+
+def test_a_warning_says_who_takes_over_what():
+    dataset = rows()
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
+        with loader_of(one, other, on_server_loss="move") as loader, warned() as texts:
+            delivered(loader, at({10: one.kill}))
+    (text,) = texts
+    assert f"the server {one.url} is lost" in text
+    assert f"{other.url} takes over the part of worker 0 from batch" in text
+
+
+def test_parts_move_to_and_fro(memory):
+    dataset = rows()
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
+        with loader_of(one, other, on_server_loss="move", **memory) as loader, warned():
+            expected = undisturbed(2, epochs=4)
+            for epoch in range(4):
+                lost = (one, other)[epoch % 2]
+                assert delivered(loader, at({10: lost.kill})) == expected[epoch]
+                lost.start()
+                lost.wait_until_ready()
+                links = loader._remote.servers.links
+                wait_until(lambda links=links: all(link.is_up for link in links), "both servers to be back")
+
+
+# ---------------------------------------------------------------- beginning and end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_says_so_and_leaves_nothing(number, memory):
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, **memory) as loader:
+
+        def end():
+            server.signal(number)
+            assert server.process.wait(120) == 0
+            wait_until(
+                lambda: loader._remote.servers.links[0].why == "it has ended", "the trainer to hear it"
+            )
+            server.start()
+            server.wait_until_ready()
+
+        with warned():
+            assert delivered(loader, at({7: end})) == undisturbed(2)[0]
+        assert "Traceback" not in server.log
+
+
+def test_what_a_server_had_sent_when_it_ends_arrives():
+    with ServerProcess(rows(batches=3), workers=1) as server:
+        with loader_of(server, shared_memory=False, prefetch=8, on_server_loss="raise") as loader:
+            batches = iter(loader)
+            next(batches)
+            wait_until(lambda: len(loader._group._workers[0]._inbox.messages) >= 2, "the batches to arrive")
+            assert server.stop() == 0
+            assert len(list(batches)) == 2
+
+
+def test_a_trainer_may_be_started_before_its_servers():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    made = []
+
+    def train():
+        with mpwds.RemoteLoader(url, output="numpy", server_timeout=120.0) as loader:
+            made.append(delivered(loader))
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    with ServerProcess(rows(), url, workers=2):
+        trainer.join()
+    assert made == undisturbed(2)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_server_that_is_started_twice_says_so_and_the_first_goes_on(scheme, tmp_path):
+    url = f"ipc://{tmp_path}/feed" if scheme == "ipc" else None
+    with ServerProcess(rows(), url, workers=2) as server, loader_of(server) as loader:
+        with pytest.raises(mpwds.MpwdsError, match="cannot serve at .*another server") as caught:
+            mpwds.Server(rows(), server.url)
+        assert server.url in str(caught.value)
+        assert delivered(loader) == undisturbed(2)[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_over_ipc_that_was_killed_can_be_started_again(tmp_path, memory):
+    with ServerProcess(rows(), f"ipc://{tmp_path}/feed", workers=2) as server:
+        with loader_of(server, **memory) as loader, warned():
+            assert delivered(loader, at({10: lambda: start_again(server)})) == undisturbed(2)[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_end_with_a_server_that_is_killed():
+    with ServerProcess(rows(), workers=2) as server, loader_of(server) as loader:
+        next(batches := iter(loader))
+        pids = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
+        server.kill()
+        wait_until(lambda: not any(map(runs, pids)), "its workers to end")
+        del batches
+    assert not state(server.pid)

@@ -1,0 +1,199 @@
+"""Trainers that are killed, stopped or closed free their workers, and others wait for these."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.trainers import Trainer
+from tests.feed.serving import ROOT, ServerProcess
+from tests.loader.faults.processes import wait_until, wait_until_gone
+
+SILENCE_S = 3.0
+
+
+def clients_of(server):
+    return len(status(server)["clients"])
+
+
+def test_a_trainer_that_is_killed_frees_its_workers(memory):
+    with ServerProcess(rows(), workers=2, client_timeout=SILENCE_S) as server:
+        with Trainer(server.url, **memory) as trainer:
+            trainer.batch()
+            pids = [worker["pid"] for worker in status(server)["workers"]]
+            trainer.signal(signal.SIGKILL)
+            wait_for_status(server, lambda figures: not figures["clients"], "the server to miss it")
+        wait_until_gone(pids)
+        with mpwds.RemoteLoader(server.url, workers=2, output="numpy", **memory) as loader:
+            assert delivered(loader) == undisturbed(2)[0]
+        assert "is silent: its workers are free" in server.log
+
+
+def test_a_trainer_that_is_stopped_for_long_frees_its_workers_and_goes_on_later(memory):
+    with ServerProcess(rows(), workers=2, client_timeout=SILENCE_S) as server:
+        with Trainer(server.url, **memory) as trainer:
+            got = [trainer.batch()]
+            trainer.signal(signal.SIGSTOP)
+            wait_for_status(server, lambda figures: not figures["clients"], "the server to miss it")
+            assert status(server)["workers"] == []
+            trainer.signal(signal.SIGCONT)
+            assert got + trainer.rest() == undisturbed(2)[0]
+
+
+def test_a_trainer_that_waits_gets_the_workers_of_one_that_leaves():
+    with ServerProcess(rows(), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as first:
+            next(iter(first))
+            waiting = []
+
+            def train():
+                with mpwds.RemoteLoader(server.url, output="numpy") as second:
+                    waiting.append(delivered(second))
+
+            thread = threading.Thread(target=train)
+            thread.start()
+            with pytest.raises(mpwds.ServerLost, match="it has 0 of 2 workers free") as caught:
+                mpwds.RemoteLoader(server.url, server_timeout=1.0)
+            assert server.url in str(caught.value)
+            assert waiting == []
+        thread.join()
+        assert waiting == undisturbed(2)
+
+
+def test_max_clients_and_workers_per_client():
+    with ServerProcess(rows(), workers=4, max_clients=2, workers_per_client=1) as server:
+        first = mpwds.RemoteLoader(server.url, output="numpy")
+        second = mpwds.RemoteLoader(server.url, output="numpy", workers=2)
+        with first, second:
+            assert (first.workers, second.workers) == (1, 2)
+            with pytest.raises(mpwds.ServerLost, match="it serves 2 clients, its most"):
+                mpwds.RemoteLoader(server.url, server_timeout=1.0)
+            assert delivered(first) == undisturbed(1)[0]
+            assert delivered(second) == undisturbed(2)[0]
+        wait_until(lambda: clients_of(server) == 0, "the server to hear that they left")
+        with mpwds.RemoteLoader(server.url, output="numpy") as third:
+            assert third.workers == 1
+
+
+def test_more_workers_than_there_are_is_an_error():
+    with ServerProcess(rows(), workers=2) as server:
+        with pytest.raises(mpwds.MpwdsError, match="has 2 workers, but 3 are needed"):
+            mpwds.RemoteLoader(server.url, workers=3)
+
+
+def test_two_ranks_of_a_job_share_the_workers_of_all_servers(memory):
+    dataset = rows()
+    with ServerProcess(dataset, workers=2) as one, ServerProcess(dataset, workers=2) as other:
+        urls = f"{{{one.url},{other.url}}}"
+        ranks = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+        with Trainer(urls, environment=ranks[0], **memory) as first:
+            with Trainer(urls, environment=ranks[1], **memory) as second:
+                got = [first.rest(), second.rest()]
+    for rank, environment in enumerate(ranks):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert got[rank] == undisturbed(2)[0]
+    assert not set(got[0]) & set(got[1])
+
+
+def test_a_trainer_that_leaves_properly_frees_its_workers_at_once():
+    with ServerProcess(rows(), workers=2, client_timeout=3600.0) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            next(iter(loader))
+        wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
+        assert status(server)["workers"] == []
+
+
+# ---------------------------------------------------------------- the trainer's own process
+
+
+def test_ctrl_c_inside_next_ends_the_loader_and_frees_the_workers(script_that_waits):
+    with ServerProcess(rows(pause_s=30), workers=1, client_timeout=3600.0) as server:
+        trainer = script_that_waits(server.url, "list(loader)")
+        wait_for_status(server, lambda figures: figures["workers"], "the trainer to wait for a batch")
+        trainer.send_signal(signal.SIGINT)
+        errors = trainer.communicate(timeout=120)[1]
+        assert trainer.returncode == -signal.SIGINT
+        assert errors.strip().endswith("KeyboardInterrupt")
+        wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
+
+
+@pytest.mark.parametrize("statement", ["", "next(batches := iter(loader))", "raise SystemExit(3)"])
+def test_a_program_that_never_closes_its_loader_ends_quietly(script_that_waits, statement):
+    with ServerProcess(rows(), workers=1, client_timeout=3600.0) as server:
+        trainer = script_that_waits(server.url, statement)
+        output, errors = trainer.communicate(timeout=120)
+        assert (trainer.returncode, output, errors) == (3 if "Exit" in statement else 0, "", "")
+        wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
+
+
+def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
+    text = """if True:
+        import os
+        from tests.feed.faults.checking import bits
+        got, children = [], []
+        for batch in loader:
+            got.append(bits(batch))
+            if len(got) in (5, 20):
+                child = os.fork()
+                if child == 0:
+                    try:
+                        next(iter(loader))
+                    except RuntimeError as error:
+                        assert "fork" in str(error)
+                        loader.close()
+                        del loader
+                        raise SystemExit(7)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        print(*got)
+    """
+    with ServerProcess(rows(), workers=2) as server:
+        output, errors = script_that_waits(server.url, text).communicate(timeout=120)
+        assert errors == ""
+        assert output.split() == undisturbed(2)[0]
+
+
+@pytest.fixture
+def script_that_waits():
+    """Starts a program with a ``loader`` of a URL, which runs a statement and ends."""
+    started = []
+
+    def start(url, statement):
+        text = f"import mpwds\nloader = mpwds.RemoteLoader({url!r}, output='numpy')\n{statement}\n"
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", text],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_state_is_the_same_whether_a_server_died_or_not(memory):
+    def state(disturb):
+        with ServerProcess(rows(), workers=2) as server:
+            with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned():
+                batches = iter(loader)
+                for number in range(20):
+                    bits(next(batches))
+                    if disturb and number == 8:
+                        server.kill()
+                        server.start()
+                        server.wait_until_ready()
+                found = loader.state_dict()
+        return found["turn"], [worker["delivered"] for worker in found["workers"]]
+
+    assert state(True) == state(False)

@@ -1,0 +1,55 @@
+"""Workers that die on their server are started again there: every batch comes once, in the same order."""
+
+import random
+
+import pytest
+
+import mpwds
+from tests.feed.faults.checking import at, delivered, kill_worker, rows, undisturbed, warned
+from tests.feed.serving import ServerProcess
+
+
+def test_workers_that_kill_themselves_lose_and_repeat_nothing(tmp_path, memory):
+    dice = random.Random(7)
+    deaths = {number: dice.choice([1, 2]) for number in dice.sample(range(240), 4)}
+    dataset = rows(deaths=deaths, folder=tmp_path)
+    with ServerProcess(dataset, workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
+            assert delivered(loader) == undisturbed(2)[0]
+            total = sum(deaths.values())
+            assert len(list(tmp_path.iterdir())) == total
+            assert loader.stats().restarts == total
+    assert len(texts) == total
+    assert all("was killed by SIGKILL" in text and "no batch is lost" in text for text in texts)
+    assert len(set(texts)) == total
+
+
+def test_workers_killed_from_outside_lose_and_repeat_nothing(memory):
+    with ServerProcess(rows(pause_s=0.001), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
+            moments = dict.fromkeys([1, 20, 40], lambda: kill_worker(server))
+            assert delivered(loader, at(moments)) == undisturbed(2)[0]
+    assert 1 <= len(texts) <= 3  # one that was killed before it had begun anew counts once
+
+
+def test_a_worker_that_died_between_epochs_is_there_in_the_next(memory):
+    with ServerProcess(rows(), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
+            first, second = undisturbed(2, epochs=2)
+            assert delivered(loader) == first
+            for number in range(2):
+                kill_worker(server, number)
+            assert delivered(loader) == second
+    assert len(texts) == 2
+
+
+def test_a_sample_that_kills_its_worker_each_time_is_an_error(tmp_path, memory):
+    unlucky = rows(deaths={100: 99}, folder=tmp_path)
+    with ServerProcess(unlucky, workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned():
+            with pytest.raises(
+                mpwds.WorkerDied, match=r"worker \d .*SIGKILL.*died 3 times in a row before batch"
+            ) as caught:
+                delivered(loader)
+            assert caught.value.worker in (0, 1)
+            assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,331 @@
+"""What clients may send to a server: others keep getting their data, memory and processes stay bounded."""
+
+import contextlib
+import os
+import pickle
+import random
+import socket
+import threading
+import time
+
+import msgpack
+import psutil
+import pytest
+import zmq
+
+import mpwds
+from mpwds import nest
+from mpwds.feed import wire
+from mpwds.feed.inspecting import Inspector
+from tests.feed.messages import COMMANDS
+from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, plain
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Client:
+    """A client that sends what it likes."""
+
+    def __init__(self, url, identity=None):
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.identity = b"\1" + os.urandom(15) if identity is None else identity
+        self.socket.linger = 0
+        self.socket.sndtimeo = 20_000
+        self.socket.connect(url)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._context.destroy(0)
+
+    def say(self, kind, **changed):
+        self.socket.send(wire.pack(kind, **{**COMMANDS[kind], **changed}))
+
+    def hear(self, *kinds):
+        """The next reply of one of these kinds, or messages of the next data message."""
+        while True:
+            assert self.socket.poll(60_000), f"no {kinds}"
+            first, *frames = self.socket.recv_multipart()
+            if frames:
+                if "data" in kinds:
+                    return frames[0]
+            elif (reply := nest.unpack(first))["kind"] in kinds:
+                return reply
+
+    def welcomed(self, **hello):
+        while True:
+            self.say(wire.HELLO, **hello)
+            if (reply := self.hear(wire.WELCOME, wire.WAIT))["kind"] == wire.WELCOME:
+                return reply
+            time.sleep(0.05)
+
+    def status(self):
+        self.say(wire.STATUS)
+        return self.hear(wire.STATUS_IS)["status"]
+
+
+def workers_of(server):
+    """Its worker processes; the fork server is their parent."""
+    return psutil.Process(server.pid).children(recursive=True)[1:]
+
+
+def resident(server):
+    return psutil.Process(server.pid).memory_info().rss
+
+
+# A single client.
+
+
+def test_a_client_gets_no_more_processes_than_the_server_allows():
+    with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
+        client.welcomed()
+        for slot in [*range(20), 2**40, 2**63 - 1]:
+            client.say(wire.START, slot=slot, attempt=slot + 1)
+        assert "has taken over 4 workers" in client.hear(wire.REFUSED)["why"]
+        assert len(workers_of(server)) <= 5
+
+
+def test_a_client_that_comes_and_goes_piles_up_no_processes():
+    most = 0
+    with ServerProcess(numbers(), workers=2) as server, Client(server.url) as client:
+        for attempt in range(1, 100):
+            client.say(wire.HELLO)
+            client.say(wire.START, attempt=attempt)
+            client.say(wire.BYE)
+            if attempt % 10 == 0:
+                client.status()
+                most = max(most, len(workers_of(server)))
+    assert most <= 3 * 2
+
+
+def test_a_huge_window_does_not_make_the_server_hold_more_than_an_arena():
+    dataset = mpwds.DataPipeline(large()).repeat()
+    with ServerProcess(dataset, workers=1) as server, Client(server.url) as client:
+        client.socket.rcvhwm = 1
+        client.welcomed()
+        client.say(wire.START, window=2**63 - 1)
+        with Client(server.url) as other:
+            figures, before = other.status(), -1
+            while not figures["workers"] or (now := figures["workers"][0]["unacknowledged_bytes"]) > before:
+                before = now if figures["workers"] else -1
+                client.say(wire.PING, acknowledged=[])
+                time.sleep(1)
+                figures = other.status()
+        assert 0 < before <= 17 << 20
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"epoch": 2**63 - 1},
+        {"place": [0, 1, 2**62, 2**63 - 1, None]},
+        {"place": [2**62, 2**63 - 1, 0, 1, -(2**63)]},
+        {"place": [0, 1, 0, 1, 2**64 - 1]},
+        {"first": 2**63 - 1},
+        {"first": 2**62, "at": 2**62},
+        {"state": b"m"},
+        {"state": b"m\xc1"},
+        {"state": b"m" + msgpack.packb({"source": None})},
+        {"state": b"m" + b"\xdd\xff\xff\xff\xff" * 100},
+    ],
+)
+def test_an_absurd_part_ends_or_fails_and_harms_nobody(start):
+    with ServerProcess(numbers(), workers=2) as server, Client(server.url) as client:
+        client.welcomed(workers=1)
+        client.say(wire.START, **start)
+        frames = b""
+        while b"\xa3end" not in frames and b"\xa5error" not in frames:
+            frames = client.hear("data")
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
+            assert epoch_of(loader) == locally(numbers(), 1)[0]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"place": [1, 1, 0, 1, None]},
+        {"place": [0, 1, -1, 1, None]},
+        {"place": [0, 0, 0, 0, None]},
+        {"place": [0, 1, 0, 1, 0.5]},
+        {"window": -1},
+        {"epoch": 2**63},
+        {"state": b"p" + pickle.dumps(1)},
+        {"shared_memory": True},
+    ],
+)
+def test_a_part_that_cannot_be_is_dropped_and_counted(start):
+    with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
+        client.welcomed()
+        client.say(wire.START, **start)
+        assert client.status()["dropped"] == {"malformed": 1}
+        assert "dropped message 1 (malformed): start: " in server.log
+        assert "from 127.0.0.1" in server.log
+        assert workers_of(server) == []
+
+
+def test_copies_of_batches_that_nobody_receives_do_not_pile_up():
+    dataset = mpwds.DataPipeline(large()).repeat()
+    with ServerProcess(dataset, workers=1) as server, Client(server.url) as client:
+        client.welcomed()
+        for request in range(50):
+            client.say(wire.PEEK, request=request)
+        assert client.status()["dropped"] == {"malformed": 46}
+
+
+def test_a_message_of_many_frames_is_dropped():
+    with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
+        client.socket.send_multipart([wire.pack(wire.STATUS, request=1)] * 10_000)
+        client.socket.send_multipart([b""] * 2)
+        assert client.status()["dropped"] == {"malformed": 2}
+
+
+def test_identities_are_told_to_nobody():
+    identity = b"\1" + b"thisIsMySecret!"
+    with ServerProcess(numbers(), workers=2) as server, Client(server.url, identity) as client:
+        client.welcomed(workers=1)
+        client.say(wire.START, window=-1)
+        with Client(server.url) as other:
+            other.welcomed(workers=1)
+            for kind in COMMANDS:
+                other.say(kind)
+            heard = b""
+            while other.socket.poll(500):
+                heard += b"".join(other.socket.recv_multipart())
+        assert heard
+        assert b"Secret" not in heard
+        assert "Secret" not in server.log
+
+
+def test_a_client_cannot_touch_the_parts_of_another():
+    with ServerProcess(numbers(), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader, Client(server.url) as other:
+            batches = iter(loader)
+            first = next(batches)
+            attempt = loader._remote.servers.links[0].inboxes[0].attempt.number
+            other.welcomed(workers=1)
+            for kind in (wire.STOP, wire.ACK, wire.START):
+                other.say(kind, slot=0, attempt=attempt)
+            other.say(wire.BYE)
+            other.status()
+            rest = list(batches)
+        assert [plain(batch) for batch in (first, *rest)] == locally(numbers(), 1)[0]
+
+
+# Many messages of every kind.
+
+
+class Attack:
+    """Sends random and mutated messages from several connections, in a thread of its own."""
+
+    def __init__(self, url, messages, seed):
+        self._url = url
+        self._messages = messages
+        self._random = random.Random(seed)
+        self.sent = 0
+        self._clients = contextlib.ExitStack()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._messages = 0
+        self._thread.join()
+
+    @property
+    def runs(self):
+        return self._thread.is_alive()
+
+    def _run(self):
+        rng, clients = self._random, []
+        while self.sent < self._messages:
+            if self.sent % 1000 == 0:
+                self._clients.close()
+                clients = [self._clients.enter_context(self._client()) for _ in range(6)]
+                self._shout()
+            with contextlib.suppress(zmq.Again):
+                rng.choice(clients).socket.send_multipart(self._frames(), rng.choice((0, zmq.NOBLOCK)))
+            self.sent += 1
+        self._clients.close()
+
+    def _client(self):
+        rng = self._random
+        return Client(self._url, rng.randbytes(rng.choice([16, 16, 16, 5, 100])).replace(b"\0", b"\1"))
+
+    def _shout(self):
+        """Says something at the port that is not ZeroMQ, or begins like it."""
+        rng = self._random
+        port = int(self._url.rpartition(":")[2])
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(rng.choice([b"", greeting]) + rng.randbytes(rng.randrange(3000)))
+
+    def _frames(self):
+        rng = self._random
+        chance = rng.random()
+        if chance < 0.1:
+            return [rng.randbytes(rng.randrange(200))]
+        if chance < 0.12:
+            return [self._message() for _ in range(rng.randrange(2, 9))]
+        if chance < 0.121:
+            return [bytes(rng.randrange(1 << 20))]
+        return [self._message()]
+
+    def _message(self):
+        rng = self._random
+        kind = rng.choice(list(COMMANDS))
+        fields = {"mpwds": 1, "kind": kind, **COMMANDS[kind]}
+        if kind == wire.HELLO:
+            fields["workers"] = 1
+        for _ in range(rng.randrange(4)):
+            fields[rng.choice(list(fields))] = self._value()
+        data = bytearray(msgpack.packb(fields))
+        for _ in range(rng.choice([0, 0, 0, 1, 3])):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        return bytes(data[: rng.randrange(len(data))] if rng.random() < 0.05 else data)
+
+    def _value(self):
+        rng = self._random
+        number = rng.choice([0, 1, 2, -1, rng.randrange(2**62), 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
+        few = [number] * rng.randrange(6)
+        other = [None, True, 1.5, float("nan"), "x", "a\nb", b"m", b"mx", b"p", few, [few], {}, {"a": few}]
+        return rng.choice([number, number, rng.choice(other)])
+
+
+def withstand(server, dataset, messages):
+    """A good client reads epochs, bit for bit, while others send; the growth of the server's memory."""
+    expected = locally(dataset, 2)[0]
+    sizes, began = [], time.monotonic()
+    with mpwds.RemoteLoader(server.url, workers=2, output="numpy", shared_memory=False) as loader:
+        with Attack(server.url, messages, seed=messages) as attack:
+            while attack.runs:
+                loader.set_epoch(0)
+                assert epoch_of(loader) == expected
+                sizes.append(resident(server))
+        loader.set_epoch(0)
+        assert epoch_of(loader) == expected
+        assert attack.sent >= messages
+    with Inspector([server.url], timeout=60) as inspector:
+        dropped = inspector.status()[0]["dropped"]
+    assert dropped["malformed"] > messages / 10
+    assert dropped["handshake"] > 0
+    assert "failed" not in dropped, server.log
+    lines = [line for line in server.log.splitlines() if line.startswith("dropped message")]
+    assert len(lines) <= (len(dropped) + 1) * (2 + (time.monotonic() - began) / 5)
+    assert any("from 127.0.0.1" in line for line in lines)
+    return max(sizes[len(sizes) // 4 :]) - sizes[len(sizes) // 4]
+
+
+def test_a_good_client_gets_its_data_while_others_send_garbage():
+    with ServerProcess(large(), workers=4) as server:
+        assert withstand(server, large(), 4000) < 100 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_million_messages_do_no_harm():
+    with ServerProcess(large(), workers=4) as server:
+        assert withstand(server, large(), 1_000_000) < 100 << 20
