@@ -18,11 +18,10 @@ from collections import defaultdict, deque
 from collections.abc import Set
 
 from mpwds.errors import MpwdsError
+from mpwds.feed.lobby import Lobby
 
-_IDENTITY_NBYTES = 16
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
-_MOST_STRANGERS = 64
 
 
 class Giver:
@@ -32,36 +31,16 @@ class Giver:
         # An abstract name needs no file, but one network namespace alone sees it.
         self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
         self._remove()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(_address(self.name))
-        self._listener.listen(_MOST_STRANGERS)
-        self._listener.setblocking(False)
-        self._strangers: list[socket.socket] = []
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(_address(self.name))
+        self._lobby = Lobby(listener)
         self._trainers: dict[bytes, socket.socket] = {}
 
     def accept(self, known: Set[bytes]) -> None:
         """Accepts trainers that are known, and lets go of those that are no more."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                self._strangers.append(connection)
-        for connection in tuple(self._strangers):
-            try:
-                said = connection.recv(_IDENTITY_NBYTES)
-            except BlockingIOError:
-                continue
-            except OSError:
-                said = b""
-            self._strangers.remove(connection)
-            if said in known:
-                self.forget(said)
-                self._trainers[said] = connection
-            else:
-                connection.close()
-        for connection in self._strangers[:-_MOST_STRANGERS]:
-            self._strangers.remove(connection)
-            connection.close()
+        for identity, connection in self._lobby.arrivals(known):
+            self.forget(identity)
+            self._trainers[identity] = connection
         for identity in self._trainers.keys() - known:
             self.forget(identity)
 
@@ -84,7 +63,8 @@ class Giver:
             connection.close()
 
     def close(self) -> None:
-        for connection in (self._listener, *self._strangers, *self._trainers.values()):
+        self._lobby.close()
+        for connection in self._trainers.values():
             connection.close()
         self._remove()
 

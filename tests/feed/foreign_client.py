@@ -20,10 +20,10 @@ def epoch(url, workers, number=0):
             dealer.poll(100)
             say(dealer, "hello", **who, **nobody)
             welcome = msgpack.unpackb(dealer.recv())
-        begin = {"first": 0, "state": None, "at": 0, "window": 1 << 20, "shared_memory": False}
+        at = {"first": 0, "state": None, "at": 0, "window": 1 << 20, "shared_memory": False, "direct": False}
         for slot in range(workers):
             place = [0, 1, slot, workers, welcome["seed"]]
-            say(dealer, "start", slot=slot, attempt=slot + 1, epoch=number, place=place, **begin)
+            say(dealer, "start", slot=slot, attempt=slot + 1, epoch=number, place=place, **at)
         waiting, used, turns = [[] for _ in range(workers)], [0] * workers, list(range(workers))
         while turns:
             while not waiting[turns[0]]:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import zmq
 
 import mpwds
 from mpwds.errors import MpwdsError
 from mpwds.feed import definition, keys, wire
+from mpwds.feed.direct import DirectSender
 from mpwds.feed.handover import Giver
 from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.slot import Data, Slot
@@ -71,6 +73,7 @@ class _Session:
     began: float
     heard: float
     batches: int = 0
+    is_direct: bool = False  # its arrays come over a connection of their own
 
 
 class Server:
@@ -162,6 +165,10 @@ class Server:
             path = self.url[len("ipc://") :] + ".memory" if self.url.startswith("ipc:///") else None
             self._giver = Giver(path)
             ends.callback(self._giver.close)
+            self._direct: DirectSender | None = None
+            if keys is None and self.url.startswith("tcp://"):
+                self._direct = DirectSender(urlsplit(self.url).hostname or "")
+                ends.callback(self._direct.close)
             self._ends = ends.pop_all()
 
     def _listen(
@@ -401,6 +408,7 @@ class Server:
             workers=party.workers,
             blocks=self._blocks,
             handover=self._giver.name if near else None,
+            arrays_port=None if near or self._direct is None else self._direct.port,
             **self._definition,
         )
 
@@ -437,6 +445,12 @@ class Server:
 
     def _start(self, identity: bytes, session: _Session, fields: dict[str, Any]) -> None:
         party, number = session.party, fields["slot"]
+        if fields["direct"]:
+            if self._direct is not None:
+                self._direct.accept(self._sessions.keys())
+            if self._direct is None or not self._direct.connected(identity):
+                raise Malformed("start: direct without a connection for arrays")
+        session.is_direct = fields["direct"]
         slot = party.slots.get(number)
         if slot is None:
             takes_over = number >= party.workers
@@ -478,6 +492,8 @@ class Server:
         party = session.party
         del party.sessions[identity]
         self._giver.forget(identity)
+        if self._direct is not None:
+            self._direct.forget(identity)
         for slot in party.slots.values():
             slot.leave(identity)
         if not party.sessions:
@@ -490,6 +506,8 @@ class Server:
     def _keep_house(self, now: float) -> None:
         stood_still, self._looked = now - self._looked, now
         self._giver.accept(self._sessions.keys())
+        if self._direct is not None:
+            self._direct.accept(self._sessions.keys())
         for identity, session in tuple(self._sessions.items()):
             if stood_still > wire.PING_S:  # what is silent then is this process
                 session.heard += stood_still
@@ -581,12 +599,18 @@ class Server:
         self._send(identity, [wire.pack(kind, **fields)])
 
     def _send_data(self, data: Data) -> None:
+        session = self._sessions.get(data.client)
+        if session is None:
+            return
         frames: list[Any] = [wire.pack_head(data.head), data.frames]
-        if data.parts is not None:
+        is_direct = session.is_direct and self._direct is not None and data.parts is not None
+        if data.parts is not None and not is_direct:
             step = wire.PART_NBYTES
             frames += [data.parts[at : at + step] for at in range(0, data.parts.nbytes, step)]
-        if self._send(data.client, frames) and (session := self._sessions.get(data.client)):
+        if self._send(data.client, frames):
             session.batches += data.batches
+            if is_direct and self._direct is not None and data.parts is not None:
+                self._direct.send(data.client, data.head, data.parts)
 
     def _send(self, identity: bytes, frames: list[Any]) -> bool:
         try:

@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import zmq
 
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
+from mpwds.feed.direct import DirectReceiver
 from mpwds.feed.handover import Taker
 from mpwds.feed.wire import Head, Malformed
 from mpwds.loader.engine.receiving import BatchReceiver
@@ -130,6 +132,7 @@ class Link:
     server: str = ""
     definition: dict[str, Any] = field(default_factory=dict)
     taker: Taker | None = None
+    direct: DirectReceiver | None = None
     inboxes: dict[int, Inbox] = field(default_factory=dict)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
     warned: bool = False
@@ -139,6 +142,18 @@ class Link:
 
     def inbox(self, slot: int) -> Inbox:
         return self.inboxes.setdefault(slot, Inbox(slot))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether arrays come by another way than their messages."""
+        return self.taker is not None or self.direct is not None
+
+    def close_others(self) -> None:
+        """Closes the connections beside ZeroMQ's."""
+        for connection in (self.taker, self.direct):
+            if connection is not None:
+                connection.close()
+        self.taker = self.direct = None
 
     def break_all(self) -> None:
         for inbox in tuple(self.inboxes.values()):
@@ -251,8 +266,7 @@ class Servers:
             link.socket.disable_monitor()
             link.breaks.close(0)
             link.socket.close(_LINGER_MS)
-            if link.taker is not None:
-                link.taker.close()
+            link.close_others()
             for inbox in link.inboxes.values():
                 if inbox.receiver is not None:
                     inbox.receiver.close()
@@ -326,6 +340,11 @@ class Servers:
                     if not self._receive(link):
                         break
 
+    def _keep_all_alive(self, heard: Link) -> None:
+        now = heard.heard = time.monotonic()
+        for link in self.links:
+            self._keep_alive(link, now)
+
     def _keep_alive(self, link: Link, now: float) -> None:
         if link.is_up and now - link.heard > self._lost_after:
             self._lose(link, "it does not answer")
@@ -349,7 +368,7 @@ class Servers:
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             link.breaks.recv_multipart()
             has_broken = True
-        if has_broken and link.is_up and link.taker is not None:
+        if has_broken and link.is_up and link.has_others:
             self._lose(link, "its connection broke")
 
     def _refuse(self, link: Link, why: str) -> None:
@@ -397,7 +416,7 @@ class Servers:
             )
         if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
             _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
-        arrays = self._receive_parts(socket, head.nbytes) if head.nbytes else None
+        arrays = self._receive_arrays(link, head) if head.nbytes else None
         if socket.rcvmore:
             raise Malformed("a batch with more parts than its head tells")
         attempt = inbox.attempt
@@ -411,22 +430,22 @@ class Servers:
         inbox.announce()
 
     def _miss(self, link: Link, attempt: Attempt) -> None:
-        """Messages were lost. If blocks of shared memory are lost with them, only new workers have all."""
+        """Messages were lost. If blocks or arrays are lost with them, only a new session helps."""
         attempt.broken = True
-        if link.taker is not None:
+        if link.has_others:
             self._lose(link, "messages were lost")
 
-    def _receive_parts(self, socket: zmq.Socket[bytes], nbytes: int) -> Any:
-        arrays = self._room(nbytes)
+    def _receive_arrays(self, link: Link, head: Head) -> Any:
+        arrays = self._room(head.nbytes)
         memory = memoryview(arrays if not hasattr(arrays, "numpy") else arrays.numpy()).cast("B")
-        at = 0
-        while at < nbytes:
-            if not socket.rcvmore:
-                raise Malformed("a batch without all of its parts")
-            room = min(wire.PART_NBYTES, nbytes - at)
-            if socket.recv_into(memory[at : at + room]) != room:
-                raise Malformed("a part of a wrong size")
-            at += room
+        if link.direct is None:
+            _receive_parts(link.socket, memory[: head.nbytes])
+            return arrays
+        try:
+            link.direct.receive(head, memory, lambda: self._keep_all_alive(link))
+        except MpwdsError as error:
+            self._lose(link, str(error))
+            raise
         return arrays
 
     def _handle(self, link: Link, reply: dict[str, Any]) -> None:
@@ -459,13 +478,15 @@ class Servers:
             )
             return
         link.session += 1  # first: memory that the training thread cannot map from now on is of the old one
-        if link.taker is not None:
-            link.taker.close()
-        link.taker = None
+        link.close_others()
         if welcome["handover"] is not None:
             # In another container, perhaps, it cannot be reached: then arrays come over the socket.
             with contextlib.suppress(OSError, ValueError):
                 link.taker = Taker(str(welcome["handover"]), link.identity)
+        if welcome["arrays_port"] is not None:
+            host = urlsplit(link.url).hostname or ""
+            with contextlib.suppress(OSError, OverflowError):  # a firewall keeps other ports, perhaps
+                link.direct = DirectReceiver(host, welcome["arrays_port"], link.identity, self._lost_after)
         link.definition, link.server, link.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(link.inboxes.values()):
             inbox.before = inbox.restarts, inbox.reading
@@ -499,6 +520,15 @@ def _fail(inbox: Inbox, why: str) -> NoReturn:
     inbox.failure = inbox.failure or MpwdsError(why)
     inbox.announce()
     raise Malformed(why)
+
+
+def _receive_parts(socket: zmq.Socket[bytes], memory: memoryview) -> None:
+    for at in range(0, memory.nbytes, wire.PART_NBYTES):
+        part = memory[at : at + wire.PART_NBYTES]
+        if not socket.rcvmore:
+            raise Malformed("a batch without all of its parts")
+        if socket.recv_into(part) != part.nbytes:
+            raise Malformed("a part of a wrong size")
 
 
 def _send(link: Link, data: bytes) -> bool:

@@ -1,0 +1,75 @@
+"""Arrays over a connection of their own: where no keys are used, and the server's port can be reached."""
+
+import socket
+
+import pytest
+
+import mpwds
+from mpwds.feed import direct, keys
+from mpwds.feed.trainer.servers import Servers
+from tests.feed.serving import ServerProcess, epoch_of, large, locally, plain, served
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def loader_of(server, **options):
+    return mpwds.RemoteLoader(server.url, output="numpy", shared_memory=False, **options)
+
+
+def ways(loader):
+    """Which links of a loader have such a connection."""
+    servers = loader._remote.servers
+    assert isinstance(servers, Servers)
+    return [link.direct is not None for link in servers.links]
+
+
+def test_arrays_come_over_it():
+    with served(large()) as server, loader_of(server) as loader:
+        assert ways(loader) == [True]
+        assert [epoch_of(loader) for _ in range(2)] == locally(large(), 2, epochs=2)
+
+
+def test_not_with_keys_nor_in_shared_memory(tmp_path):
+    keys.generate(tmp_path)
+    with served(large(), keys=tmp_path) as server, loader_of(server, keys=tmp_path) as loader:
+        assert ways(loader) == [False]
+        assert epoch_of(loader) == locally(large(), 2)[0]
+    with served(large()) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        assert ways(loader) == [False]
+
+
+def test_a_trainer_that_cannot_reach_the_port_gets_parts(monkeypatch):
+    def refuse(*arguments):
+        raise ConnectionRefusedError("a firewall")
+
+    monkeypatch.setattr(direct.socket, "create_connection", refuse)
+    with served(large()) as server, loader_of(server) as loader:
+        assert ways(loader) == [False]
+        assert epoch_of(loader) == locally(large(), 2)[0]
+
+
+def test_a_connection_that_breaks_loses_nothing():
+    dataset = large(length=800)
+    with ServerProcess(dataset, workers=2) as server, loader_of(server, heartbeat_timeout=5) as loader:
+        batches = []
+        for number, batch in enumerate(loader):
+            batches.append(batch)
+            if number in (20, 90):
+                [link] = loader._remote.servers.links
+                link.direct._socket.shutdown(socket.SHUT_RDWR)
+        assert [plain(batch) for batch in batches] == locally(dataset, 2)[0]
+
+
+def test_strangers_at_the_port_get_nothing_and_disturb_nobody():
+    with served(large()) as server:
+        port = server._direct.port
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(b"x" * 16)
+                with loader_of(server) as loader:
+                    assert epoch_of(loader) == locally(large(), 2)[0]
+                stranger.settimeout(60)
+                assert stranger.recv(1) == b""
+            silent.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                silent.recv(1)
