@@ -43,6 +43,7 @@ class Endless:
             number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [64, 20_000, 4 * MB])
 def test_a_stalled_trainer_costs_no_memory(nbytes, memory):
     with ServerProcess(Endless(nbytes), workers=1) as server:
@@ -76,6 +77,7 @@ def sizes_in_turn(number):
     return np.full((1 if number % 7 else 400_000) + 100 * number, number, np.float32)
 
 
+@pytest.mark.slow
 def test_batches_of_very_different_sizes_do_not_wait_for_each_other(memory):
     dataset = mpwds.DataPipeline(range(140)).map(sizes_in_turn)
     told = []

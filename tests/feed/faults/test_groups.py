@@ -74,6 +74,7 @@ def test_the_slowest_sets_the_pace():
     assert max(ahead) < 30
 
 
+@pytest.mark.slow
 def test_a_member_that_joins_late_loses_nothing():
     with ServerProcess(rows(pause_s=0.001), workers=2) as server:
         options = {"group": "sweep", "output": "numpy"}
@@ -90,6 +91,7 @@ def test_a_member_that_joins_late_loses_nothing():
         assert got + rest == undisturbed(2)[0]
 
 
+@pytest.mark.slow
 def test_a_member_that_is_killed_does_not_hold_up_the_others_for_ever():
     with ServerProcess(rows(), workers=2, client_timeout=3.0) as server:
         options = {"group": "sweep", "members": 2}
@@ -122,6 +124,7 @@ def test_a_member_that_restarts_from_its_state_loses_nothing():
     assert whole == undisturbed(2)
 
 
+@pytest.mark.slow
 def test_a_member_that_lags_falls_out_and_the_others_go_on():
     goes_on = threading.Event()
 
@@ -140,6 +143,7 @@ def test_a_member_that_lags_falls_out_and_the_others_go_on():
     assert "held up its group 'sweep' for more than 1 s (max_lag)" in str(first)
 
 
+@pytest.mark.slow
 def test_members_that_pause_together_hold_up_nobody():
     with ServerProcess(rows(), workers=2) as server:
         together = threading.Barrier(2)
@@ -164,6 +168,7 @@ def test_members_with_different_places_are_refused():
             del batches
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again_goes_on_with_its_group():
     lock = threading.Lock()
     killed = []
@@ -182,6 +187,7 @@ def test_a_server_that_is_started_again_goes_on_with_its_group():
             assert Members(server, 2, happen=kill).join() == [undisturbed(2)] * 2
 
 
+@pytest.mark.slow
 def test_the_part_of_a_lost_server_moves_for_all_members():
     dataset = rows()
     lock = threading.Lock()

@@ -25,6 +25,7 @@ def test_another_version_of_the_protocol_is_refused(monkeypatch):
             assert delivered(loader) == undisturbed(1)[0]
 
 
+@pytest.mark.slow
 def test_servers_of_different_datasets_are_refused():
     with ServerProcess(rows(), workers=1) as one, ServerProcess(rows(batchsize=5), workers=1) as other:
         with pytest.raises(mpwds.MpwdsError, match="the servers have different datasets") as caught:
@@ -39,6 +40,7 @@ def come_back_with_another_dataset(server, other):
     other.append(ServerProcess(rows(batchsize=5), server.url, workers=1).wait_until_ready())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["in an epoch", "between two", "while the loader is closed"])
 def test_a_server_that_comes_back_with_another_dataset_is_refused(when):
     other = []
@@ -61,6 +63,7 @@ def test_a_server_that_comes_back_with_another_dataset_is_refused(when):
             assert name in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_dataset_beside_another_one_on_a_server_is_refused():
     with ServerProcess(rows(), workers=1) as server:
         with pytest.raises(mpwds.MpwdsError, match="has another dataset") as caught:

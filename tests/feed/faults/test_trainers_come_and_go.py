@@ -20,6 +20,7 @@ def clients_of(server):
     return len(status(server)["clients"])
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_frees_its_workers(memory):
     with ServerProcess(rows(), workers=2, client_timeout=SILENCE_S) as server:
         with Trainer(server.url, **memory) as trainer:
@@ -33,6 +34,7 @@ def test_a_trainer_that_is_killed_frees_its_workers(memory):
         assert "is silent: its workers are free" in server.log
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_for_long_frees_its_workers_and_goes_on_later(memory):
     with ServerProcess(rows(), workers=2, client_timeout=SILENCE_S) as server:
         with Trainer(server.url, **memory) as trainer:
@@ -44,6 +46,7 @@ def test_a_trainer_that_is_stopped_for_long_frees_its_workers_and_goes_on_later(
             assert got + trainer.rest() == undisturbed(2)[0]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_waits_gets_the_workers_of_one_that_leaves():
     with ServerProcess(rows(), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy") as first:
@@ -64,6 +67,7 @@ def test_a_trainer_that_waits_gets_the_workers_of_one_that_leaves():
         assert waiting == undisturbed(2)
 
 
+@pytest.mark.slow
 def test_max_clients_and_workers_per_client():
     with ServerProcess(rows(), workers=4, max_clients=2, workers_per_client=1) as server:
         first = mpwds.RemoteLoader(server.url, output="numpy")
@@ -85,6 +89,7 @@ def test_more_workers_than_there_are_is_an_error():
             mpwds.RemoteLoader(server.url, workers=3)
 
 
+@pytest.mark.slow
 def test_two_ranks_of_a_job_share_the_workers_of_all_servers(memory):
     dataset = rows()
     with ServerProcess(dataset, workers=2) as one, ServerProcess(dataset, workers=2) as other:
@@ -182,6 +187,7 @@ def script_that_waits():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_state_is_the_same_whether_a_server_died_or_not(memory):
     def state(disturb):
         with ServerProcess(rows(), workers=2) as server:

@@ -26,6 +26,7 @@ def short():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_state_at_every_position_continues_exactly(memory, short):
     whole, following = short
     with ServerProcess(rows(batches=SHORT), workers=2) as server:
@@ -62,6 +63,7 @@ def test_whatever_dies_when_and_wherever_it_is_continued_all_comes_once(data, sh
             assert got == whole
 
 
+@pytest.mark.slow
 def test_stages_behind_the_loader_see_nothing_of_a_death(memory):
     def behind(loader, happen=None):
         return delivered(loader.rebatched(7, shuffle=40, seed=1), happen)

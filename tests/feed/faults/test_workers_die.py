@@ -24,6 +24,7 @@ def test_workers_that_kill_themselves_lose_and_repeat_nothing(tmp_path, memory):
     assert len(set(texts)) == total
 
 
+@pytest.mark.slow
 def test_workers_killed_from_outside_lose_and_repeat_nothing(memory):
     with ServerProcess(rows(pause_s=0.001), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
@@ -32,6 +33,7 @@ def test_workers_killed_from_outside_lose_and_repeat_nothing(memory):
     assert 1 <= len(texts) <= 3  # one that was killed before it had begun anew counts once
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_between_epochs_is_there_in_the_next(memory):
     with ServerProcess(rows(), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
