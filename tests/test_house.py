@@ -10,12 +10,12 @@ house = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tools"
 
 # The figures of `python tools/house.py`, rounded up.
 FILES_AND_LINES = {
-    "the package": (house.package, 205, 31_000),
-    "loader/": (lambda: house.package("loader"), 65, 9_500),
+    "the package": (house.package, 250, 39_000),
+    "loader/": (lambda: house.package("loader"), 65, 9_600),
     "import mpwds.loader.multi_loader": (
         lambda: house.imported_with("mpwds.loader.multi_loader"),
         80,
-        10_000,
+        10_500,
     ),
 }
 

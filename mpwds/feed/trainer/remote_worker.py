@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
+from mpwds.feed.trainer import errors
 from mpwds.feed.trainer.servers import Arrival, Attempt, Link, Servers
 from mpwds.feed.wire import Place
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
@@ -170,7 +171,7 @@ class RemoteWorker:
             self._inbox.receiver.settle()
 
     def error(self, message: Message) -> BaseException:
-        error = failures.revive_plain(message.fields, f"{self._named} (pid {self.pid})")
+        error = errors.revive(message.fields, f"{self._named} (pid {self.pid})")
         if isinstance(error, WorkerDied):
             error.worker, error.pid = self.index, self.pid
         return error

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import pickle
 import sys
 import traceback
 from types import FunctionType
 from typing import Any
 
-from mpwds import errors, pickling
+from mpwds import pickling
 from mpwds.errors import MpwdsError, WorkerTraceback
 from mpwds.nest.nodes import PLAIN_OR_INT
-from mpwds.pipeline.notes import add_note
 from mpwds.tracebacks import FULL, shorten
 
 
@@ -41,27 +38,11 @@ def revive(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
     If its type or arguments cannot be pickled, it is a plain :class:`MpwdsError` with the same text.
     """
     error = _unpickled(fields["exception"]) or MpwdsError(fields["summary"])
-    return _with_cause(error, fields, f"worker {worker} (pid {pid})")
+    return with_cause(error, fields, f"worker {worker} (pid {pid})")
 
 
-def revive_plain(fields: dict[str, Any], where: str) -> BaseException:
-    """As :func:`revive`, from a worker that is not trusted: unpickles nothing.
-
-    Python's own exceptions and those of this package come with their type if their arguments are plain.
-    """
-    name = str(fields["type"])
-    kind: Any = getattr(builtins, name, None) or getattr(errors, name, None)
-    error: BaseException = MpwdsError(fields["summary"])
-    is_error = isinstance(kind, type) and issubclass(kind, Exception)
-    if is_error and not issubclass(kind, StopIteration):  # which would end the epoch
-        with contextlib.suppress(Exception):  # it takes other arguments
-            error = kind(*fields["arguments"])
-    for note in fields["notes"]:
-        add_note(error, note)
-    return _with_cause(error, fields, where)
-
-
-def _with_cause(error: BaseException, fields: dict[str, Any], where: str) -> BaseException:
+def with_cause(error: BaseException, fields: dict[str, Any], where: str) -> BaseException:
+    """An error with the worker's traceback, from the fields of its message, as its cause."""
     error.__cause__ = WorkerTraceback(f"in {where}; {FULL}=1 shows all frames:\n\n{fields['traceback']}")
     return error
 
