@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -19,6 +20,7 @@ from mpwds.loader.engine.channel import LENGTHS
 from mpwds.loader.engine.receiving import batch_of
 
 _LARGEST_NBYTES = 4 << 30
+_BRIEFLY_S = 1.0
 
 
 class Inspector:
@@ -29,6 +31,9 @@ class Inspector:
         folder: Folder with ``client.key_secret`` and ``server.key``, as for ``RemoteLoader``.
         insecure: Ask servers on other machines without keys.
         timeout: Seconds to wait for an answer.
+
+    Attributes:
+        silent: URLs of the servers that did not answer when their figures were asked for last.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Inspector:
         for url in urls:
             keys.check_url(url, folder, insecure)
         self._timeout = timeout
+        self.silent: list[str] = []
         self._requests = itertools.count(1)
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
@@ -60,10 +66,26 @@ class Inspector:
                 raise
 
     def status(self) -> list[dict[str, Any]]:
-        """The figures of every server (see ``Server.status``); ServerLost names one that does not answer."""
-        asked = [(url, self._ask(url, wire.STATUS)) for url in self._sockets]
-        statuses = [self._answer([url], request, self._timeout)["status"] for url, request in asked]
-        return [{**status, "url": url} for status, (url, _) in zip(statuses, asked, strict=True)]
+        """The figures of every server that answers (see ``Server.status``); the others are then ``silent``.
+
+        ServerLost if none answers. A server that was silent before is waited for only a second.
+        """
+        waiting = {url: self._ask(url, wire.STATUS) for url in self._sockets}
+        statuses: dict[str, dict[str, Any]] = {}
+        before, began = self.silent, time.monotonic()
+        while waiting:
+            limit = _BRIEFLY_S if waiting.keys() <= set(before) else self._timeout
+            left = began + limit - time.monotonic()
+            if left <= 0:
+                break
+            for url, reply in self._replies(list(waiting), left):
+                if reply.get("request") == waiting.get(url):
+                    statuses[url] = {**reply["status"], "url": url}
+                    del waiting[url]
+        self.silent = list(waiting)
+        if not statuses:
+            raise self._lost(self.silent, self._timeout)
+        return [statuses[url] for url in self._sockets if url in statuses]
 
     def peek(self, timeout: float | None = None) -> tuple[dict[str, Any], Any]:
         """A copy of the next batch that a worker of any server sends, with its message's fields.
@@ -93,20 +115,32 @@ class Inspector:
 
     def _ask(self, url: str, kind: str, request: int | None = None) -> int:
         request = next(self._requests) if request is None else request
-        self._sockets[url].send(wire.pack(kind, request=request))
+        with contextlib.suppress(zmq.Again):  # it is away, and was asked often enough
+            self._sockets[url].send(wire.pack(kind, request=request), zmq.NOBLOCK)
         return request
 
     def _answer(self, urls: list[str], request: int, timeout: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            for _, reply in self._replies(urls, left):
+                if reply.get("request") == request:
+                    return reply
+        raise self._lost(urls, timeout)
+
+    def _replies(self, urls: list[str], timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What has arrived from servers, and from which; waits if there is nothing."""
         poller = zmq.Poller()
         for url in urls:
             poller.register(self._sockets[url], zmq.POLLIN)
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            for socket, _ in poller.poll(max(1, round(left * 1000))):
-                try:
-                    reply = wire.unpack_reply(socket.recv_multipart()[0])
-                except wire.Malformed:
-                    continue
-                if isinstance(reply, dict) and reply.get("request") == request:
-                    return reply
-        raise ServerLost(f"no answer from {', '.join(urls)} within {timeout:g} s: is `mpwds serve` running?")
+        arrived = dict(poller.poll(max(1, round(timeout * 1000))))
+        for url in urls:
+            if self._sockets[url] in arrived:
+                reply = wire.unpack_reply(self._sockets[url].recv_multipart()[0])
+                if isinstance(reply, dict):
+                    yield url, reply
+
+    def _lost(self, urls: list[str], timeout: float) -> ServerLost:
+        return ServerLost(
+            f"no answer from {', '.join(urls)} within {timeout:g} s: is `mpwds serve` running there, and are "
+            "the keys the same?"
+        )

@@ -260,6 +260,13 @@ def pack_head(head: Head) -> bytes:
     return packed
 
 
+def check_silence(owner: str, name: str, seconds: Any) -> None:
+    """Raises ValueError unless peers that are silent for so long can have missed two pings."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not (is_number and seconds >= 2 * PING_S):
+        raise ValueError(f"{owner}: {name} must be at least {2 * PING_S:g} seconds, got {seconds!r}")
+
+
 def plain_reading(reading: Reading) -> dict[str, Any]:
     """A worker's counters as a map; a stage is [nanoseconds, elements, whether it reads storage]."""
     stages = {name: list(vars(stage).values()) for name, stage in reading.stages.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -59,7 +60,9 @@ def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
         while True:
             try:
                 figures = _next(watched, interval_s)
-                shown = Group(tables.monitor(figures, watched.name, console.height - _OTHER_LINES))
+                table = tables.monitor(figures, watched.name, console.height - _OTHER_LINES)
+                missing = [Text(f"no answer from {url}", "bold red") for url in watched.silent]
+                shown = Group(*missing, table)
                 live.update(shown, refresh=True)
             except MpwdsError as error:  # a server that is gone may come back
                 live.update(Group(Text(str(error), "bold red"), "", shown), refresh=True)
@@ -76,6 +79,8 @@ def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     from mpwds.cli.feed import tables
 
     figures = _next(watched, interval_s)
+    for url in watched.silent:
+        print(f"no answer from {url}", file=sys.stderr, flush=True)
     if as_json:
         print(json.dumps(figures.as_dict()), flush=True)
     else:

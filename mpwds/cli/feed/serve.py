@@ -40,7 +40,7 @@ def serve(
         int | None, typer.Option(min=1, help="Workers of a trainer that asks for no number.")
     ] = None,
     client_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Silence after which a trainer is gone.")
+        float, typer.Option(min=2, metavar="SECONDS", help="Silence after which a trainer is gone.")
     ] = 10.0,
     no_shared_memory: Annotated[
         bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")

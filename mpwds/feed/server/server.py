@@ -45,6 +45,7 @@ _MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LOG_EVERY_S = 5.0
 _DRAIN_S = 2.0
+_LONGEST_PATH = 107  # of a Unix socket
 _MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
 
 
@@ -133,7 +134,7 @@ class Server:
         self.workers = options.integer("Server", "workers", workers, at_least=1)
         self._blocks = options.integer("Server", "prefetch", prefetch, at_least=1) + BLOCKS_OF_CONSUMER
         options.choice("Server", "start_method", start_method, StartMethod)
-        options.timeout("Server", client_timeout)
+        wire.check_silence("Server", "client_timeout", client_timeout)
         self._max_clients = max_clients or self.workers
         self._workers_per_client = workers_per_client
         self._client_timeout = client_timeout
@@ -162,8 +163,9 @@ class Server:
             self._router = context.socket(zmq.ROUTER)
             ends.callback(self._router.close, int(_DRAIN_S * 1000))
             self._listen(context, bind, keys, insecure, ends)
-            path = self.url[len("ipc://") :] + ".memory" if self.url.startswith("ipc:///") else None
-            self._giver = Giver(path)
+            path = self.url[len("ipc://") :] + ".memory"
+            is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
+            self._giver = Giver(path if is_path else None)
             ends.callback(self._giver.close)
             self._direct: DirectSender | None = None
             if keys is None and self.url.startswith("tcp://"):
@@ -529,7 +531,7 @@ class Server:
 
     def _drop_laggards(self, party: _Party, max_lag: float, now: float) -> None:
         for slot in tuple(party.slots.values()):
-            for identity, lag in slot.held_up_by(now).items():
+            for identity, lag in slot.held_up_by(now, party.sessions.keys()).items():
                 if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
                     name = party.sessions[identity].name
                     self._refuse(
@@ -585,8 +587,10 @@ class Server:
         fields = bytes(message.frame[: len(message.frame) - len(message.payload)])
         while self._peekers:
             identity, request = self._peekers.popleft()
-            reply = wire.pack(wire.PEEKED, request=request, message=fields, arrays=arrays)
-            with contextlib.suppress(zmq.ZMQError):
+            with contextlib.suppress(
+                zmq.ZMQError, ValueError
+            ):  # it is gone, or 4 GiB are too much for a reply
+                reply = wire.pack(wire.PEEKED, request=request, message=fields, arrays=arrays)
                 router: Any = self._router
                 tracker = router.send_multipart([identity, reply], zmq.NOBLOCK, copy=False, track=True)
                 self._peeks.append(tracker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -173,6 +173,7 @@ class Slot:
         self._generation = 0
         self._run: _Run | None = None
         self._pending: Message | None = None
+        self._absent: dict[bytes, float] = {}  # since when the others wait for trainers that have not begun
         self._segments: list[bytes] = []
         self._reading_before = Reading()
 
@@ -227,15 +228,17 @@ class Slot:
         """Whether a message of the worker could be taken now."""
         return self._run is not None and not self._run.ended and self._pending is None
 
-    def held_up_by(self, now: float) -> dict[bytes, float]:
-        """The trainers that the others of the group wait for, and for how many seconds."""
+    def held_up_by(self, now: float, joined: Set[bytes]) -> dict[bytes, float]:
+        """Those who joined the group and whom its others wait for, and for how many seconds."""
         members = self.members.values()
+        awaited = self._run is None and any(not member.begun for member in members)
         if self._run is None:
-            awaited = any(not member.begun for member in members)
             for member in members:
                 is_late = awaited and member.begun
                 member.held_up_since = (member.held_up_since or now) if is_late else None
-        since = {client: member.held_up_since for client, member in self.members.items()}
+        absent = joined - self.members.keys() if awaited else set()
+        self._absent = {client: self._absent.get(client, now) for client in absent}
+        since = {**self._absent, **{client: member.held_up_since for client, member in self.members.items()}}
         return {client: now - began for client, began in since.items() if began is not None}
 
     def relay(self) -> Iterator[Data]:

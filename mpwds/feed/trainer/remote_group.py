@@ -58,8 +58,9 @@ class RemoteOptions:
             raise ValueError(f"{name}: members= and max_lag= belong to a group=")
         options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
         options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
-        for each in (self.server_timeout, self.max_lag, self.heartbeat_timeout):
+        for each in (self.server_timeout, self.max_lag):
             options.timeout(name, each)
+        wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
         if not self.expanded():
             raise ValueError(f"{name}: there is no URL of a server")
         for url in self.expanded():

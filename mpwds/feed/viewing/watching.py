@@ -25,6 +25,10 @@ class Watched(Protocol):
 
     name: str
 
+    @property
+    def silent(self) -> list[str]:
+        """Servers that did not answer the last reading."""
+
     def read(self) -> Figures:
         """The figures since the last call, and of stages since some calls before.
 
@@ -60,6 +64,11 @@ class WatchedServers:
         self._inspector = Inspector(urls, keys, insecure=insecure)
         self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
         self._read: deque[Sequence[Status]] = deque(maxlen=_STEADY)
+
+    @property
+    def silent(self) -> list[str]:
+        """Servers that did not answer the last reading."""
+        return self._inspector.silent
 
     def read(self) -> Figures:
         now = self._inspector.status()
