@@ -9,10 +9,9 @@ import secrets
 import select
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,9 +19,10 @@ import zmq
 
 import mpwds
 from mpwds.errors import MpwdsError
-from mpwds.feed import definition, keys, wire
+from mpwds.feed import definition, wire
 from mpwds.feed.direct import DirectSender
 from mpwds.feed.handover import Giver
+from mpwds.feed.server.router import Router
 from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.slot import Data, Slot
 from mpwds.feed.wire import Malformed, Place
@@ -41,10 +41,7 @@ logger = logging.getLogger("mpwds.feed")
 _POLL_S = 0.25
 _PILE_UP_S = 0.0005
 _COMMANDS_AT_ONCE = 256
-_MOST_UNSENT = 4096  # messages to one peer; windows keep the trainers far below
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
-_LOG_EVERY_S = 5.0
-_DRAIN_S = 2.0
 _LONGEST_PATH = 107  # of a Unix socket
 _MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
 
@@ -148,8 +145,6 @@ class Server:
         self._ending: list[tuple[float, Any]] = []
         self._peekers: deque[tuple[bytes, int]] = deque()
         self._peeks: list[zmq.MessageTracker] = []
-        self.dropped: Counter[str] = Counter()
-        self._logged: dict[str, float] = {}
         self._stopping = Bell()
         self._draining = False
         self._is_busy = False
@@ -158,11 +153,9 @@ class Server:
             processes.fill_standard_descriptors()
             self._launcher = LAUNCHERS[start_method](setup)
             ends.callback(lambda: self._launcher.close())
-            context = zmq.Context()
-            ends.callback(context.term)
-            self._router = context.socket(zmq.ROUTER)
-            ends.callback(self._router.close, int(_DRAIN_S * 1000))
-            self._listen(context, bind, keys, insecure, ends)
+            self._router = Router(bind, keys, insecure, client_timeout)
+            ends.callback(self._router.close)
+            self.url = self._router.url
             path = self.url[len("ipc://") :] + ".memory"
             is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
             self._giver = Giver(path if is_path else None)
@@ -172,41 +165,6 @@ class Server:
                 self._direct = DirectSender(urlsplit(self.url).hostname or "")
                 ends.callback(self._direct.close)
             self._ends = ends.pop_all()
-
-    def _listen(
-        self,
-        context: zmq.Context[Any],
-        bind: str,
-        folder: str | os.PathLike[str] | None,
-        insecure: bool,
-        ends: contextlib.ExitStack,
-    ) -> None:
-        keys.check_url(bind.replace(":*", ":0"), folder, insecure)
-        if keys.needs_keys(bind) and folder is None:
-            logger.warning("%s: anybody who reaches this port can read the data (insecure)", bind)
-        router = self._router
-        router.router_mandatory = True
-        router.router_handover = True
-        router.maxmsgsize = wire.COMMAND_NBYTES
-        router.sndhwm = _MOST_UNSENT
-        router.copy_threshold = wire.PART_NBYTES // 4  # a copy is cheaper than to be told that all was sent
-        router.heartbeat_ivl = 2000  # without heartbeats, memory that is sent to a lost machine stays in use
-        router.heartbeat_timeout = int(self._client_timeout * 1000)
-        router.ipv6 = "[" in bind
-        refused = ends.enter_context(keys.secured_server(context, router, folder))
-        self._handshakes = keys.Handshakes(router, refused)
-        ends.callback(self._handshakes.close)
-        _refuse_second(bind)
-        try:
-            router.bind(bind)
-        except zmq.ZMQError as error:
-            raise MpwdsError(
-                f"cannot serve at {bind} ({error.strerror}): another server may be running there already"
-            ) from error
-        endpoint: Any = router.last_endpoint
-        self.url = endpoint.decode().rstrip("\0")
-        if self.url.startswith("ipc:///"):
-            ends.callback(Path(self.url[len("ipc://") :]).unlink, missing_ok=True)
 
     def serve(self) -> None:
         """Serves until :meth:`stop` is called, then sends what is under way and ends the workers."""
@@ -256,17 +214,16 @@ class Server:
                 for slot in tuple(party.slots.values())
             ],
             "clients": [_client_status(session, now) for session in tuple(self._sessions.values())],
-            "dropped": dict(self.dropped),
+            "dropped": dict(self._router.dropped),
         }
 
     # One turn of the loop.
 
     def _turn(self, wait_s: float) -> None:
         poller = select.poll()
-        router: Any = self._router
-        poller.register(router.fd, select.POLLIN)
-        poller.register(self._stopping, select.POLLIN)
-        poller.register(self._handshakes, select.POLLIN)
+        router = self._router
+        for each in (router, router.handshakes, self._stopping):
+            poller.register(each, select.POLLIN)
         slots = [slot for party in tuple(self._parties) for slot in tuple(party.slots.values())]
         for slot in slots:
             if slot.listens and slot.worker is not None:
@@ -276,16 +233,14 @@ class Server:
         if self._is_busy:  # small batches pile up meanwhile, and travel together
             self._is_busy = False
             time.sleep(_PILE_UP_S)
-        # The router's descriptor tells of changes only, so look before waiting.
-        poller.poll(0 if router.events & zmq.POLLIN else wait_s * 1000)
+        poller.poll(0 if router.has_news else wait_s * 1000)
         for _ in range(_COMMANDS_AT_ONCE):
-            if not self._read_command():
+            if not router.receive(self._handle):
                 break
         for party in tuple(self._parties):
             for slot in tuple(party.slots.values()):
                 self._relay(slot, party)
-        for failure in self._handshakes.failures():
-            self._drop("handshake", failure)
+        router.drop_failed_handshakes()
         self._keep_house(time.monotonic())
 
     def _relay(self, slot: Slot, party: _Party) -> None:
@@ -301,63 +256,40 @@ class Server:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
             logger.error("worker %d cannot run: %s", slot.number, error)
             for client in tuple(party.sessions):
-                self._reply(client, wire.REFUSED, why=f"worker {slot.number} cannot run: {error}")
+                self._router.reply(client, wire.REFUSED, why=f"worker {slot.number} cannot run: {error}")
                 self._forget(client)
             return
         while slot.notices:
             notice = slot.notices.popleft()
             logger.warning("%s", notice)
             for client in party.sessions:
-                self._reply(client, wire.NOTICE, text=notice)
-
-    def _read_command(self) -> bool:
-        try:
-            identity = self._router.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        frame = self._router.recv(copy=False)
-        frames = 1
-        while self._router.rcvmore:
-            self._router.recv_into(bytearray(1))
-            frames += 1
-        address = _address(frame)
-        try:
-            if frames > 1:
-                raise Malformed(f"a command of {frames} frames: it must be one")
-            if len(identity) != wire.IDENTITY_NBYTES:
-                raise Malformed(f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}")
-            fields = wire.unpack_command(frame.buffer)
-            session = self._sessions.get(identity)
-            if session is not None:
-                session.heard = time.monotonic()
-            self._handle(identity, fields, address)
-        except Malformed as error:
-            self._drop("malformed", f"{error} (from {address})")
-        except Exception as error:  # no client may stop the server
-            self._drop("failed", f"{type(error).__name__}: {error} (from {address})")
-        return True
+                self._router.reply(client, wire.NOTICE, text=notice)
 
     def _handle(self, identity: bytes, fields: dict[str, Any], address: str) -> None:
-        kind = fields["kind"]
+        kind, session = fields["kind"], self._sessions.get(identity)
+        if session is not None:
+            session.heard = time.monotonic()
         if kind == wire.HELLO:
             self._welcome(identity, fields, address)
         elif kind == wire.STATUS:
-            self._reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
+            self._router.reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
         elif kind == wire.PEEK:
             self._peeks = [peek for peek in self._peeks if not peek.done]
             if len(self._peeks) + len(self._peekers) >= _MOST_PEEKS:
                 raise Malformed("peek: earlier ones are not answered, or not received, yet")
             self._peekers.append((identity, fields["request"]))
-        elif (session := self._sessions.get(identity)) is None:
+        elif session is None:
             if kind == wire.PING:
                 unknown = {"known": False, "slots": [], "readings": {}}
-                self._reply(identity, wire.PONG, server=self._id, number=fields["number"], **unknown)
+                self._router.reply(identity, wire.PONG, server=self._id, number=fields["number"], **unknown)
             elif kind != wire.BYE:
-                self._drop("unknown client", f"{kind} of a client that is not welcomed (from {address})")
+                self._router.drop(
+                    "unknown client", f"{kind} of a client that is not welcomed (from {address})"
+                )
         elif kind == wire.BYE:
             self._forget(identity)
         elif kind == wire.COUNT:
-            self._reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
+            self._router.reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
         elif kind == wire.PING:
             self._answer_ping(identity, session.party, fields)
         elif kind == wire.START:
@@ -375,14 +307,14 @@ class Server:
 
     def _welcome(self, identity: bytes, hello: dict[str, Any], address: str) -> None:
         if wire.VERSION not in hello["versions"]:
-            return self._refuse(
+            return self._router.refuse(
                 identity,
                 f"the server {self.url} speaks version {wire.VERSION} of the feed, this client "
                 f"{hello['versions']}: use the same mpwds on both sides",
             )
         own = self._definition["fingerprint"]
         if hello["fingerprint"] not in (None, own):
-            return self._refuse(
+            return self._router.refuse(
                 identity,
                 f"the server {self.url} has another dataset (fingerprint {own}) than the one that is "
                 f"expected ({hello['fingerprint']}): serve the same definition, with the same Python",
@@ -401,7 +333,7 @@ class Server:
             party.members = 1  # all have been here: from now on those that are left make an epoch
         if party not in self._parties:
             self._parties.append(party)
-        return self._reply(
+        return self._router.reply(
             identity,
             wire.WELCOME,
             version=wire.VERSION,
@@ -426,7 +358,7 @@ class Server:
         if wanted is None:
             wanted = self.workers // ranks if ranks > 1 else max(free, 1)
         if not 1 <= wanted <= self.workers:
-            self._refuse(
+            self._router.refuse(
                 identity,
                 f"the server {self.url} has {self.workers} workers, but {wanted or ranks} are needed "
                 f"({'one for each rank' if not wanted else 'workers='}): start it with more",
@@ -441,7 +373,7 @@ class Server:
             )
             why = "its workers of earlier clients are still ending" if busy else why
             why = f"it serves {len(self._sessions)} clients, its most" if full else why
-            self._reply(identity, wire.WAIT, why=why)
+            self._router.reply(identity, wire.WAIT, why=why)
             return None
         return _Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
 
@@ -458,7 +390,7 @@ class Server:
             takes_over = number >= party.workers
             if takes_over and self._taken_over() >= _MOST_TAKEN_OVER * self.workers:
                 why = f"the server {self.url} has taken over {self._taken_over()} workers of lost servers"
-                self._refuse(identity, f"{why}, its most: start more servers")
+                self._router.refuse(identity, f"{why}, its most: start more servers")
                 return self._forget(identity)
             hand_over: Callable[[int, int, int], None] | None = None
             if fields["shared_memory"]:
@@ -480,7 +412,7 @@ class Server:
         try:
             slot.start(identity, fields)
         except ValueError as error:
-            self._refuse(identity, str(error))
+            self._router.refuse(identity, str(error))
             self._forget(identity)
         return None
 
@@ -534,7 +466,7 @@ class Server:
             for identity, lag in slot.held_up_by(now, party.sessions.keys()).items():
                 if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
                     name = party.sessions[identity].name
-                    self._refuse(
+                    self._router.refuse(
                         identity,
                         f"{name} held up its group {party.group!r} for more than {max_lag:g} s (max_lag), so "
                         "it fell out: give it more time, or make its steps faster",
@@ -548,7 +480,7 @@ class Server:
             for slot in party.slots.values():
                 self._relay(slot, party)
         for identity in tuple(self._sessions):
-            self._reply(identity, wire.GOODBYE, server=self._id)
+            self._router.reply(identity, wire.GOODBYE, server=self._id)
 
     # Answers.
 
@@ -569,7 +501,7 @@ class Server:
             pid = 0 if slot.worker is None else slot.worker.pid
             readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
         answer = {"known": True, "slots": list(sent), "readings": readings}
-        self._reply(identity, wire.PONG, server=self._id, number=number, **answer)
+        self._router.reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:
         place = Place(*fields["place"])
@@ -587,54 +519,21 @@ class Server:
         fields = bytes(message.frame[: len(message.frame) - len(message.payload)])
         while self._peekers:
             identity, request = self._peekers.popleft()
-            with contextlib.suppress(
-                zmq.ZMQError, ValueError
-            ):  # it is gone, or 4 GiB are too much for a reply
-                reply = wire.pack(wire.PEEKED, request=request, message=fields, arrays=arrays)
-                router: Any = self._router
-                tracker = router.send_multipart([identity, reply], zmq.NOBLOCK, copy=False, track=True)
+            copy = {"request": request, "message": fields, "arrays": arrays}
+            tracker = self._router.send_copy(identity, wire.PEEKED, **copy)
+            if tracker is not None:
                 self._peeks.append(tracker)
-
-    def _refuse(self, identity: bytes, why: str) -> None:
-        self._warn("refused", "refused: %s", why)
-        self._reply(identity, wire.REFUSED, why=why)
-
-    def _reply(self, identity: bytes, kind: str, **fields: Any) -> None:
-        self._send(identity, [wire.pack(kind, **fields)])
 
     def _send_data(self, data: Data) -> None:
         session = self._sessions.get(data.client)
         if session is None:
             return
-        frames: list[Any] = [wire.pack_head(data.head), data.frames]
-        is_direct = session.is_direct and self._direct is not None and data.parts is not None
-        if data.parts is not None and not is_direct:
-            step = wire.PART_NBYTES
-            frames += [data.parts[at : at + step] for at in range(0, data.parts.nbytes, step)]
-        if self._send(data.client, frames):
+        direct = self._direct if session.is_direct else None
+        in_parts = data.parts if direct is None else None
+        if self._router.send(data.client, data.head, data.frames, in_parts):
             session.batches += data.batches
-            if is_direct and self._direct is not None and data.parts is not None:
-                self._direct.send(data.client, data.head, data.parts)
-
-    def _send(self, identity: bytes, frames: list[Any]) -> bool:
-        try:
-            self._router.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False  # it is gone, or reads nothing: its heartbeats will show whether it comes back
-        return True
-
-    def _drop(self, reason: str, what: str) -> None:
-        self.dropped[reason] += 1
-        self._warn(reason, "dropped message %d (%s): %s", self.dropped[reason], reason, what)
-
-    def _warn(self, reason: str, message: str, *arguments: object) -> None:
-        """Logs what a peer caused, unless another one for the same reason was logged just now."""
-        now = time.monotonic()
-        if now - self._logged.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._logged[reason] = now
-            logger.warning(message, *arguments)
+            if direct is not None and data.parts is not None:
+                direct.send(data.client, data.head, data.parts)
 
     def _slot_status(self, slot: Slot, party: _Party) -> dict[str, Any]:
         members = slot.members.values()
@@ -666,23 +565,3 @@ def _client_status(session: _Session, now: float) -> dict[str, Any]:
         "connected_s": now - session.began,
         "silent_s": now - session.heard,
     }
-
-
-def _address(frame: zmq.Frame) -> str:
-    try:
-        return str(frame.get("Peer-Address"))
-    except (zmq.ZMQError, AttributeError):
-        return "this machine"
-
-
-def _refuse_second(bind: str) -> None:
-    """Raises if a server listens at an ``ipc`` address: ZeroMQ would silently take its place."""
-    path = bind[len("ipc://") :] if bind.startswith("ipc://") else ""
-    if not path:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect("\0" + path[1:] if path.startswith("@") else path)
-        except OSError:
-            return
-    raise MpwdsError(f"cannot serve at {bind}: another server is running there already")
