@@ -49,11 +49,14 @@ bench: $(VENV)/has-test
 	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
-# `make soak ARGS="--minutes 1"`; then trainers that are killed at random moments, new ones each time.
+# `make soak ARGS="--minutes 1"`; then trainers that are killed at random moments, new ones each time; then
+# a million messages of garbage, ten thousand connections, and minutes of chaos for servers.
 soak: $(VENV)/has-test
 	$(BIN)/python tools/soak.py $(ARGS)
 	MPWDS_FAULT_ROUNDS=20 MPWDS_FAULT_SEED=$$(date +%s) \
 	    $(BIN)/python -m pytest --timeout 600 tests/loader/faults/test_trainer_ends.py -k a_signal_ends
+	MPWDS_LONG=1 $(BIN)/python -m pytest -m slow -n 2 --timeout 1800 tests/feed/faults/test_chaos.py \
+	    tests/feed/faults/test_connections.py tests/feed/test_hostile_clients.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

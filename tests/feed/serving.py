@@ -19,6 +19,9 @@ import mpwds
 ROOT = Path(__file__).parents[2]
 LENGTH = 96
 
+LONG = bool(os.environ.get("MPWDS_LONG"))
+"""Whether tests of endurance run at full length: `make soak` says so."""
+
 
 def free_port():
     with socket.socket() as probe:

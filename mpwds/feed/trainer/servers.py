@@ -335,10 +335,10 @@ class Servers:
             if closing:
                 return
             for link in self.links:
-                self._look_for_break(link)
                 for _ in range(_MESSAGES_AT_ONCE):
                     if not self._receive(link):
                         break
+                self._look_for_break(link)  # last: a server may have said goodbye before
 
     def _keep_all_alive(self, heard: Link) -> None:
         now = heard.heard = time.monotonic()

@@ -12,11 +12,11 @@ import pytest
 import mpwds
 from tests.feed.faults.checking import delivered, rows, status, undisturbed, warned
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import ServerProcess
+from tests.feed.serving import LONG, ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SECONDS = float(os.environ.get("MPWDS_CHAOS_SECONDS", 60))
+SECONDS = 60 if LONG else 8
 
 
 class Chaos:

@@ -8,7 +8,7 @@ import pytest
 import mpwds
 from tests.feed.faults.checking import at, delivered, rows, status, undisturbed, wait_for_status, warned
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import ServerProcess
+from tests.feed.serving import LONG, ServerProcess
 
 MB = 1 << 20
 
@@ -24,7 +24,7 @@ def test_a_connection_that_breaks_in_the_middle_of_messages_loses_nothing(memory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, 24])
 def test_many_trainers_share_a_server(count, memory):
     dataset = rows(batches=12)
     with ServerProcess(dataset, workers=count) as server:
@@ -46,10 +46,9 @@ def test_many_trainers_share_a_server(count, memory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "times", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
-)
-def test_coming_and_going_leaves_nothing_in_server_and_trainer(times, memory):
+@pytest.mark.timeout(1200)
+def test_coming_and_going_leaves_nothing_in_server_and_trainer(memory):
+    times = 10_000 if LONG else 300
     ours = psutil.Process()
     with ServerProcess(rows(batches=2, size=10), workers=2) as server:
         theirs = psutil.Process(server.pid)
