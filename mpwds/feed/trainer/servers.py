@@ -338,7 +338,7 @@ class Servers:
                 for _ in range(_MESSAGES_AT_ONCE):
                     if not self._receive(link):
                         break
-                self._look_for_break(link)  # last: a server may have said goodbye before
+                self._look_for_break(link)
 
     def _keep_all_alive(self, heard: Link) -> None:
         now = heard.heard = time.monotonic()
@@ -368,6 +368,8 @@ class Servers:
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             link.breaks.recv_multipart()
             has_broken = True
+        while has_broken and self._receive(link):
+            pass  # it may have said goodbye before
         if has_broken and link.is_up and link.has_others:
             self._lose(link, "its connection broke")
 
