@@ -40,6 +40,7 @@ logger = logging.getLogger("mpwds.feed")
 
 _POLL_S = 0.25
 _PILE_UP_S = 0.0005
+_GOODBYE_S = 1.0
 _COMMANDS_AT_ONCE = 256
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LONGEST_PATH = 107  # of a Unix socket
@@ -481,6 +482,11 @@ class Server:
                 self._relay(slot, party)
         for identity in tuple(self._sessions):
             self._router.reply(identity, wire.GOODBYE, server=self._id)
+        # Until they have read it: ZeroMQ drops what a peer has not read when the connection ends.
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._sessions and time.monotonic() < deadline:
+            if not self._router.receive(self._handle):
+                time.sleep(_GOODBYE_S / 100)
 
     # Answers.
 

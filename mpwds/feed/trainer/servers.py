@@ -464,6 +464,7 @@ class Servers:
             link.notices.append(str(reply["text"]))
         elif kind == wire.GOODBYE:
             if reply["server"] == link.server:
+                _send(link, wire.pack(wire.BYE))
                 self._lose(link, "it has ended")
         elif (future := self._questions.get(reply["request"])) is not None and not future.done():
             future.set_result(reply)
