@@ -48,6 +48,7 @@ def test_a_trainer_that_cannot_reach_the_port_gets_parts(monkeypatch):
         assert epoch_of(loader) == locally(large(), 2)[0]
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_loses_nothing():
     dataset = large(length=800)
     with ServerProcess(dataset, workers=2) as server, loader_of(server, heartbeat_timeout=5) as loader:

@@ -100,6 +100,7 @@ def test_a_client_that_comes_and_goes_piles_up_no_processes():
     assert most <= 3 * 2
 
 
+@pytest.mark.slow
 def test_a_huge_window_does_not_make_the_server_hold_more_than_an_arena():
     dataset = mpwds.DataPipeline(large()).repeat()
     with ServerProcess(dataset, workers=1) as server, Client(server.url) as client:

@@ -169,6 +169,7 @@ def test_monitoring_needs_keys_as_well(folder):
             assert inspector.status()[0]["url"] == server.url
 
 
+@pytest.mark.slow
 def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folder, tmp_path):
     trainer = tmp_path / "trainer"
     keys.generate(trainer)

@@ -103,6 +103,7 @@ def test_a_server_at_the_edge_of_its_window_is_told_before_it_waits():
             assert loader._remote.servers.links[0].ping - pings < 15  # 60 batches that wait for it: 60 s
 
 
+@pytest.mark.slow
 def test_many_epochs_leave_memory_flat(memory):
     with ServerProcess(rows(batches=4, size=2000), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader:

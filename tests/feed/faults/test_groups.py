@@ -42,7 +42,7 @@ def batches_made(server):
     return sum(worker["batches"] for worker in status(server)["workers"])
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_member_gets_every_batch_and_each_is_made_once(count):
     with ServerProcess(rows(), workers=2) as server:
         made = []

@@ -127,7 +127,7 @@ def test_a_loss_is_an_error_if_that_is_wanted():
         assert delivered(loader) == undisturbed(2)[0][got:]
 
 
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("in_order", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
     dataset = rows()
     with ServerProcess(dataset, workers=2) as one, ServerProcess(dataset, workers=1) as other:

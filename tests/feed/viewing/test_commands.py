@@ -72,6 +72,8 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
     readings = iter([[before], ServerLost("no answer from tcp://cpu1:7880"), [after], KeyboardInterrupt()])
 
     class Inspector:
+        silent = ()
+
         def __init__(self, urls, folder, *, insecure): ...
 
         def status(self):
