@@ -61,6 +61,16 @@ def test_a_connection_that_breaks_loses_nothing():
         assert [plain(batch) for batch in batches] == locally(dataset, 2)[0]
 
 
+def test_a_trainer_that_leaves_at_once_does_no_harm():
+    with served(large()) as server:
+        for _ in range(20):
+            with loader_of(server) as loader:
+                link = loader._remote.servers.links[0]
+                link.direct.close()
+        with loader_of(server) as loader:
+            assert epoch_of(loader) == locally(large(), 2)[0]
+
+
 def test_strangers_at_the_port_get_nothing_and_disturb_nobody():
     with served(large()) as server:
         port = server._direct.port
