@@ -1,7 +1,7 @@
 """The arrays of batches over a TCP connection of their own, where no keys protect ZeroMQ's either.
 
 ZeroMQ copies what it receives once more, and hands each part from thread to thread. Here the system receives
-straight into the block: half of the processor time for large batches. A server listens on a port of its own
+straight into the block: a third less processor time for large batches. A server listens on a port of its own
 choice, which its ``welcome`` names; a trainer connects there and sends its ZeroMQ identity. The arrays of a
 data message then come over this connection, behind a header that repeats the message's head. A trainer that
 cannot reach the port gets parts over ZeroMQ.

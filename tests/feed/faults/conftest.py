@@ -1,25 +1,13 @@
 """Every test of the feed's faults leaves nothing behind: no process, descriptor, shared memory or file."""
 
-import gc
-import uuid
-
 import pytest
 
-from mpwds.loader.processes import forkserver
-from tests.conftest import fork_server
-from tests.loader.faults import processes
+from tests.loader.faults.conftest import _no_process_left  # noqa: F401  # every test here uses it
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(monkeypatch, nothing_left):
-    token = uuid.uuid4().hex
-    monkeypatch.setenv(processes.TOKEN, token)
-    server = fork_server()
-    yield
-    if fork_server() != server:
-        forkserver.let_go()
-    gc.collect()
-    processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
+def _nothing_left(nothing_left):
+    """Asks for this check in every test of the folder."""
 
 
 @pytest.fixture(params=["shared memory", "bytes"])
