@@ -22,7 +22,7 @@ class Lobby:
 
     def arrivals(self, known: Set[bytes]) -> Iterator[tuple[bytes, socket.socket]]:
         """The known trainers that have connected since the last call; never waits."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nobody else is here, or there is no descriptor left for now
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)

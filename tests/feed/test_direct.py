@@ -1,11 +1,13 @@
 """Arrays over a connection of their own: where no keys are used, and the server's port can be reached."""
 
+import resource
 import socket
 
 import pytest
 
 import mpwds
 from mpwds.feed import direct, keys
+from mpwds.feed.lobby import Lobby
 from mpwds.feed.trainer.servers import Servers
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, plain, served
 
@@ -84,3 +86,20 @@ def test_strangers_at_the_port_get_nothing_and_disturb_nobody():
             silent.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 silent.recv(1)
+
+
+def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it():
+    listener = socket.create_server(("127.0.0.1", 0))
+    lobby = Lobby(listener)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(listener.getsockname()) as trainer:
+        trainer.sendall(b"t" * 16)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            assert list(lobby.arrivals({b"t" * 16})) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        [(identity, connection)] = lobby.arrivals({b"t" * 16})
+        assert identity == b"t" * 16
+        connection.close()
+    lobby.close()
