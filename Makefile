@@ -27,11 +27,11 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 demo-remote: $(VENV)/has-demo
 	$(BIN)/mpwds demo --remote $(ARGS)
 
-test: $(VENV)/has-test
+test: $(VENV)/has-test $(VENV)/has-peers
 	$(PYTEST) -m "not slow" $(ARGS)
 
 # Many rounds of faults, whole programs of users, long comparisons with other packages, type checkers.
-test-slow: $(VENV)/has-test $(VENV)/has-lint
+test-slow: $(VENV)/has-test $(VENV)/has-peers $(VENV)/has-lint
 	$(PYTEST) -m slow $(ARGS)
 
 # With Lightning, Accelerate, Transformers, Keras and jax.
@@ -45,7 +45,7 @@ lint: $(VENV)/has-test $(VENV)/has-lint
 	$(BIN)/lint-imports --no-logo --no-cache
 
 # What cannot be installed here is left out, and the benchmarks say so.
-bench: $(VENV)/has-test
+bench: $(VENV)/has-test $(VENV)/has-peers
 	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
@@ -71,6 +71,12 @@ SHORTLY = sed -un -e '/\.metadata/d; s/ (from .*//; s/^Installing collected.*/  
 $(VENV)/has-%: $(VENV)/has-torch pyproject.toml
 	@echo "Installing mpwds[$*] into $(VENV)"
 	@$(INSTALL) --editable '.[$*]' | $(SHORTLY)
+	@touch $@
+
+# In a folder of their own: programs that compare with them add it to the end of their path.
+$(VENV)/has-peers: $(VENV)/has-torch tools/peers.txt
+	@echo "Installing packages to compare with into $(VENV)/peers"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/peers -r tools/peers.txt | $(SHORTLY)
 	@touch $@
 
 $(VENV)/has-torch: tools/constraints.txt

@@ -40,6 +40,7 @@ class HostileServer:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
+        self._router.sndhwm = 0  # a ROUTER drops what is above its mark
         self.url = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
         self._thread = threading.Thread(target=self._serve)
 
