@@ -315,6 +315,13 @@ class FetchReader(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
+    def wait(self) -> None:
+        """Waits until the shard has its name, or cannot be kept. Raises the error of its stream."""
+        with self._fetch.changed:
+            self._fetch.changed.wait_for(lambda: self._fetch.ended)
+        if self._fetch.error is not None:
+            raise self._fetch.error
+
     def close(self) -> None:
         if self.closed:
             return

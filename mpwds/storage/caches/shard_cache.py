@@ -12,6 +12,7 @@ from mpwds.storage.caches.fetch import (
     BUFFER_BYTES,
     CacheEntry,
     FetchOptions,
+    FetchReader,
     join,
     unread,
     wait_for_other,
@@ -126,6 +127,22 @@ class ShardCache:
                 what = f"the shard cache {self.directory} cannot be used, shards are streamed without it"
                 warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
+
+    def open_file(self, url: str | os.PathLike[str]) -> BinaryIO | None:
+        """Opens a shard's file, for reading at any place; fetches all of it first.
+
+        Returns ``None`` if the shard cannot be kept; a warning says why. The errors are those of the URL's
+        own stream.
+        """
+        for _ in range(2):
+            stream = self.open(url)
+            raw = getattr(stream, "raw", None)
+            if isinstance(raw, io.FileIO):
+                return stream
+            with stream:
+                if isinstance(raw, FetchReader):
+                    raw.wait()
+        return None
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
