@@ -240,6 +240,8 @@ class LocalShards:
         self.place = place
         self.files = files
         self._validate_hash = validate_hash
+        # A shard that is open is not removed, so that several would need room in a limited cache.
+        self._most_open = _OPEN_FILES if cache_limit is None else 1
         self._urls = [_SCHEME + place.url(shard.stored.name) for shard in files]
         if validate_hash is not None:
             for shard in files:
@@ -266,11 +268,11 @@ class LocalShards:
             if file is not None:
                 self._open.move_to_end(shard)
                 return file
+            while len(self._open) >= self._most_open:
+                self._open.popitem(last=False)
         file = self._opened(shard)
         with self._lock:
             self._open[shard] = file
-            if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)
         return file
 
     def prefetch(self, shard: int) -> None:
