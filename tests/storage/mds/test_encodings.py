@@ -1,6 +1,7 @@
 """Encodings of MDS version 2, on their own: values survive, and damaged bytes are errors."""
 
 import io
+import re
 import struct
 import tracemalloc
 
@@ -22,14 +23,16 @@ VALUES = {
     "str_int": st.integers(),
     "str_float": st.floats(allow_nan=False),
     "str_decimal": st.decimals(allow_nan=False),
-    "json": st.recursive(st.none() | st.booleans() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)),
+    "json": st.recursive(
+        st.none() | st.booleans() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    ),
 }
 EVERY = [
     *VALUES,
     *("ndarray", "ndarray:float32", "ndarray:uint8:3,4", "uint8", "float64"),
     *("pil", "jpeg", "png", "jpeg_array", "list[pil]", "list[jpeg]", "list[png]"),
 ]
-DTYPES = st.sampled_from("u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8 >i4 >f8".split())
+DTYPES = st.sampled_from(["u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", ">i4", ">f8"])
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -55,10 +58,10 @@ def test_random_bytes_are_decoded_or_refused_with_file_and_offset(name, data):
     sizes = b"" if encoding(name).size else struct.pack("<I", len(data))
     try:
         decoder.decode(sizes + data, "shard.mds", 1000, 7)
+        message = ""
     except (DecodeError, ShardError) as error:
-        assert "sample 7" in str(error)
-        assert "shard.mds" in str(error)
-        assert "at offset 100" in str(error)
+        message = str(error)
+    assert not message or re.search("(?=.*sample 7)(?=.*shard.mds)(?=.*at offset 100)", message)
 
 
 @pytest.mark.parametrize("name", ["pil", "list[pil]", "list[jpeg]", "jpeg_array", "ndarray"])

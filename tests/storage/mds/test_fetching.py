@@ -20,7 +20,9 @@ def remote(tmp_path, web):
 
     def serve(**options):
         folder = tmp_path / "written"
-        with MDSWriter(columns={"text": "str", "number": "int"}, out=folder, size_limit=2000, **options) as sink:
+        with MDSWriter(
+            columns={"text": "str", "number": "int"}, out=folder, size_limit=2000, **options
+        ) as sink:
             for sample in SAMPLES:
                 sink.write(sample)
         web.files.update({f"/data/{path.name}": path.read_bytes() for path in folder.iterdir()})
@@ -135,14 +137,18 @@ def test_compressed_data_that_is_damaged_is_an_error(tmp_path, web, remote, comp
 
 
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
-def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(tmp_path, web, remote, compression):
+def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
+    tmp_path, web, remote, compression
+):
     from mpwds.storage.mds.compression import Compression
 
     url = remote(compression=compression)
     name = f"/data/shard.00000.mds.{compression}"
     bomb = Compression.of(compression).compress(bytes(50_000_000))
     index = web.files["/data/index.json"].decode()
-    web.files["/data/index.json"] = index.replace(f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}').encode()
+    web.files["/data/index.json"] = index.replace(
+        f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}'
+    ).encode()
     web.files[name] = bomb
     with pytest.raises(ShardError, match="more than the"):
         MDSShards(tmp_path / "local", url).read(0, 0)

@@ -20,14 +20,17 @@ SHARD_0 = (
     b"\x01\0\0\0\0\0\0\0" b"\x03\0\0\0\0\0\0\0" b"0" b"abc" b"\x02\0\0\0\0\0\0\0" b"\0\0\0\0\0\0\0\0" b"12"
 )  # fmt: skip
 SHARD_1 = b"\x01\0\0\0\0\0\0\0" b"\x05\0\0\0\0\0\0\0" b"3" b"defgh"  # fmt: skip
-INDEX = bytes.fromhex(
-    "6ed07ada 01000000 02000000"  # magic, version, shards
-    "0300000000000000 3c00000000000000"  # samples, bytes
-    "0200000000000000 0100000000000000"  # samples per shard
-    "2600000000000000 1600000000000000"  # bytes per shard
-    "01000000 14 12 16"  # width of the samples' sizes, these sizes
-    "02000000 03000000 04000000"  # fields, bytes of their names
-) + "uiddät".encode()
+INDEX = (
+    bytes.fromhex(
+        "6ed07ada 01000000 02000000"  # magic, version, shards
+        "0300000000000000 3c00000000000000"  # samples, bytes
+        "0200000000000000 0100000000000000"  # samples per shard
+        "2600000000000000 1600000000000000"  # bytes per shard
+        "01000000 14 12 16"  # width of the samples' sizes, these sizes
+        "02000000 03000000 04000000"  # fields, bytes of their names
+    )
+    + "uiddät".encode()
+)
 
 
 def write(folder, samples=SAMPLES, fields=FIELDS, **options):
@@ -95,7 +98,17 @@ def test_a_dataset_without_samples(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "width"),
-    [(127, 1), (128, 2), (255, 2), (256, 2), (2**15 - 1, 2), (2**15, 4), (2**16, 4), (2**31 - 1, 4), (2**31, 8)],
+    [
+        (127, 1),
+        (128, 2),
+        (255, 2),
+        (256, 2),
+        (2**15 - 1, 2),
+        (2**15, 4),
+        (2**16, 4),
+        (2**31 - 1, 4),
+        (2**31, 8),
+    ],
 )
 def test_sizes_fit_with_a_sign_so_that_composer_reads_them(size, width):
     index = dump_index([2], [1 + size], [1, size], ["x"])
@@ -130,8 +143,10 @@ def test_a_damaged_index_is_an_error_that_names_it(data):
     index = index[: data.draw(st.integers(0, len(index)))] if data.draw(st.booleans()) else index
     try:
         parse_index(bytes(index), "index.mds")
+        message = ""
     except ShardError as error:
-        assert "index.mds" in str(error)
+        message = str(error)
+    assert not message or "index.mds" in message
 
 
 @pytest.mark.parametrize("length", [0, 27, 28, 50, len(INDEX) - 1])

@@ -62,12 +62,13 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
     shards.close()
 
 
-def test_few_files_are_open_however_many_shards_there_are(tmp_path):
+def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.mds.local_shards._OPEN_FILES", 10)
     shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300))
     assert len(shards.lengths) > 50
     before = len(os.listdir("/proc/self/fd"))
     read(shards)
-    assert len(os.listdir("/proc/self/fd")) <= before + 32
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
 
 
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
@@ -226,7 +227,9 @@ def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
     write(tmp_path)
     start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
     change_shard(tmp_path, start + 12, b"\xff")
-    with pytest.raises(DecodeError, match=f"'text' of sample 5 of .*.mds, at offset {start + 12}.*utf-8") as caught:
+    with pytest.raises(
+        DecodeError, match=f"'text' of sample 5 of .*.mds, at offset {start + 12}.*utf-8"
+    ) as caught:
         MDSShards(tmp_path).read(0, 5)
     assert (caught.value.field, caught.value.url) == ("text", str(tmp_path / "shard.00000.mds"))
 
@@ -239,13 +242,17 @@ def test_any_damage_is_an_error_or_other_data_but_no_crash(tmp_path, data):
     size = os.path.getsize(tmp_path / "shard.00000.mds")
     before = (tmp_path / "shard.00000.mds").read_bytes()
     for _ in range(data.draw(st.integers(1, 3))):
-        change_shard(tmp_path, data.draw(st.integers(0, size - 1)), data.draw(st.binary(min_size=1, max_size=1)))
+        change_shard(
+            tmp_path, data.draw(st.integers(0, size - 1)), data.draw(st.binary(min_size=1, max_size=1))
+        )
     shards = MDSShards(tmp_path)
     for number in range(20):
         try:
             shards.read(0, number)
+            message = ""
         except (ShardError, DecodeError) as error:
-            assert "shard.00000.mds" in str(error)
+            message = str(error)
+        assert not message or "shard.00000.mds" in message
     (tmp_path / "shard.00000.mds").write_bytes(before)
 
 
@@ -273,13 +280,17 @@ def test_a_wrong_index_is_an_error_with_file_and_place(tmp_path, change, message
     assert str(tmp_path / "index.json") in str(caught.value)
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
-    st.sampled_from(["version", "shards", "format", "samples", "raw_data", "column_names"]) | st.text(), x)))  # fmt: skip
+KEYS = st.sampled_from(["version", "shards", "format", "samples", "raw_data", "column_names"]) | st.text()
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x)))
 def test_any_json_is_an_index_or_an_error(value):
     try:
         parse_index(json.dumps(value).encode(), "index.json")
+        message = ""
     except ShardError as error:
-        assert "index.json" in str(error)
+        message = str(error)
+    assert not message or "index.json" in message
 
 
 def test_an_index_that_is_not_json_is_an_error_with_its_place(tmp_path):

@@ -29,6 +29,9 @@ def jpeg(number):
     return stream.getvalue()
 
 
+INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+SCALARS = [*INTEGERS, "float16", "float32", "float64"]
+
 # Columns, and a sample by its number.
 EVERY_ENCODING = {
     "bytes": lambda n: bytes(n),
@@ -38,13 +41,12 @@ EVERY_ENCODING = {
     "str_float": lambda n: n / 7,
     "str_decimal": lambda n: Decimal(n) / 7,
     "json": lambda n: {"n": [n, None, "ü"]},
-    "ndarray": lambda n: np.arange(1 + n, dtype=["u1", "i1", "u2", "i2", "f2", "u4", "f8"][n % 7]).reshape(1, -1),
+    "ndarray": lambda n: np.arange(1 + n, dtype=["u1", "i1", "u2", "i2", "f2", "u4", "f8"][n % 7]).reshape(
+        1, -1
+    ),
     "ndarray:float32": lambda n: np.ones((300, 1 + n), np.float32),
     "ndarray:int16:2,3": lambda n: np.full((2, 3), n, np.int16),
-    **{
-        name: lambda n, name=name: np.dtype(name).type(n)
-        for name in "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64".split()
-    },
+    **{name: lambda n, name=name: np.dtype(name).type(n) for name in SCALARS},
     "pil": lambda n: picture(n, ["1", "L", "RGB", "RGBA", "CMYK", "F", "I", "YCbCr", "LA"][n % 9]),
     "png": lambda n: picture(n, ["L", "RGB", "RGBA"][n % 3]),
     "jpeg": lambda n: picture(n) if n % 2 else jpeg(n),
@@ -84,7 +86,9 @@ COMPRESSED = {
 
 
 def ask_peer(*arguments, request=b""):
-    done = subprocess.run([sys.executable, str(PEER), *arguments], input=request, capture_output=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, str(PEER), *arguments], input=request, capture_output=True, timeout=250
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 
@@ -94,7 +98,9 @@ def theirs(tmp_path_factory):
     """The folder of each dataset, written by mosaicml-streaming."""
     folder = tmp_path_factory.mktemp("theirs")
     datasets = {**DATASETS, **COMPRESSED}
-    request = [({**options, "out": str(folder / name)}, samples) for name, (options, samples) in datasets.items()]
+    request = [
+        ({**options, "out": str(folder / name)}, samples) for name, (options, samples) in datasets.items()
+    ]
     ask_peer("write", request=pickle.dumps(request))
     return folder
 
@@ -116,7 +122,9 @@ def read_by_streaming(ours, tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy") / "ours"
     shutil.copytree(ours, copy)
     names = [name for name in (*DATASETS, *COMPRESSED) if name != "nothing"]
-    return dict(zip(names, pickle.loads(ask_peer("read", *(str(copy / name) for name in names))), strict=True))
+    return dict(
+        zip(names, pickle.loads(ask_peer("read", *(str(copy / name) for name in names))), strict=True)
+    )
 
 
 def read(folder):
