@@ -32,7 +32,7 @@ def order_of(
 
     Example:
         >>> order_of("chunked", 9, lambda: np.array([0]), 3, "a seed")(np.arange(9))
-        array([8, 7, 6, 1, 0, 2, 4, 5, 3])
+        array([2, 0, 1, 6, 7, 8, 5, 4, 3])
     """
     if shuffle == "global":
         return Permutation(samples, "global", *facts).of

@@ -37,7 +37,7 @@ class IndexedSamples:
         >>> from mpwds.pipeline.indexed.opening import ElementsAsShard
         >>> source = IndexedSamples(ElementsAsShard("abcde"), "global")
         >>> list(source.stream())
-        [(4, 'e'), (3, 'd'), (2, 'c'), (1, 'b'), (0, 'a')]
+        [(4, 'e'), (1, 'b'), (2, 'c'), (0, 'a'), (3, 'd')]
     """
 
     shards: IndexedShards
