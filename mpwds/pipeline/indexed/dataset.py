@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.filter import Applying, plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -40,7 +40,7 @@ class IndexedDataset(DataPipeline):
     Args:
         source: One of these:
 
-            - tar shards: URLs with braces, a list of them, or a folder with a trailing slash;
+            - tar shards: a URL or path with braces, a list of names, or a local folder;
             - a wids description (``.json``), a file or a URL;
             - an MDS dataset of either version: its folder or URL;
             - an object with ``urls``, ``lengths`` and ``read(shard, index)``: see
@@ -62,13 +62,15 @@ class IndexedDataset(DataPipeline):
         ShardError: A shard is damaged.
 
     Example:
-        >>> ds = IndexedDataset("abcdefgh", shuffle="global")
-        >>> ds[0], ds[-1], len(ds), list(ds[2:5])
-        ('a', 'h', 8, ['d', 'e', 'c'])
-        >>> upper = ds.map(str.upper)
-        >>> upper[3], "".join(upper), "".join(upper)
-        ('D', 'EHGBAFDC', 'FAGBHDCE')
+        >>> ds = IndexedDataset(range(8), shuffle="global")
+        >>> ds[3], ds[-1], len(ds), ds[2:6][0]
+        (3, 7, 8, 2)
+        >>> tens = ds.map(lambda n: 10 * n)
+        >>> tens[3], list(tens), list(tens)
+        (30, [70, 20, 40, 50, 10, 60, 30, 0], [10, 50, 60, 40, 70, 20, 30, 0])
     """
+
+    _access: tuple[object, Stream[Any]] | None = None  # the stream that ds[i] used last, and what it is for
 
     @explained
     def __init__(
@@ -79,12 +81,11 @@ class IndexedDataset(DataPipeline):
         chunksize: int = 2000,
         seed: int | None = None,
     ) -> None:
-        shards, stages, called, seed_of_source = opened(source)
+        shards, called, stages, seed_of_source = opened(source)
         super().__init__(seed=seed_of_source if seed is None else seed)
         self.pipeline = [IndexedSamples(shards, shuffle, chunksize), *stages]
         shown = options(shuffle=(shuffle, False), chunksize=(chunksize, 2000), seed=(seed, None))
         self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
-        self._access: tuple[object, Stream[Any]] | None = None  # what ds[i] used last
 
     @property
     def source(self) -> IndexedSamples:
@@ -138,9 +139,9 @@ class IndexedDataset(DataPipeline):
             TypeError: The indices are not whole numbers.
 
         Example:
-            >>> ds = IndexedDataset("abcdef")
-            >>> list(ds.select([5, 0, 0])), list(ds.select(lambda letter: letter > "d"))
-            (['f', 'a', 'a'], ['e', 'f'])
+            >>> ds = IndexedDataset(range(6))
+            >>> list(ds.select([5, 0, 0])), list(ds.select(lambda n: n > 3))
+            ([5, 0, 0], [4, 5])
         """
         if callable(predicate):
             return self.compose(select(predicate, handler))
@@ -154,6 +155,7 @@ class IndexedDataset(DataPipeline):
     def compose(self, *stages: Any, **keywords: Any) -> Any:
         """A copy with more stages; a plain pipeline if they do not make one element of one."""
         extended = super().compose(*stages, **keywords)
+        extended.__dict__.pop("_access", None)
         if extended._obstacle() is None:
             return extended
         iterated = object.__new__(DataPipeline)
@@ -166,13 +168,12 @@ class IndexedDataset(DataPipeline):
         return ResumableIterator(self, self._next_context())
 
     def __repr__(self) -> str:
-        source = self.source
-        shards = len(source.shards.urls)
-        return f"{super().__repr__()}\n{len(source):,} samples in {shards:,} shard{'s'[: shards != 1]}"
+        samples, shards = len(self.source), len(self.source.shards.urls)
+        return f"{super().__repr__()}\n{_counted(samples, 'sample')} in {_counted(shards, 'shard')}"
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()
-        return rebuild, (kind, {**attributes, "_access": None})
+        return rebuild, (kind, {name: value for name, value in attributes.items() if name != "_access"})
 
     def _with(self: Dataset, source: IndexedSamples) -> Dataset:
         changed = self.compose()
@@ -184,7 +185,7 @@ class IndexedDataset(DataPipeline):
         return next((stage for stage in self.stages if not isinstance(stage, Applying)), None)
 
     def _element(self, number: int, position: int) -> Any:
-        context = self._context()
+        context = self._context() if len(self.pipeline) > 1 else ALONE  # to find it takes 3 us
         key = context, len(self.pipeline)
         if self._access is None or self._access[0] != key:
             if (obstacle := self._obstacle()) is not None:
@@ -197,6 +198,10 @@ class IndexedDataset(DataPipeline):
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
             )
         return element
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class ResumableIterator(Iterator[Any]):

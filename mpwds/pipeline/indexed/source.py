@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -88,8 +89,8 @@ class IndexedSamples:
 
     def place(self, number: int) -> tuple[int, int]:
         """A sample's shard, and its index in that shard."""
-        shard = int(np.searchsorted(self._ends, number, "right"))
-        return shard, number - (int(self._ends[shard - 1]) if shard else 0)
+        shard = bisect.bisect_right(self._end_list, number)
+        return shard, number - (self._end_list[shard - 1] if shard else 0)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _IndexedStream(self, context)
@@ -113,6 +114,10 @@ class IndexedSamples:
     def _ends(self) -> Numbers:
         """The number after each shard's last sample."""
         return np.cumsum(np.array(self.shards.lengths, np.int64))
+
+    @functools.cached_property
+    def _end_list(self) -> list[int]:
+        return self._ends.tolist()  # type: ignore[no-any-return]
 
     def _numbers_at(self, positions: Numbers) -> Numbers:
         numbers = self.numbers

@@ -1,4 +1,4 @@
-from itertools import permutations
+from itertools import chain, permutations
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_every_order_has_each_sample_once(kind, samples, chunksize, data):
 
 def test_shards_come_in_random_order_and_their_samples_as_stored():
     shards = ([0, 1, 2, 3], [4], [5, 6, 7, 8, 9])
-    possible = {tuple(sum(each, [])) for each in permutations(shards)}
+    possible = {tuple(chain(*each)) for each in permutations(shards)}
     assert {tuple(order("shards", 10, epoch, starts=(0, 4, 5))) for epoch in range(60)} == possible
 
 
