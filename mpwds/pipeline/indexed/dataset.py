@@ -168,8 +168,17 @@ class IndexedDataset(DataPipeline):
         return ResumableIterator(self, self._next_context())
 
     def __repr__(self) -> str:
-        samples, shards = len(self.source), len(self.source.shards.urls)
-        return f"{super().__repr__()}\n{_counted(samples, 'sample')} in {_counted(shards, 'shard')}"
+        source = self.source
+        shards = source.shards
+        of_all = "" if source.chosen is None else f" of {sum(shards.lengths):,}"
+        size = f"{len(source):,}{of_all} samples in {len(shards.urls):,} shards"
+        return f"{super().__repr__()}\n{size}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first samples, as pictures."""
+        from mpwds.pipeline.indexed.notebook import html_of
+
+        return html_of(self)
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()
@@ -198,10 +207,6 @@ class IndexedDataset(DataPipeline):
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
             )
         return element
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class ResumableIterator(Iterator[Any]):
