@@ -32,8 +32,8 @@ class StreamingDataset(DividedDataset):
     """An MDS dataset of version 2, or a mix of several, for programs written for mosaicml-streaming.
 
     Iterating it yields this worker's part of this rank's samples; ``ds[i]`` is sample ``i`` of all, and
-    slices and lists of numbers give lists. A subclass may change ``__getitem__`` or ``get_item``. ``len`` is the
-    number of this rank's samples. Shards are fetched when they are needed, by one process of the machine,
+    slices and lists of numbers give lists. A subclass may change ``__getitem__`` or ``get_item``. ``len`` is
+    the number of this rank's samples. Shards are fetched when they are needed, by one process of the machine,
     uncompressed, and compared with the index's hashes.
 
     Each sample of an epoch is read once, in an order that ``shuffle_seed`` and the epoch determine. It is not

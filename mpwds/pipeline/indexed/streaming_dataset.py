@@ -20,9 +20,9 @@ _SHARDS_OF_A_CHUNK = 4
 class StreamingDataset(DividedDataset):
     """An MDS dataset of version 1: composer's ``StreamingDataset``.
 
-    Iterating it yields this worker's part of this rank's samples; ``ds[i]`` is sample ``i`` of all. A subclass
-    may change ``__getitem__``. ``len`` is the number of this rank's samples. Shards are fetched to ``local``
-    when they are needed, by one process of the machine, uncompressed. ``mpwds.MultiLoader`` and
+    Iterating it yields this worker's part of this rank's samples; ``ds[i]`` is sample ``i`` of all. A
+    subclass may change ``__getitem__``. ``len`` is the number of this rank's samples. Shards are fetched to
+    ``local`` when they are needed, by one process of the machine, uncompressed. ``mpwds.MultiLoader`` and
     ``mpwds.DataLoader`` resume it exactly.
 
     The samples of an epoch are divided among ranks, and a rank's among its workers, in consecutive parts, so

@@ -106,25 +106,24 @@ class MDSWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
         sizes, fields = [], [b""]
-        for name, column in self._columns:
-            try:
+        name = ""
+        try:
+            for name, column in self._columns:
                 field = column.encode(sample[name])
-            except KeyError:
-                raise KeyError(
-                    f"the sample has no field {name!r}: it has {sorted(map(str, sample))}"
-                ) from None
-            except (TypeError, ValueError, OverflowError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"the field {name!r} cannot be encoded: {error}") from error
-            if column.size is None:
-                sizes.append(len(field))
-            elif len(field) != column.size:
-                raise ValueError(
-                    f"the field {name!r} has {len(field)} bytes, and {column.name} has {column.size}"
-                )
-            fields.append(field)
-        if max(sizes, default=0) < OFFSET_LIMIT:
+                fields.append(field)
+                if column.size is None:
+                    sizes.append(len(field))
+                elif len(field) != column.size:
+                    raise ValueError(f"it has {len(field)} bytes, and {column.name} has {column.size}")
+        except KeyError:
+            raise KeyError(f"the sample has no field {name!r}: it has {sorted(map(str, sample))}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"the field {name!r} cannot be encoded: {error}") from error
+        try:
             fields[0] = self._sizes.pack(*sizes)
+        except struct.error:
+            raise ValueError(f"a field cannot have {max(sizes)} bytes, 4 GiB or more") from None
         data = b"".join(fields)
         size = len(data) + _BYTES_A_SAMPLE
         if self._size_limit and self._size_limit < self._size + size:
