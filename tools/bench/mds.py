@@ -7,9 +7,9 @@ Both packages run in turn in one process, on the same shards, which are in the p
 median of the rounds, in samples a second; the ratio is the median of the rounds' ratios. Samples of 300 bytes
 have a number and a text; those of 100 kB a number and bytes.
 
-``in order``: a ``for`` loop over the dataset. mosaicml-streaming's ``StreamingDataset`` and ``LocalDataset``
-are measured, and the faster of the two counts. ``at random``: ``dataset[i]``, of which its ``LocalDataset`` is
-the faster. ``written``: samples to files in a temporary folder; what mpwds writes is on the disk then
+``in order``: a ``for`` loop over the dataset; of mosaicml-streaming's two classes, ``StreamingDataset`` and
+``LocalDataset``, the faster one counts. ``at random``: ``dataset[i]``, of its ``LocalDataset``.
+``written``: samples to files in a temporary folder; what mpwds writes is on the disk then
 (``fsync``), what mosaicml-streaming writes may be in memory.
 """
 
