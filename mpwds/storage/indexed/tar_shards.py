@@ -18,9 +18,6 @@ from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.headers import find_members
 from mpwds.storage.tar.names import key_and_extension
 
-_AT_ONCE_BYTES = 32 * 1024  # a larger sample is read member by member, so that its data is copied once
-_HEADERS_BYTES = 1024
-
 
 class TarShards:
     """Samples of tar shards, by number (an ``IndexedShards``).
@@ -116,17 +113,12 @@ class TarShards:
             raise IndexError(f"{file.url} has {len(offsets) - 1} samples, there is no sample {index}")
         start = offsets[index] * BLOCK
         size = offsets[index + 1] * BLOCK - start
-        if size > _AT_ONCE_BYTES:
-            return self._large(file, start, size)
         block = file.read(size, start)
-        if len(block) < size:
-            raise _shorter(file)
         found = find_members(block, start, file)[0]
-        name = found[0][0]
-        key, _ = key_and_extension(name)
+        key, _ = key_and_extension(found[0][0])
         cut, prefix = len(key), f"{key}."
         return key, [
-            (name[cut:], block[begin - start : begin - start + length])
+            (name[cut:], bytes(block[begin - start : begin - start + length]))
             for name, _, begin, length in found
             if name.startswith(prefix)
         ]
@@ -143,7 +135,7 @@ class TarShards:
             return self._open[shard]
         self.misses += 1
         # The shard that was opened first goes, so that a hit changes nothing: other threads may read.
-        for oldest in list(self._open)[: len(self._open) + 1 - self._open_files]:
+        for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
@@ -183,46 +175,8 @@ class TarShards:
         name = os.path.relpath(cache.path(url), cache.directory)
         return ShardFile(shown, stream), [offsets_path(cache.directory, name)]
 
-    def _large(self, file: ShardFile, start: int, size: int) -> tuple[str, list[tuple[str, bytes]]]:
-        """``members`` of a large sample, whose data is read straight to its place."""
-        key = ""
-        members: list[tuple[str, bytes]] = []
-        position, stop = start, start + size
-        need = _HEADERS_BYTES
-        while position < stop:
-            window = file.read(min(need, stop - position), position)
-            found, following, _ = find_members(window, position, file)
-            if following == position and len(window) < need:
-                raise _shorter(file)
-            need = 4 * need if following == position else _HEADERS_BYTES
-            for name, _, begin, length in found:
-                if not members:
-                    key, _ = key_and_extension(name)
-                at = begin - position
-                data = (
-                    window[at : at + length] if at + length <= len(window) else _exactly(file, length, begin)
-                )
-                if name.startswith(f"{key}."):
-                    members.append((name[len(key) :], data))
-            position = following
-        return key, members
-
     def _twice(self, shard: int, key: str, field: str) -> ShardError:
         return ShardError(
             f"{without_credentials(self.urls[shard])}: sample {key!r} has two members {field!r}; each "
             "extension of a sample must be unique in the shard"
         )
-
-
-def _exactly(file: ShardFile, size: int, offset: int) -> bytes:
-    data = file.read(size, offset)
-    while len(data) < size:  # a system call reads 2 GiB at most
-        piece = file.read(size - len(data), offset + len(data))
-        if not piece:
-            raise _shorter(file)
-        data += piece
-    return data
-
-
-def _shorter(file: ShardFile) -> ShardError:
-    return ShardError(f"{file.url} has become shorter while it was read: it had {file.end} bytes")
