@@ -38,7 +38,7 @@ _PATIENCE_S = 60.0
 
 
 class Shard(Protocol):
-    """An open shard, as :class:`mpwds.storage.indexed.shard_file.ShardFile`."""
+    """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`."""
 
     @property
     def url(self) -> str: ...

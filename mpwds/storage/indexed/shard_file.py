@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-import mmap
+import functools
 import os
+from collections.abc import Callable
 from typing import BinaryIO
-
-from mpwds.errors import ShardError
 
 
 class ShardFile:
-    """A shard's file, mapped into memory: copying 100 kB of it takes half as long as reading them.
+    """An open file of a shard. It is closed when nobody refers to it any more.
 
-    Touching a page that is no longer there would kill the process, so each read checks the file's size first.
-
-    It is closed when nobody refers to it any more: one thread may read it while another drops it to open the
-    next.
+    One thread may read a shard while another one drops it to open the next.
 
     Args:
         url: The shard's name in errors.
-        stream: The open file, which is closed. Its lock, if it has one, stays.
+        stream: The open file, which is closed: a descriptor of its own stays open.
 
     Attributes:
         end: Its size in bytes.
         version: Changes when its bytes do: its time of modification, in ns.
-
-    Raises:
-        ShardError: The file is empty.
+        read: ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer.
     """
+
+    __slots__ = ("_descriptor", "end", "read", "url", "version")
 
     def __init__(self, url: str, stream: BinaryIO) -> None:
         self.url = url
+        # A stream warns that it was not closed if the garbage collector finds it before this object.
         with stream:
-            status = os.fstat(stream.fileno())
-            if status.st_size == 0:
-                raise ShardError(f"{url} is empty: a tar file without members has blocks of zeros")
-            self._map = mmap.mmap(stream.fileno(), status.st_size, access=mmap.ACCESS_READ)
-            self._view = memoryview(self._map)
+            self._descriptor = os.dup(stream.fileno())
+        status = os.fstat(self._descriptor)
         self.end = status.st_size
         self.version = status.st_mtime_ns
+        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
 
-    def read(self, size: int, offset: int) -> memoryview:
-        """A view of ``size`` bytes from ``offset`` on; fewer at the end.
-
-        Raises ``ShardError`` if the file has become shorter.
-        """
-        if self._map.size() < self.end:
-            raise ShardError(
-                f"{self.url} has become shorter while it was in use: it had {self.end} bytes, now it has "
-                f"{self._map.size()}"
-            )
-        return self._view[offset : offset + size]
+    def __del__(self) -> None:
+        os.close(self._descriptor)

@@ -10,8 +10,8 @@ from typing import Any
 from mpwds.errors import ShardError
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import from_text, load_or_find
-from mpwds.storage.indexed.shard_file import ShardFile
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK
@@ -71,7 +71,7 @@ class TarShards:
         self._offsets = offsets
         self._cache = cache
         self._open_files = open_files
-        self._open: dict[int, tuple[ShardFile, array[int]]] = {}
+        self._open: dict[int, tuple[MappedShard, array[int]]] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -130,7 +130,7 @@ class TarShards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def _opened(self, shard: int) -> tuple[ShardFile, array[int]]:
+    def _opened(self, shard: int) -> tuple[MappedShard, array[int]]:
         if shard in self._open:
             return self._open[shard]
         self.misses += 1
@@ -152,7 +152,7 @@ class TarShards:
         self._open[shard] = file, offsets
         return file, offsets
 
-    def _open_file(self, url: str) -> tuple[ShardFile, list[str]]:
+    def _open_file(self, url: str) -> tuple[MappedShard, list[str]]:
         """A shard's file, and where its offsets may be kept."""
         shown = without_credentials(url)
         cache = self._cache
@@ -162,7 +162,7 @@ class TarShards:
             if cache is not None:
                 name = distinct_name(os.path.basename(path), source_digest(os.path.abspath(path)))
                 paths.append(offsets_path(cache.directory, name))
-            return ShardFile(shown, open_at(url)), paths
+            return MappedShard(shown, open_at(url)), paths
         if cache is None:
             raise ValueError(
                 f"{shown} is not a local file: to read its samples by number, give a cache for copies"
@@ -173,7 +173,7 @@ class TarShards:
             self._open.clear()
             stream = cache.open_whole(url)
         name = os.path.relpath(cache.path(url), cache.directory)
-        return ShardFile(shown, stream), [offsets_path(cache.directory, name)]
+        return MappedShard(shown, stream), [offsets_path(cache.directory, name)]
 
     def _twice(self, shard: int, key: str, field: str) -> ShardError:
         return ShardError(
