@@ -95,8 +95,12 @@ class IndexedSamples:
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _IndexedStream(self, context)
 
+    def places(self, context: Context) -> range:
+        """The places of an epoch whose samples a worker reads."""
+        return places_of(self.shuffle, len(self), context)
+
     def count_in(self, context: Context) -> int:
-        return len(places_of(self.shuffle, len(self), context))
+        return len(self.places(context))
 
     def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
         """The samples at ``places`` of an epoch: their numbers, shards, and indices in them."""
@@ -139,7 +143,7 @@ class _IndexedStream:
         self._source = source
         self._context = context
         self._read = source.shards.read
-        self._places = places_of(source.shuffle, len(source), context)
+        self._places = source.places(context)
         self._shard = -1  # the one read last
         self._begin(0)
 
