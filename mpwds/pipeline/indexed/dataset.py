@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, overload
@@ -14,7 +15,6 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.filter import Applying, plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.indexed.opening import opened
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
@@ -54,6 +54,8 @@ class IndexedDataset(DataPipeline):
         chunksize: Samples in a chunk.
         seed: Determines the order and all other random choices, with the epoch; 0 by default. A loader's
             seed overrides it.
+        cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
+        cache_size: The most bytes that it may hold; no limit if negative.
 
     Raises:
         ValueError: ``shuffle`` is unknown, ``chunksize`` below 1, or there are no shards.
@@ -80,11 +82,23 @@ class IndexedDataset(DataPipeline):
         *,
         chunksize: int = 2000,
         seed: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: float = -1,
     ) -> None:
-        shards, called, stages, seed_of_source = opened(source)
+        from mpwds.pipeline.indexed.opening import (
+            Copies,
+            opened,
+        )  # workers, who get the shards, do not need it
+
+        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
         super().__init__(seed=seed_of_source if seed is None else seed)
         self.pipeline = [IndexedSamples(shards, shuffle, chunksize), *stages]
-        shown = options(shuffle=(shuffle, False), chunksize=(chunksize, 2000), seed=(seed, None))
+        shown = options(
+            shuffle=(shuffle, False),
+            chunksize=(chunksize, 2000),
+            seed=(seed, None),
+            cache_dir=(cache_dir, None),
+        )
         self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
 
     @property

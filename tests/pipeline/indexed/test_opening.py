@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 import mpwds
+from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.streams.patterns import expand_urls
 from tests.pipeline.indexed.letters import Letters
 
@@ -13,6 +16,29 @@ class TestSources:
     def test_a_name_with_braces_a_list_of_names_or_a_folder(self, tar_shards, tmp_path):
         for source in (tar_shards, expand_urls(tar_shards), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
             assert classes(mpwds.IndexedDataset(source)) == list(range(11))
+
+    @pytest.mark.parametrize("name", ["dataset.json", "index.json"])
+    def test_a_description_or_a_folder_that_has_one(self, tar_shards, tmp_path, name):
+        urls = expand_urls(tar_shards)
+        write_description(create_description(urls, relative_to=str(tmp_path)), tmp_path / name)
+        assert classes(mpwds.IndexedDataset(tmp_path / name)) == list(range(11))
+        assert classes(mpwds.IndexedDataset(tmp_path)) == list(range(11))
+
+    def test_a_description_tells_the_lengths_so_that_no_shard_is_opened(self, tmp_path):
+        shards = [{"url": f"{n}.tar", "nsamples": n} for n in range(1000)]
+        (tmp_path / "x.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+        assert len(mpwds.IndexedDataset(tmp_path / "x.json")) == 499500
+
+    def test_mds_datasets_of_both_versions(self, tmp_path):
+        with mpwds.MDSWriter(columns={"cls": "int"}, out=str(tmp_path / "2")) as sink:
+            for number in range(5):
+                sink.write({"cls": number})
+        with mpwds.StreamingDatasetWriter(str(tmp_path / "1"), ["cls"], compression="gz") as sink:
+            sink.write_samples(({"cls": b"%d" % number} for number in range(5)), use_tqdm=False)
+        for version in "12":
+            dataset = mpwds.IndexedDataset(tmp_path / version, "global")
+            assert sorted(classes(dataset)) == list(range(5))
+            assert int(dataset[3]["cls"]) == 3
 
     def test_its_samples_are_those_of_webdataset(self, tar_shards):
         expected = list(mpwds.WebDataset(tar_shards))
