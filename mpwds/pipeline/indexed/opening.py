@@ -24,6 +24,7 @@ from mpwds.pipeline.sources.shards import (
 )
 from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
 from mpwds.pipeline.stream import Stage
+from mpwds.storage.caches.names import source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.indexed.shards import IndexedShards
@@ -117,7 +118,10 @@ def _described(path: str, copies: Copies) -> IndexedShards:
 
 def _mds(folder: str, copies: Copies) -> IndexedShards:
     """An MDS dataset of the version whose index is there."""
-    place = (folder, None) if is_local(folder) else (copies.directory, folder)
+    place: tuple[str | None, str | None] = folder, None
+    if not is_local(folder):  # each dataset has a folder of its own, because their shards have the same names
+        local = None if copies.directory is None else os.path.join(copies.directory, source_digest(folder))
+        place = local, folder
     limit = None if copies.size_bytes < 0 else int(copies.size_bytes)
     try:
         return MDSShards(*place, cache_limit=limit)

@@ -12,6 +12,17 @@ def classes(dataset):
     return [int(sample["cls"]) for sample in dataset]
 
 
+def write_mds(folder, version):
+    """Writes an MDS dataset of five samples."""
+    if version == 1:
+        with mpwds.StreamingDatasetWriter(str(folder), ["cls"], compression="gz") as sink:
+            sink.write_samples(({"cls": b"%d" % number} for number in range(5)), use_tqdm=False)
+    else:
+        with mpwds.MDSWriter(columns={"cls": "int"}, out=str(folder)) as sink:
+            for number in range(5):
+                sink.write({"cls": number})
+
+
 class TestSources:
     def test_a_name_with_braces_a_list_of_names_or_a_folder(self, tar_shards, tmp_path):
         for source in (tar_shards, expand_urls(tar_shards), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
@@ -30,13 +41,9 @@ class TestSources:
         assert len(mpwds.IndexedDataset(tmp_path / "x.json")) == 499500
 
     def test_mds_datasets_of_both_versions(self, tmp_path):
-        with mpwds.MDSWriter(columns={"cls": "int"}, out=str(tmp_path / "2")) as sink:
-            for number in range(5):
-                sink.write({"cls": number})
-        with mpwds.StreamingDatasetWriter(str(tmp_path / "1"), ["cls"], compression="gz") as sink:
-            sink.write_samples(({"cls": b"%d" % number} for number in range(5)), use_tqdm=False)
-        for version in "12":
-            dataset = mpwds.IndexedDataset(tmp_path / version, "global")
+        for version in (1, 2):
+            write_mds(tmp_path / f"{version}", version)
+            dataset = mpwds.IndexedDataset(tmp_path / f"{version}", "global")
             assert sorted(classes(dataset)) == list(range(5))
             assert int(dataset[3]["cls"]) == 3
 
@@ -72,6 +79,28 @@ class TestSources:
         first = mpwds.IndexedDataset(Letters(1, 2)).map(lambda sample: sample["__key__"])
         assert list(mpwds.IndexedDataset(first)) == ["a0", "b0", "b1"]
         assert list(mpwds.IndexedDataset(mpwds.DataPipeline(first).map(str.upper))) == ["A0", "B0", "B1"]
+
+
+class TestUrls:
+    def test_copies_of_tar_shards_are_fetched_once(self, tar_shards, tmp_path_factory, served):
+        url, asked = served
+        cache = tmp_path_factory.mktemp("cache")
+        for _ in range(2):
+            with mpwds.IndexedDataset(f"{url}/x-{{0..2}}.tar", "global", cache_dir=cache) as dataset:
+                assert sorted(classes(dataset)) == list(range(11))
+                assert int(dataset[7]["cls"]) == 7
+        assert sorted(asked) == ["/x-0.tar", "/x-1.tar", "/x-2.tar"]
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_each_mds_dataset_is_fetched_to_a_folder_of_its_own(
+        self, tmp_path, tmp_path_factory, served, version
+    ):
+        url, _ = served
+        cache = tmp_path_factory.mktemp("cache")
+        for name in ("one", "other"):
+            write_mds(tmp_path / name, version)
+            assert classes(mpwds.IndexedDataset(f"{url}/{name}/", cache_dir=cache)) == list(range(5))
+        assert len([path for path in cache.rglob("*") if path.suffix == ".mds"]) == 2
 
 
 class TestRefusals:
