@@ -56,9 +56,11 @@ class IndexedDataset(DataPipeline):
             seed overrides it.
         cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
         cache_size: The most bytes that it may hold; no limit if negative.
+        threads: Samples that an epoch reads at a time, in each process, to hide the latency of a network or
+            disk. More than 1 needs shards that threads may share: those of this package are.
 
     Raises:
-        ValueError: ``shuffle`` is unknown, ``chunksize`` below 1, or there are no shards.
+        ValueError: ``shuffle`` is unknown, ``chunksize`` or ``threads`` below 1, or there are no shards.
         TypeError: ``source`` is of another kind, or a stage of it does not make one element of one.
         IndexError: ``ds[i]``, and there is no sample ``i``.
         ShardError: A shard is damaged.
@@ -84,6 +86,7 @@ class IndexedDataset(DataPipeline):
         seed: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: float = -1,
+        threads: int = 1,
     ) -> None:
         from mpwds.pipeline.indexed.opening import (
             Copies,
@@ -92,7 +95,7 @@ class IndexedDataset(DataPipeline):
 
         shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
         super().__init__(seed=seed_of_source if seed is None else seed)
-        self.pipeline = [IndexedSamples(shards, shuffle, chunksize), *stages]
+        self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
         shown = options(
             shuffle=(shuffle, False),
             chunksize=(chunksize, 2000),
