@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ def opened(source: Any, copies: Copies) -> Opened:
         return Opened(_named(os.fspath(source), copies), repr(os.fspath(source)))
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
         urls = expand_urls(source)
-        return Opened(TarShards(urls, cache=copies.cache()), listed(urls))
+        return Opened(_tar_shards(urls, copies.cache()), listed(urls))
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
@@ -91,7 +92,7 @@ def _named(name: str, copies: Copies) -> IndexedShards:
         return _described(name, copies)
     if not folder and name.endswith("/"):
         return _mds(name, copies)
-    return TarShards(expand_urls(name), cache=copies.cache())
+    return _tar_shards(expand_urls(name), copies.cache())
 
 
 def _in_folder(folder: str, copies: Copies) -> IndexedShards:
@@ -103,17 +104,26 @@ def _in_folder(folder: str, copies: Copies) -> IndexedShards:
         return _described(index, copies) if is_description else _mds(folder, copies)
     if any(os.path.exists(os.path.join(folder, MDS1_INDEX + end)) for end in ("", ".gz")):
         return _mds(folder, copies)
-    return TarShards(shards_in(folder), cache=copies.cache())
+    return _tar_shards(shards_in(folder), copies.cache())
 
 
 def _described(path: str, copies: Copies) -> IndexedShards:
     shards = load_description(path)["shardlist"]
-    return TarShards(
-        [shard["url"] for shard in shards],
-        [shard["nsamples"] for shard in shards],
-        offsets=[shard.get("offsets") for shard in shards],
-        cache=copies.cache(),
-    )
+    urls = [shard["url"] for shard in shards]
+    lengths = [shard["nsamples"] for shard in shards]
+    return _tar_shards(urls, copies.cache(), lengths, [shard.get("offsets") for shard in shards])
+
+
+def _tar_shards(
+    urls: Sequence[str],
+    cache: ShardCache | None,
+    lengths: Sequence[int] | None = None,
+    offsets: Sequence[str | None] | None = None,
+) -> TarShards:
+    # A shard that has to be opened for a sample costs more than most samples do.
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = min(max(descriptors // 4, 100), 1000)
+    return TarShards(urls, lengths, offsets=offsets, cache=cache, open_files=open_files)
 
 
 def _mds(folder: str, copies: Copies) -> IndexedShards:
@@ -145,7 +155,7 @@ def _of_pipeline(pipeline: DataPipeline, copies: Copies) -> Opened:
                 f"IndexedDataset: expected tarfile_to_samples() behind {origin}, without select_files and "
                 f"rename_files, got {reader}"
             )
-        shards = TarShards(origin.urls, cache=reader.cache or copies.cache())
+        shards = _tar_shards(origin.urls, reader.cache or copies.cache())
         called = listed(origin._given)
     elif isinstance(origin, IndexedSamples):
         shards, called, _, _ = opened(origin.shards, copies)
