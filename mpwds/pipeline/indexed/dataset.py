@@ -88,10 +88,8 @@ class IndexedDataset(DataPipeline):
         cache_size: float = -1,
         threads: int = 1,
     ) -> None:
-        from mpwds.pipeline.indexed.opening import (
-            Copies,
-            opened,
-        )  # workers, who get the shards, do not need it
+        # Not above: workers get shards that are open already.
+        from mpwds.pipeline.indexed.opening import Copies, opened
 
         shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
         super().__init__(seed=seed_of_source if seed is None else seed)
