@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpwds.feed.viewing.figures import ClientFigures, Figures, WorkerFigures
 from mpwds.feed.viewing.tensors import TensorFigures
 from mpwds.feed.viewing.wording import duration, number, rate, shape_text, size
-from mpwds.loader.stats.stats import StageStats
+from mpwds.loader.stats.stats import StageStats, three_digits
 
 NEGLIGIBLE = 0.005
 """The share of workers' time below which a stage is not shown."""
@@ -82,7 +82,7 @@ def stage_cost(stage: StageStats) -> str:
         >>> stage_cost(StageStats("decode", seconds=2.0, share=0.5, elements=1000))
         '2 ms each'
     """
-    return f"{stage.seconds / stage.elements * 1e3:.3g} ms each" if stage.elements else ""
+    return f"{three_digits(stage.seconds / stage.elements * 1e3)} ms each" if stage.elements else ""
 
 
 def tensor_rows(tensors: Sequence[TensorFigures]) -> Rows:
