@@ -15,6 +15,7 @@ from mpwds import shardlists as shardlists
 from mpwds import tariterators as tariterators
 from mpwds import tenbin as tenbin
 from mpwds import utils as utils
+from mpwds import wids as wids
 from mpwds import writer as writer
 from mpwds.compat import FluidInterface as FluidInterface
 from mpwds.compat import FluidWrapper as FluidWrapper
@@ -98,6 +99,11 @@ from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.indexed.dataset import IndexedDataset as IndexedDataset
+from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
+from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
+from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
+from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
@@ -154,6 +160,8 @@ from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
+from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
+from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.patterns import expand_urls as expand_urls
@@ -168,6 +176,7 @@ __all__ = [
     "DataPipeline",
     "DecodeError",
     "DirectoryShardList",
+    "IndexedDataset",
     "LoaderStats",
     "MpwdsError",
     "MultiLoader",

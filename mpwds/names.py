@@ -23,6 +23,7 @@ NAMES = {
     "mpwds.pipeline.dataset": "DataPipeline",
     "mpwds.pipeline.decoding.decoders": "handle_extension",
     "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
+    "mpwds.pipeline.indexed.dataset": "IndexedDataset",
     "mpwds.pipeline.mix": "RandomMix RoundRobin",
     "mpwds.pipeline.quarantine": "quarantine",
     "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
@@ -68,6 +69,8 @@ FURTHER_NAMES = {
     "mpwds.pipeline.decoding.loads": "pytorch_weights_only torch_loads",
     "mpwds.pipeline.decoding.video": "VIDEO_EXTENSIONS VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
+    "mpwds.pipeline.indexed.samplers": "ChunkedSampler DistributedChunkedSampler ShardListSampler",
+    "mpwds.pipeline.indexed.shard_list": "ShardListDataset",
     "mpwds.pipeline.notes": "Incident",
     "mpwds.pipeline.parts": "PipelineStage pipelinefilter",
     "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
@@ -86,17 +89,19 @@ FURTHER_NAMES = {
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
+    "mpwds.storage.mds.writer_v1": "StreamingDatasetWriter",
+    "mpwds.storage.mds.writer_v2": "MDSWriter",
     "mpwds.storage.streams.gopen": "gopen_schemes",
     "mpwds.storage.streams.patterns": "expand_urls",
     "mpwds.storage.streams.urls": "enforce_security",
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
-# webdataset's modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
-# function's name until the module of that name has been imported.
+# webdataset's modules, and `wids`: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen`
+# is here the function's name until the module of that name has been imported.
 _MODULES = (
     "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists tariterators "
-    "utils writer"
+    "utils wids writer"
 )
 WEBDATASET_MODULES = frozenset(_MODULES.split())
 
