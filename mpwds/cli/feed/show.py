@@ -56,15 +56,13 @@ def show(
 
 
 def _print(batch: Any) -> None:
-    from rich.console import Console
-
     from mpwds.cli.feed import tables
     from mpwds.viewing.pictures import pictures
     from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
     statistics.add(batch)
-    console = Console()
+    console = tables.console()
     console.print(tables.batch_pictures(pictures(batch), console.width, console.color_system is not None))
     console.print()
     console.print(tables.tensors(statistics.read()))
