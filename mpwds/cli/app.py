@@ -43,6 +43,10 @@ COMMANDS = {
         "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
     ),
     "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry(
+        "mpwds.cli.resharding.proc",
+        "Process shards through your pipeline, in parallel; can continue.",
+    ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 

@@ -7,19 +7,17 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpwds.cli.resharding.options import Duplicates
+from mpwds.cli.resharding.progress import progress
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.resharding.sink import ShardSink, existing
 from mpwds.errors import ShardError
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.writers import shown_bytes
-
-_SHOWN_S = 0.1  # how often progress is shown
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 
@@ -55,13 +53,13 @@ def reshard(
         nonlocal read
         for sample in samples:
             read += 1
-            progress(read, sample.size)
+            advance(sample.size, f"{read:,} samples")
             yield sample
 
     with contextlib.ExitStack() as ends:
         ends.enter_context(ended_by_sigterm())
         files = ends.enter_context(contextlib.closing(OpenFiles()))
-        progress = ends.enter_context(_progress(local_size(urls)))
+        advance = ends.enter_context(progress(local_size(urls)))
         sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))
         for sample in arrange(counted(read_raw_samples(urls, files))):
             sink.add(sample)
@@ -85,37 +83,6 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Shows how much was read, if standard error is a terminal; yields a function of samples and bytes."""
-    if not sys.stderr.isatty():
-        yield lambda samples, size: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        done, shown = 0, 0.0
-
-        def show(samples: int, size: int) -> None:
-            nonlocal done, shown
-            done += size
-            if (now := time.monotonic()) - shown > _SHOWN_S:
-                shown = now
-                bar.update(task, completed=done, description=f"{samples:,} samples")
-
-        yield show
 
 
 def _refuse_own_input(urls: list[str], output: str) -> None:

@@ -61,7 +61,7 @@ class ShardSink:
         self._force = force
         self._duplicates = duplicates
         if not force and (found := existing(target)):
-            raise FileExistsError(_already(found))
+            raise FileExistsError(already_there(found))
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
         self._writer: TarWriter | None = None
@@ -120,7 +120,7 @@ class ShardSink:
     def _open_next(self) -> None:
         name = self._target % len(self.shards) if self._is_series else self._target
         if not self._force and exists(name):
-            raise FileExistsError(_already([name]))
+            raise FileExistsError(already_there([name]))
         self._writer = TarWriter(name)
         self.shards.append(name)
         self._size = 0
@@ -203,6 +203,7 @@ def existing(target: str) -> list[str]:
     return [os.path.join(directory, each) for each in found]
 
 
-def _already(names: list[str]) -> str:
+def already_there(names: list[str]) -> str:
+    """The error for shards that exist."""
     others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
     return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
