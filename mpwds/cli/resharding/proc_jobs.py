@@ -39,8 +39,7 @@ class Processing:
         handler: What to do about a sample that fails.
 
     Raises:
-        ValueError: ``output`` is one name, and there are several jobs.
-        TypeError: ``stages`` is something else.
+        ValueError: ``stages`` are none, or ``output`` is one name and there are several jobs.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class _Counted:
 
 
 def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
-    """The dataset of the shards with the user's stages; raises ``TypeError`` if they are none."""
+    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none."""
     dataset = WebDataset(urls, handler=handler, empty_check=False)
     built: Any
     if isinstance(stages, DataPipeline):
@@ -102,15 +101,14 @@ def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
         try:
             built = stages(dataset)
         except Exception as error:
-            add_note(
-                error,
-                "stages get the dataset; for a function f of a sample, write stages = [mpwds.map(f)]"[:0],
-            )
-            raise
+            raise ValueError(
+                f"stages(dataset) failed with {error!r}; if it is a function of a sample, write "
+                "stages = [mpwds.map(f)]"
+            ) from error
     else:
-        raise TypeError(f"stages must be a list of stages or a function of a dataset, got {stages!r}")
+        raise ValueError(f"stages must be a list of stages or a function of a dataset, got {stages!r}")
     if not isinstance(built, DataPipeline):
-        raise TypeError(f"stages(dataset) returned {type(built).__name__}, expected a dataset")
+        raise ValueError(f"stages(dataset) returned {type(built).__name__}, expected a dataset")
     if handler is reraise_exception:
         return built
     pipeline = DataPipeline()

@@ -12,7 +12,7 @@ _SHOWN_S = 0.1
 
 @contextlib.contextmanager
 def progress(total: int | None, done: int = 0, in_bytes: bool = True) -> Iterator[Callable[[int, str], None]]:
-    """Shows how much of ``total`` is done; yields ``advance(by, text)``, where ``text`` stands before the bar.
+    """Shows how much of ``total`` is done; yields ``advance(by, text)``; the text stands before the bar.
 
     Args:
         total: Bytes or other units; ``None`` if unknown.
