@@ -23,12 +23,15 @@ def dealt(
     """
     held: list[Ranked] = []
     size = 0
+    width = (high - low) / _BUCKETS
     with contextlib.ExitStack() as spools:
-        buckets: list[Spool] = []
-        width = (high - low) / _BUCKETS
+        buckets: dict[int, Spool] = {}
 
         def deal(rank: float, sample: RawSample) -> None:
-            buckets[min(int((rank - low) / width), _BUCKETS - 1)].add(rank, sample)
+            number = int((rank - low) / width)
+            if number not in buckets:
+                buckets[number] = spools.enter_context(Spool(directory))
+            buckets[number].add(rank, sample)
 
         for rank, sample in ranked:
             if buckets:
@@ -37,13 +40,12 @@ def dealt(
             held.append((rank, sample))
             size += sample.size + OBJECT_BYTES
             if size > memory and len(held) > 1:
-                buckets = [spools.enter_context(Spool(directory)) for _ in range(_BUCKETS)]
                 for each in held:
                     deal(*each)
                 held.clear()
         held.sort(key=lambda each: each[0])
         yield from (sample for _, sample in held)
-        for number, bucket in enumerate(buckets):
+        for number, bucket in sorted(buckets.items()):
             begin = low + number * width
             yield from dealt(bucket, memory, directory, begin, begin + width)
             bucket.close()

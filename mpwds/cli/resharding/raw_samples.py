@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
-from mpwds.pipeline.sources.samples import split_name
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.storage.tar.input import FileInput, open_archive
+from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import Input
 from mpwds.storage.tar.walk import Place, walk
 from mpwds.warn import warn

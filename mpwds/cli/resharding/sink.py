@@ -41,6 +41,7 @@ class ShardSink:
     Raises:
         FileExistsError: A shard exists, and ``force`` is not set.
         ShardError: A key occurs twice.
+        ValueError: There are limits, but ``target`` is no series.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class ShardSink:
         self._maxsize = maxsize
         self._force = force
         self._duplicates = duplicates
+        if not self._is_series and (maxcount or maxsize):
+            raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
         if not force and (found := existing(target)):
             raise FileExistsError(already_there(found))
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
