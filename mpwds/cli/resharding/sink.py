@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from mpwds.cli.resharding.options import Duplicates
@@ -24,7 +23,7 @@ class ShardSink:
     """Writes raw samples to one shard, or to a series of shards.
 
     A shard appears under its name when it is complete and on disk; an exception inside ``with`` leaves the
-    complete ones and drops the current one. A shard is completed while the next one is written.
+    complete ones and drops the current one.
 
     Args:
         target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
@@ -68,8 +67,6 @@ class ShardSink:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
         self._writer: TarWriter | None = None
-        self._publisher = ThreadPoolExecutor(1, "publish")
-        self._published: Future[None] | None = None
         if not self._is_series:
             self._open_next()
 
@@ -77,8 +74,7 @@ class ShardSink:
         """Appends a sample to the current shard, or begins the next one if it does not fit."""
         if self._writer is not None and self._is_full(sample.size):
             self._finish()
-        if self._writer is None:
-            self._open_next()
+        writer = self._writer or self._open_next()
         if sample.key in self._keys:
             sample = self._of_twin(sample)
         self._keys.add(sample.key)
@@ -87,21 +83,16 @@ class ShardSink:
         self.samples += 1
         self.bytes += sample.size
         for start, stop in sample.extents:
-            self._append(sample.blocks, start, stop)
+            self._copy(sample.blocks, start, stop, writer)
 
     def close(self) -> None:
         """Completes the last shard."""
-        try:
-            self._finish()
-            self._wait()
-        finally:
-            self._publisher.shutdown()
+        self._finish()
 
     def discard(self) -> None:
         """Drops the shard that is being written; complete shards stay."""
         if self._writer is not None:
             self._writer.discard()
-        self._publisher.shutdown()
 
     def __enter__(self) -> ShardSink:
         return self
@@ -120,7 +111,7 @@ class ShardSink:
             or (self._maxsize is not None and self._size > 0 and self._size + size > self._maxsize)
         )
 
-    def _open_next(self) -> None:
+    def _open_next(self) -> TarWriter:
         name = self._target % len(self.shards) if self._is_series else self._target
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
@@ -129,19 +120,13 @@ class ShardSink:
         self._size = 0
         self._keys: set[str] = set()
         self._last_key = ""
+        return self._writer
 
     def _finish(self) -> None:
-        if self._writer is None:
-            return
-        self._flush()
-        self._wait()
-        self._published = self._publisher.submit(self._writer.close)
-        self._writer = None
-
-    def _wait(self) -> None:
-        if self._published is not None:
-            self._published.result()
-            self._published = None
+        if self._writer is not None:
+            self._flush(self._writer)
+            self._writer.close()
+            self._writer = None
 
     def _of_twin(self, sample: RawSample) -> RawSample:
         if self._duplicates is Duplicates.rename:
@@ -159,18 +144,17 @@ class ShardSink:
             )
         return sample
 
-    def _append(self, blocks: Blocks, start: int, stop: int) -> None:
+    def _copy(self, blocks: Blocks, start: int, stop: int, writer: TarWriter) -> None:
         while start < stop:
             take = min(stop - start, _BUFFER_BYTES - self._filled)
             blocks.read_into(self._buffer[self._filled : self._filled + take], start)
             self._filled += take
             start += take
             if self._filled == _BUFFER_BYTES:
-                self._flush()
+                self._flush(writer)
 
-    def _flush(self) -> None:
-        if self._writer is not None:
-            self._writer.write_blocks(self._buffer[: self._filled])
+    def _flush(self, writer: TarWriter) -> None:
+        writer.write_blocks(self._buffer[: self._filled])
         self._filled = 0
 
 
