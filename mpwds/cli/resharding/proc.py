@@ -27,7 +27,7 @@ def proc(
     ],
     shards: Shards,
     output: Output,
-    workers: Annotated[int, typer.Option("-j", "--workers", min=1, help="Worker processes.")] = 4,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Worker processes.")] = 4,
     repeat: Annotated[
         int, typer.Option(min=1, help="Process the shards so often, with other random numbers each time.")
     ] = 1,
@@ -65,7 +65,7 @@ def proc(
     urls = [url for pattern in shards for url in expand_urls(pattern)]
     processing = Processing(load(stages), urls, output, repeat, seed, _handler(on_error))
     with ended_by_sigterm(), begun(processing, journal, force) as done:
-        figures = _run(processing, workers, done)
+        figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)
     if as_json:
