@@ -98,6 +98,7 @@ from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.indexed.dataset import IndexedDataset as IndexedDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
@@ -154,6 +155,8 @@ from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
+from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
+from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.patterns import expand_urls as expand_urls
@@ -168,6 +171,7 @@ __all__ = [
     "DataPipeline",
     "DecodeError",
     "DirectoryShardList",
+    "IndexedDataset",
     "LoaderStats",
     "MpwdsError",
     "MultiLoader",
