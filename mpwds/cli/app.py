@@ -37,6 +37,16 @@ COMMANDS = {
         "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
     ),
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
+    "shuffle": Entry(
+        "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
+    ),
+    "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry(
+        "mpwds.cli.resharding.proc",
+        "Process shards through your pipeline, in parallel; can continue.",
+    ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
