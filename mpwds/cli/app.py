@@ -37,6 +37,17 @@ COMMANDS = {
         "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
     ),
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "create": Entry(
+        "mpwds.cli.making.create",
+        "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
+    ),
+    "convert": Entry(
+        "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
+    ),
+    "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
+    "bench": Entry(
+        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
