@@ -79,6 +79,16 @@ def write_file(url: str, data: bytes) -> None:
     destination.publish()
 
 
+def refuse_existing(urls: Sequence[str], force: bool = False) -> None:
+    """Raises ``FileExistsError`` if one of the files that are to be written exists, unless ``force``."""
+    existing = [] if force else [url for url in urls if _exists(url)]
+    if existing:
+        others = f" and {len(existing) - 1} others exist" if len(existing) > 1 else " exists"
+        raise FileExistsError(
+            f"{without_credentials(existing[0])}{others} already: write elsewhere, or replace by --force"
+        )
+
+
 def parse_size(text: str) -> int:
     """The bytes that a size says: ``500MB``, ``1.5GB``, ``64MiB``, ``3e9``.
 

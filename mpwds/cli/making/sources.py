@@ -104,7 +104,7 @@ def _folder(path: str, wanted: Wanted) -> Source:
         roots = {name: os.path.join(path, name) for name in inside}
     with_classes = {"classes": True, "groups": False}.get(wanted.kind)
     trees = {split: folders.read_tree(root, with_classes) for split, root in roots.items()}
-    all_classes = {tree.classes for tree in trees.values()}
+    all_classes = {tuple(tree.classes) for tree in trees.values()}
     if len(all_classes) > 1:
         raise ValueError(
             f"{path}: the splits {', '.join(trees)} have different class folders, so numbers would mean "
