@@ -231,7 +231,9 @@ def _columns(schema: Any, folder: str) -> dict[str, Column]:
 
 def _column(kind: Any, feature: Any) -> Column:
     types = _pyarrow().types
-    names = feature.get("names", ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else ()
+    names = (
+        feature.get("names", ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else ()
+    )
     if types.is_struct(kind) and {kind.field(n).name for n in range(kind.num_fields)} == {"bytes", "path"}:
         return Column("media")
     if types.is_binary(kind) or types.is_large_binary(kind):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,8 @@ def bench(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE.py:NAME | SHARDS...", help="A dataset that MultiLoader takes, or the URLs of tar shards."
+            metavar="FILE.py:NAME | SHARDS...",
+            help="A dataset that MultiLoader takes, or the URLs of tar shards.",
         ),
     ],
     workers: Annotated[
@@ -83,8 +84,10 @@ def bench(
 def _names_an_object(source: str) -> bool:
     """Whether this is ``FILE.py:NAME`` or ``package.module:NAME``, and no URL or path."""
     where, colon, name = source.rpartition(":")
-    return bool(colon) and name.replace(".", "_").isidentifier() and (
-        where.endswith(".py") or where.replace(".", "_").isidentifier()
+    return (
+        bool(colon)
+        and name.replace(".", "_").isidentifier()
+        and (where.endswith(".py") or where.replace(".", "_").isidentifier())
     )
 
 
@@ -101,7 +104,9 @@ def _show(console: Console, runs: Sequence[Run], figures: dict[str, float]) -> N
     def table(*columns: str) -> Table:
         made = Table(box=None, pad_edge=False, header_style="bold")
         for number, column in enumerate(columns):
-            made.add_column(column, justify="right" if number else "left", no_wrap=bool(number), overflow="fold")
+            made.add_column(
+                column, justify="right" if number else "left", no_wrap=bool(number), overflow="fold"
+            )
         return made
 
     if "memory_bytes_per_s" in figures:

@@ -97,7 +97,9 @@ class ColumnMap:
             if _BY_CONTENT in name:
                 name = name.replace(_BY_CONTENT, _extension(value, path))
             if name in sample:
-                raise ValueError(f"row {number}: two columns become the field {name!r}, one of them {column!r}")
+                raise ValueError(
+                    f"row {number}: two columns become the field {name!r}, one of them {column!r}"
+                )
             sample[name] = encode_field(name, value)
         if rest and self.rest:
             sample[self.rest] = json.dumps(rest, default=_plain).encode()
@@ -170,7 +172,9 @@ def _parsed(given: str, columns: Mapping[str, Column]) -> tuple[dict[str, str], 
         column, colon, name = part.rpartition(":")
         if not colon or not name or (column != _REST and column not in columns):
             known = ", ".join(columns)
-            raise ValueError(f"--columns {part!r}: expected COLUMN:FIELD, where COLUMN is one of {known} or *")
+            raise ValueError(
+                f"--columns {part!r}: expected COLUMN:FIELD, where COLUMN is one of {known} or *"
+            )
         fields[column] = name
     return fields, fields.pop(_REST, "")
 
@@ -189,8 +193,8 @@ def _media(column: str, value: Mapping[str, Any]) -> tuple[bytes, str]:
     data, path = value["bytes"], value["path"] or ""
     if data is None:
         raise ValueError(
-            f"column {column!r} names the file {path!r} and does not hold it: save the dataset with its files, "
-            "as save_to_disk and push_to_hub do"
+            f"column {column!r} names the file {path!r} and does not hold it: save the dataset with its "
+            "files, as save_to_disk and push_to_hub do"
         )
     return data, path
 

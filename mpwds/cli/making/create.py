@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-
 from mpwds.feed.viewing.wording import printable
 
 if TYPE_CHECKING:
@@ -97,7 +96,9 @@ def create(
         if shuffle:
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
         patterns = {name: shard_pattern(output, name) for name in splits}
-        planned = {name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize)) for name in splits}
+        planned = {
+            name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize)) for name in splits
+        }
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
@@ -122,12 +123,16 @@ def _splits(
     """The samples of each split, and the numbers of those to write, in order."""
     if wanted:
         if wanted not in found:
-            raise typer.BadParameter(f"--split {wanted}: there are {', '.join(filter(None, found)) or 'no splits'}")
+            raise typer.BadParameter(
+                f"--split {wanted}: there are {', '.join(filter(None, found)) or 'no splits'}"
+            )
         found = {"": found[wanted]}
     if train is None:
         return {name: (samples, range(len(samples))) for name, samples in found.items()}
     if len(found) > 1:
-        raise typer.BadParameter(f"--train: there are splits already, {', '.join(found)}: choose one by --split")
+        raise typer.BadParameter(
+            f"--train: there are splits already, {', '.join(found)}: choose one by --split"
+        )
     from mpwds.cli.making.planning import split_in_two
 
     (samples,) = found.values()

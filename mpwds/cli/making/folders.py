@@ -91,7 +91,9 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
     folders = sorted({group.key.partition("/")[0] for group in tree.groups})
     flat = next((group.key for group in tree.groups if "/" not in group.key), None)
     if with_classes is None:
-        with_classes = flat is None and len(folders) > 1 and all(len(group.files) == 1 for group in tree.groups)
+        with_classes = (
+            flat is None and len(folders) > 1 and all(len(group.files) == 1 for group in tree.groups)
+        )
     if not with_classes:
         return tree
     if flat is not None:
@@ -134,7 +136,9 @@ def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
             raise ValueError(f"{both} would be the same field: names differ in case alone")
         by_field[field] = name
     # An absolute name would not be found again below the folder that the shard is unpacked to.
-    return Group(key.lstrip("/"), tuple((name, field) for name, field, _ in files), sum(size for *_, size in files))
+    return Group(
+        key.lstrip("/"), tuple((name, field) for name, field, _ in files), sum(size for *_, size in files)
+    )
 
 
 def _files_below(root: str) -> Iterator[tuple[str, int]]:

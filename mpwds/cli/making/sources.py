@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -98,7 +97,9 @@ def _folder(path: str, wanted: Wanted) -> Source:
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
         return _arrow(datasets, wanted)
-    inside = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    inside = sorted(
+        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
+    )
     roots = {"": path}
     if inside and _SPLITS.issuperset(inside):
         roots = {name: os.path.join(path, name) for name in inside}
@@ -139,7 +140,9 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
         classes = {"cls": names} if names else {}
     column_map = _map(found, wanted, root)
     text = f"a list of {len(rows):,} rows ({ending})"
-    return Source(text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes)
+    return Source(
+        text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
+    )
 
 
 def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
