@@ -32,6 +32,8 @@ NAMES = {
     "mpwds.pipeline.webdataset": "WebDataset",
     "mpwds.sharedmem.share": "share",
     "mpwds.storage.caches.shard_cache": "ShardCache",
+    "mpwds.storage.mds.writer_v1": "StreamingDatasetWriter",
+    "mpwds.storage.mds.writer_v2": "MDSWriter",
     "mpwds.storage.streams.gopen": "gopen",
     "mpwds.storage.writing.tar_writer": "TarWriter",
     "mpwds.storage.writing.writers": "ShardWriter",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpwds.pipeline.sources.samples import split_name
+from mpwds.storage.tar.names import split_name
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.writing.encoders import encode_field
@@ -95,7 +95,7 @@ class ColumnMap:
             elif _is_media(value):
                 value, path = _media(column, value)
             if _BY_CONTENT in name:
-                name = name.replace(_BY_CONTENT, _extension(value, path))
+                name = name.replace(_BY_CONTENT, extension_of(value, path))
             if name in sample:
                 raise ValueError(
                     f"row {number}: two columns become the field {name!r}, one of them {column!r}"
@@ -199,7 +199,7 @@ def _media(column: str, value: Mapping[str, Any]) -> tuple[bytes, str]:
     return data, path
 
 
-def _extension(data: Any, path: str) -> str:
+def extension_of(data: Any, path: str = "") -> str:
     """The extension of a file: what its first bytes say, its name, or ``bin``."""
     for signature, place, extension in _SIGNATURES:
         if isinstance(data, bytes) and data.startswith(signature, place):

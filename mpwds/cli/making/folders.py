@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mpwds.pipeline.sources.samples import split_name
+from mpwds.storage.tar.names import split_name
 
 _LABEL = "cls"
 
