@@ -111,7 +111,7 @@ class _Command(TyperCommand):
         repeatable = {
             name for param in self.params if getattr(param, "multiple", False) for name in param.opts
         }
-        ctx.obj.command = self.name
+        ctx.obj.command = ctx.command_path.partition(" ")[2]
         return super().parse_args(ctx, _repeated(args, repeatable))
 
 
@@ -133,8 +133,12 @@ def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
 
 
 def _load(name: str) -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    if isinstance(function, typer.Typer):  # a command with commands of its own
+        for each in function.registered_commands:
+            each.cls = _Command
+        return typer.main.get_command(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     paragraphs = inspect.cleandoc(function.__doc__ or COMMANDS[name].help).split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     app.command(name, cls=_Command, help=text)(function)

@@ -14,6 +14,7 @@ from mpwds.storage.writing.destinations import open_destination
 
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
 _DIRECTIVE = re.compile(r"[-_.]?%\d*d")
+_DIRECTIVE_ALONE = re.compile(r"%\d*d")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?) *([kKmMgGtT]?[iI]?[bB]?)")
 _UNITS = {
     f"{letter}{binary}{byte}": (1024 if binary else 1000) ** power
@@ -87,6 +88,24 @@ def refuse_existing(urls: Sequence[str], force: bool = False) -> None:
         raise FileExistsError(
             f"{without_credentials(existing[0])}{others} already: write elsewhere, or replace by --force"
         )
+
+
+def refuse_existing_shards(pattern: str, force: bool = False) -> None:
+    """``refuse_existing`` for shards whose number is unknown: any that a pattern names.
+
+    Of shards that are not local, only the first is looked for.
+    """
+    folder, _, name = pattern.rpartition("/")
+    if "%" not in name:
+        refuse_existing([pattern], force)
+    elif force or not is_local(pattern):
+        refuse_existing([numbered(pattern, 0)], force)
+    else:
+        number = re.compile(_DIRECTIVE_ALONE.sub(r"\\d+", re.escape(name)))
+        there = (
+            sorted(os.listdir(local_path(folder) or ".")) if os.path.isdir(local_path(folder) or ".") else []
+        )
+        refuse_existing([f"{folder or '.'}/{each}" for each in there if number.fullmatch(each)])
 
 
 def parse_size(text: str) -> int:

@@ -11,26 +11,28 @@ from rich.progress import Progress as Bars
 
 
 class Progress:
-    """Shows how many samples and bytes of a command are done, and how fast.
+    """Shows how much of a command's work is done, and how fast.
 
     Args:
         what: What the command does, such as ``"writing"``.
-        total: Number of samples; ``None`` if it is unknown.
+        total: How many there are to do; ``None`` if that is unknown.
+        of: What is counted.
 
     Attributes:
-        samples: Samples done.
+        count: How many are done.
         nbytes: Bytes of their data.
 
     Example:
         >>> with Progress("writing", 2) as progress:
         ...     progress.advance(2, 600)
-        >>> progress.samples, progress.nbytes
+        >>> progress.count, progress.nbytes
         (2, 600)
     """
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self.samples = 0
+    def __init__(self, what: str, total: int | None = None, of: str = "samples") -> None:
+        self.count = 0
         self.nbytes = 0
+        self._of = of
         self._began = time.monotonic()
         console = Console(stderr=True)
         self._bars = Bars(
@@ -45,11 +47,11 @@ class Progress:
         )
         self._task = self._bars.add_task(what, total=total, rate="")
 
-    def advance(self, samples: int, nbytes: int = 0) -> None:
-        """Adds samples and bytes that are done."""
-        self.samples += samples
+    def advance(self, count: int, nbytes: int = 0) -> None:
+        """Adds what is done."""
+        self.count += count
         self.nbytes += nbytes
-        self._bars.update(self._task, advance=samples, rate=self.rate)
+        self._bars.update(self._task, advance=count, rate=self.rate)
 
     @property
     def seconds(self) -> float:
@@ -58,9 +60,9 @@ class Progress:
 
     @property
     def rate(self) -> str:
-        """Samples and bytes a second, in words."""
+        """How many a second, and bytes, in words."""
         seconds = self.seconds or 1e-9
-        rate = f"{self.samples / seconds:,.0f} samples/s"
+        rate = f"{self.count / seconds:,.0f} {self._of}/s"
         return f"{rate}, {self.nbytes / seconds / 1e6:,.0f} MB/s" if self.nbytes else rate
 
     def __enter__(self) -> Progress:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpwds.storage.tar.names import split_name
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
+from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
 
 LABELS = ("cls", "label", "class")

@@ -30,15 +30,29 @@ _AS_TEXT = {"str", "str_int", "str_float", "str_decimal"}
 _AS_IT_IS = {"bytes", "pkl"}
 
 
-def guessed_encodings(fields: Iterable[str]) -> dict[str, str]:
-    """An encoding for each field of a tar shard, by its extension; ``bytes`` for most.
+def guessed_encoding(field: str) -> str:
+    """The encoding that a field of a tar shard probably has, by its extension; ``bytes`` for most.
 
     Example:
-        >>> guessed_encodings(["jpg", "cls", "seg.png", "wav"])
-        {'jpg': 'jpeg', 'cls': 'int', 'seg.png': 'png', 'wav': 'bytes'}
+        >>> [guessed_encoding(field) for field in ("jpg", "cls", "seg.png", "wav")]
+        ['jpeg', 'int', 'png', 'bytes']
     """
-    by_extension = {each: name for name, extensions in _EXTENSIONS.items() for each in extensions}
-    return {field: by_extension.get(_extension(field), "bytes") for field in fields}
+    extension = _extension(field)
+    return next((name for name, known in _EXTENSIONS.items() if extension in known), "bytes")
+
+
+def between(stored: str, field: str, target: str) -> Convert:
+    """The function from a column's bytes, or a field's if ``stored`` is empty, to those of another column.
+
+    Args:
+        stored: The column's encoding.
+        field: The field that the column would become.
+        target: The other column's encoding.
+    """
+    if stored == target:
+        return bytes
+    first, second = from_column(stored, field), to_column(field, target)
+    return lambda data: second(first(data))
 
 
 def to_column(field: str, name: str) -> Convert:
@@ -80,8 +94,8 @@ def field_of(column: str, name: str, first: bytes) -> str:
         ValueError: Fields cannot hold such values.
 
     Example:
-        >>> field_of("jpg", "jpeg", b""), field_of("caption", "str", b""), field_of("image", "bytes", b"GIF89a")
-        ('jpg', 'caption.txt', 'image.gif')
+        >>> field_of("jpg", "jpeg", b""), field_of("text", "str", b""), field_of("image", "bytes", b"GIF89a")
+        ('jpg', 'text', 'image.gif')
     """
     if name.startswith("list") or name in ("jpeg_array", "jpegarray"):
         raise ValueError(
@@ -89,6 +103,7 @@ def field_of(column: str, name: str, first: bytes) -> str:
             "in --columns"
         )
     kind = name.partition(":")[0]
+    known: tuple[str, ...]
     if name in ("bytes", "pkl"):
         extension = "pkl" if name == "pkl" else extension_of(first)
         known = (_extension(column), "pkl") if extension == "bin" else (extension, "jpeg")
@@ -102,7 +117,9 @@ def field_of(column: str, name: str, first: bytes) -> str:
 
 
 def from_column(name: str, field: str) -> Convert:
-    """The function from a column's bytes to those of a field."""
+    """The function from the bytes of a column with this encoding to those of a field; none: they are such."""
+    if not name:
+        return bytes
     column = encoding(name, allow_pickle=True)
     if name in _AS_IT_IS or name in _AS_TEXT or name in ("jpeg", "png", "json"):
         return bytes
@@ -130,14 +147,15 @@ def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
         names, colon, target = part.partition(":")
         new, _, name = names.rpartition("=")
         if not colon or not target or name not in known:
-            raise ValueError(
-                f"--columns {part!r}: expected NAME:TARGET or NEW=NAME:TARGET, and NAME one of {', '.join(known)}"
-            )
+            expected = "expected NAME:TARGET or NEW=NAME:TARGET, and NAME one of"
+            raise ValueError(f"--columns {part!r}: {expected} {', '.join(known)}")
         chosen[name] = (new or name, target)
     return chosen
 
 
-def convert_fields(sample: Mapping[str, bytes], converters: Mapping[str, tuple[str, Convert]]) -> dict[str, bytes]:
+def convert_fields(
+    sample: Mapping[str, bytes], converters: Mapping[str, tuple[str, Convert]]
+) -> dict[str, bytes]:
     """The sample with other names and bytes; errors name the sample and the field.
 
     Args:

@@ -321,7 +321,6 @@ class FetchReader(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
-<<<<<<< HEAD
     def wait(self) -> Exception | None:
         """Waits until the fetch has ended, and raises its error. Returns why the shard is not kept."""
         fetch = self._fetch
@@ -331,14 +330,6 @@ class FetchReader(io.RawIOBase):
         if fetch.error is not None:
             raise fetch.error
         return fetch.not_kept
-=======
-    def wait(self) -> None:
-        """Waits until the shard has its name, or cannot be kept. Raises the error of its stream."""
-        with self._fetch.changed:
-            self._fetch.changed.wait_for(lambda: self._fetch.ended)
-        if self._fetch.error is not None:
-            raise self._fetch.error
->>>>>>> mds
 
     def close(self) -> None:
         if self.closed:
