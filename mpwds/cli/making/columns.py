@@ -88,22 +88,29 @@ class ColumnMap:
             if column not in self.fields:
                 rest[column] = value
                 continue
-            name = self.fields[column]
-            path = value if column in self.files else ""
-            if path:
-                value = self._contents(path)
-            elif _is_media(value):
-                value, path = _media(column, value)
-            if _BY_CONTENT in name:
-                name = name.replace(_BY_CONTENT, extension_of(value, path))
+            try:
+                name, data = self._field(column, value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"column {column!r} of row {number}: {error}") from error
             if name in sample:
-                raise ValueError(
-                    f"row {number}: two columns become the field {name!r}, one of them {column!r}"
-                )
-            sample[name] = encode_field(name, value)
+                raise ValueError(f"row {number}: {column!r} and another column become the field {name!r}")
+            sample[name] = data
         if rest and self.rest:
             sample[self.rest] = json.dumps(rest, default=_plain).encode()
         return sample
+
+    def _field(self, column: str, value: Any) -> tuple[str, bytes]:
+        """The name and the bytes of a column's field."""
+        name, path = self.fields[column], ""
+        if column in self.files:
+            value, path = self._contents(value), value
+        elif _is_media(value):
+            value, path = _media(value)
+        if _BY_CONTENT in name:
+            name = name.replace(_BY_CONTENT, extension_of(value, path))
+        if isinstance(value, (int, float)) and name.rpartition(".")[2] in _TEXTS:
+            value = str(value)
+        return name, encode_field(name, value)
 
     def size_of(self, row: Mapping[str, Any]) -> int:
         """About the number of bytes of a row's sample; files at URLs count as nothing."""
@@ -189,12 +196,12 @@ def _is_media(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"bytes", "path"}
 
 
-def _media(column: str, value: Mapping[str, Any]) -> tuple[bytes, str]:
+def _media(value: Mapping[str, Any]) -> tuple[bytes, str]:
     data, path = value["bytes"], value["path"] or ""
     if data is None:
         raise ValueError(
-            f"column {column!r} names the file {path!r} and does not hold it: save the dataset with its "
-            "files, as save_to_disk and push_to_hub do"
+            f"it names the file {path!r} and does not hold it: save the dataset with its files, as "
+            "save_to_disk and push_to_hub do"
         )
     return data, path
 

@@ -16,7 +16,6 @@ index = typer.Typer(
     name="index",
     help="Make and change descriptions of indexed datasets (wids), and look into them.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode="rich",
 )
 

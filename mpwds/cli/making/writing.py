@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mpwds.cli.progress import Progress
+from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _REPORT_BYTES = 16 << 20
@@ -55,11 +58,19 @@ def write_shards(shards: Sequence[Planned], jobs: int, progress: Progress) -> li
     jobs = min(jobs, len(shards))
     dataset = DataPipeline(share(list(enumerate(shards)))).flatmap(_write)
     written: dict[int, Written] = {}
-    with MultiLoader(dataset, workers=jobs if jobs > 1 else 0, in_order=False, output="numpy") as loader:
-        for number, samples, nbytes, shard in loader:
-            progress.advance(samples, nbytes)
-            if shard is not None:
-                written[number] = Written(*shard)
+    try:
+        with MultiLoader(dataset, workers=jobs if jobs > 1 else 0, in_order=False, output="numpy") as loader:
+            for number, samples, nbytes, shard in loader:
+                progress.advance(samples, nbytes)
+                if shard is not None:
+                    written[number] = Written(*shard)
+    except BaseException as error:  # workers were killed, perhaps while they wrote
+        noted: list[str] = getattr(error, "__notes__", [])
+        noted[:] = [note for note in noted if _write.__name__ not in note]  # users know of no pipeline
+        for number, (url, _) in enumerate(shards):
+            if number not in written and url != "-" and is_local(url):
+                remove_partial(local_path(url))
+        raise
     return [written[number] for number in range(len(shards))]
 
 
@@ -68,7 +79,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, int, tuple[Any
     number, (url, samples) = task
     keys: set[str] = set()
     total, unreported, nbytes = 0, 0, 0
-    with TarWriter(url, mtime=0) as sink:
+    with TarWriter(url, mtime=0) as sink, _naming(url):
         for sample in samples:
             key = sample["__key__"]
             if key in keys:
@@ -81,3 +92,12 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, int, tuple[Any
                 total, unreported, nbytes = total + nbytes, 0, 0
     filesize = os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
     yield number, unreported, nbytes, (url, len(keys), total + nbytes, filesize)
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"while writing {without_credentials(url)}")
+        raise
