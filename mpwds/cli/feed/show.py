@@ -49,7 +49,7 @@ def show(
     if save is None:
         _print(batch)
         return
-    from mpwds.feed.viewing.contact_sheet import write_contact_sheet
+    from mpwds.viewing.contact_sheet import write_contact_sheet
 
     write_contact_sheet(save, batch, f"A batch of {watched.name}")
     print(f"wrote {save}")
@@ -59,8 +59,8 @@ def _print(batch: Any) -> None:
     from rich.console import Console
 
     from mpwds.cli.feed import tables
-    from mpwds.feed.viewing.pictures import pictures
-    from mpwds.feed.viewing.tensors import TensorStatistics
+    from mpwds.viewing.pictures import pictures
+    from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
     statistics.add(batch)

@@ -99,7 +99,7 @@ def _usual_counts() -> list[int]:
 def _show(console: Console, runs: Sequence[Run], figures: dict[str, float]) -> None:
     from rich.table import Table
 
-    from mpwds.feed.viewing.wording import printable
+    from mpwds.viewing.wording import printable
 
     def table(*columns: str) -> Table:
         made = Table(box=None, pad_edge=False, header_style="bold")

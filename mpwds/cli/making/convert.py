@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-from mpwds.feed.viewing.wording import printable
+from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -120,7 +120,7 @@ def info(
     from rich.console import Console
     from rich.table import Table
 
-    from mpwds.feed.viewing.wording import printable
+    from mpwds.viewing.wording import printable
     from mpwds.storage.indexed.describing import summarize
     from mpwds.storage.streams.patterns import expand_urls
 
@@ -174,7 +174,7 @@ def sample(
 ) -> None:
     """Show a sample of the dataset by its number: each field's size, and what it begins with."""
     import mpwds
-    from mpwds.feed.viewing.wording import printable
+    from mpwds.viewing.wording import printable
 
     dataset = mpwds.ShardListDataset(description, transformations=[])
     found = dataset[number]
@@ -207,7 +207,7 @@ def _described(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    from mpwds.feed.viewing.wording import printable
+    from mpwds.viewing.wording import printable
 
     if isinstance(value, (str, int)):
         return printable(str(value))

@@ -14,7 +14,6 @@ from mpwds.storage.caches.fetch import (
     REFUSED,
     CacheEntry,
     FetchOptions,
-    FetchReader,
     join,
     unread,
     wait_for_other,
@@ -153,22 +152,6 @@ class ShardCache:
                 refused.close()
                 raise self._not_kept(url, REFUSED)
         return file
-
-    def open_file(self, url: str | os.PathLike[str]) -> BinaryIO | None:
-        """Opens a shard's file, for reading at any place; fetches all of it first.
-
-        Returns ``None`` if the shard cannot be kept; a warning says why. The errors are those of the URL's
-        own stream.
-        """
-        for _ in range(2):
-            stream = self.open(url)
-            raw = getattr(stream, "raw", None)
-            if isinstance(raw, io.FileIO):
-                return stream
-            with stream:
-                if isinstance(raw, FetchReader):
-                    raw.wait()
-        return None
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.

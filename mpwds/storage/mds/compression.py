@@ -77,7 +77,9 @@ class Compression:
         except (ImportError, MemoryError):
             raise
         except Exception as error:  # each library has errors of its own
-            raise ValueError(f"its {self.extension} data is damaged: {error or type(error).__name__}") from error
+            raise ValueError(
+                f"its {self.extension} data is damaged: {error or type(error).__name__}"
+            ) from error
 
 
 def _brotli() -> Any:

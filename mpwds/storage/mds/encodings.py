@@ -123,32 +123,7 @@ def _encode_json(value: Any) -> bytes:
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode()
 
 
-_SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64".split()
-
-_ENCODINGS = {
-    each.name: each
-    for each in (
-        _encoding("bytes", bytes, bytes, bytes),
-        _encoding("str", str, str.encode, bytes.decode),
-        _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
-        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
-        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
-        _encoding("str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())),
-        _encoding("json", object, _encode_json, json.loads),
-        *map(_scalar, _SCALARS),
-        _encoding("pil", object, images.encode_raw, images.decode_raw),
-        _encoding("jpeg", object, images.encode_jpeg, images.decode_file),
-        _encoding("png", object, images.encode_png, images.decode_file),
-        _encoding("jpeg_array", (list, tuple), images.encode_files, images.decode_files),
-        _encoding("jpegarray", (list, tuple), images.encode_files, images.decode_files),
-        _encoding("list[pil]", list, images.encode_list(images.encode_raw), images.decode_list(images.decode_raw)),
-        _encoding("list[jpeg]", list, images.encode_list(images.encode_jpeg), images.decode_list(images.decode_file)),
-        _encoding("list[png]", list, images.encode_list(images.encode_png), images.decode_list(images.decode_file)),
-        _encoding("pkl", object, pickle.dumps, pickle.loads),
-    )
-}
-
-# The types that an array may have, and the byte that names each: a multiple of its bits, 8 times its size.
+# The types of scalars and arrays, and the byte that names each.
 _TYPE_CODES = {
     "uint8": 8,
     "int8": 9,
@@ -162,6 +137,38 @@ _TYPE_CODES = {
     "int64": 65,
     "float64": 66,
 }
+
+_ENCODINGS = {
+    each.name: each
+    for each in (
+        _encoding("bytes", bytes, bytes, bytes),
+        _encoding("str", str, str.encode, bytes.decode),
+        _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
+        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
+        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
+        _encoding(
+            "str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())
+        ),
+        _encoding("json", object, _encode_json, json.loads),
+        *map(_scalar, _TYPE_CODES),
+        _encoding("pil", object, images.encode_raw, images.decode_raw),
+        _encoding("jpeg", object, images.encode_jpeg, images.decode_file),
+        _encoding("png", object, images.encode_png, images.decode_file),
+        _encoding("jpeg_array", (list, tuple), images.encode_files, images.decode_files),
+        _encoding("jpegarray", (list, tuple), images.encode_files, images.decode_files),
+        _encoding(
+            "list[pil]", list, images.encode_list(images.encode_raw), images.decode_list(images.decode_raw)
+        ),
+        _encoding(
+            "list[jpeg]", list, images.encode_list(images.encode_jpeg), images.decode_list(images.decode_file)
+        ),
+        _encoding(
+            "list[png]", list, images.encode_list(images.encode_png), images.decode_list(images.decode_file)
+        ),
+        _encoding("pkl", object, pickle.dumps, pickle.loads),
+    )
+}
+
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _TYPE_CODES.items()}
 _SHAPE_TYPES = [np.dtype(name) for name in ("u1", "<u2", "<u4", "<u8")]
 _MOST_AXES = 63
@@ -213,7 +220,9 @@ def _ndarray(name: str, details: str) -> Encoding:
             decoded_shape = tuple(lengths.tolist())
         dtype = _TYPES[code]
         if len(data) - at != math.prod(decoded_shape) * dtype.itemsize:
-            raise ValueError(f"an array of {dtype} and shape {decoded_shape} does not have {len(data) - at} bytes")
+            raise ValueError(
+                f"an array of {dtype} and shape {decoded_shape} does not have {len(data) - at} bytes"
+            )
         return np.frombuffer(data, dtype, offset=at).reshape(decoded_shape)
 
     fixed = None if shape is None or fixed_code is None else math.prod(shape) * _TYPES[fixed_code].itemsize

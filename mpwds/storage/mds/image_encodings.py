@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Others may run programs (EPS) or are read by plugins that few need.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 _RAW_HEAD = struct.Struct("<3I")  # width, height, bytes of the mode's name
 _BYTES_A_PIXEL = {

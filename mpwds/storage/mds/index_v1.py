@@ -78,8 +78,11 @@ def parse_index(data: bytes, path: str) -> Index:
     elif width in _WIDTHS:
         sizes = reader.array(samples, np.dtype(f"<u{width}"))
     else:
-        raise ShardError(f"{path} says at offset {at} that sizes have {width} bytes, expected 0, 1, 2, 4 or 8")
-    name_sizes = reader.array(*reader.array(1, _INT32).tolist(), _INT32)
+        raise ShardError(
+            f"{path} says at offset {at} that sizes have {width} bytes, expected 0, 1, 2, 4 or 8"
+        )
+    (count,) = reader.array(1, _INT32).tolist()
+    name_sizes = reader.array(count, _INT32)
     fields = tuple(reader.text(size) for size in name_sizes.tolist())
     if reader.offset != len(data):
         raise ShardError(f"{path} should end at byte {reader.offset}, and it has {len(data)}")
@@ -92,7 +95,9 @@ def _check(index: Index, samples: int, total: int, path: str) -> None:
     """Compares the totals with the shards, and each shard with its samples."""
     per_shard, sizes = index.samples_per_shard.tolist(), index.bytes_per_shard.tolist()
     if min(per_shard, default=0) < 0 or min(sizes, default=0) < 0 or sum(per_shard) != samples:
-        raise ShardError(f"{path} is damaged: the numbers of samples of its shards do not add up to {samples}")
+        raise ShardError(
+            f"{path} is damaged: the numbers of samples of its shards do not add up to {samples}"
+        )
     if sum(sizes) != total:
         raise ShardError(f"{path} is damaged: the sizes of its shards do not add up to {total} bytes")
     if len(set(index.fields)) < len(index.fields):
@@ -106,7 +111,7 @@ def _check(index: Index, samples: int, total: int, path: str) -> None:
     for shard, (found, expected) in enumerate(zip(sums, sizes, strict=True)):
         if found != expected:
             raise ShardError(
-                f"{path} is damaged: the samples of shard {shard} have {found} bytes, and the shard {expected}"
+                f"{path} is damaged: samples of shard {shard} have {found} bytes, and the shard {expected}"
             )
 
 

@@ -7,23 +7,22 @@ import hashlib
 import io
 import os
 import tempfile
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError, StreamError, StreamNotFound
-from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.indexed.shard_file import ShardFile
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
-from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile
 
 _PIECE_BYTES = 1024 * 1024
-_OPEN_FILES = 32
+_OPEN_FILES = 100
 _SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
 
 
@@ -93,15 +92,17 @@ class Place:
             local, remote = None, local
         if local is None and remote is not None and is_local(remote):
             local, remote = remote, None
-        if local is None and remote is None:
-            raise ValueError("an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL")
         if retries < 0 or timeout_s <= 0:
             raise ValueError(f"retries ({retries}) must not be negative, the time-out ({timeout_s}) positive")
         source = None if remote is None else os.path.join(os.fspath(remote), split or "")
-        if local is None:
-            folder = _own_folder(os.fspath(source))
-        else:
+        if local is not None:
             folder = os.path.join(os.path.expanduser(local_path(local)), split or "")
+        elif source is not None:
+            folder = _own_folder(source)
+        else:
+            raise ValueError(
+                "an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL"
+            )
         if source is not None and is_local(source):
             source = os.path.abspath(os.path.expanduser(local_path(source)))
             source = None if source == os.path.abspath(folder) else source
@@ -151,7 +152,9 @@ def _read(url: str, deadline: float) -> bytes:
         while piece := stream.read(_PIECE_BYTES):
             pieces.append(piece)
             if time.monotonic() > deadline:
-                raise StreamError(f"{without_credentials(url)} was not fetched in time: raise the time-out", url)
+                raise StreamError(
+                    f"{without_credentials(url)} was not fetched in time: raise the time-out", url
+                )
     return b"".join(pieces)
 
 
@@ -214,11 +217,11 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
 
 
 class LocalShards:
-    """Reads bytes of shards. Fetches each shard first, once on a machine, and uncompresses it.
+    """Opens shards. Fetches each one first, once on a machine, and uncompresses it.
 
     Shards that are in the folder already are read there. Their sizes are compared with the index, and their
-    hashes if ``validate_hash`` is given; what is fetched is compared with all hashes of the index. A few
-    files are kept open. Objects can be pickled, and used in forks and threads.
+    hashes if ``validate_hash`` is given; what is fetched is compared with all hashes of the index. Some files
+    stay open. Objects can be pickled, and used in forks and threads.
 
     Args:
         place: Where the dataset is.
@@ -237,8 +240,8 @@ class LocalShards:
         validate_hash: str | None = None,
         cache_limit: int | None = None,
     ) -> None:
-        self.place = place
-        self.files = files
+        self._place = place
+        self._files = files
         self._validate_hash = validate_hash
         self._urls = [_SCHEME + place.url(shard.stored.name) for shard in files]
         if validate_hash is not None:
@@ -247,30 +250,22 @@ class LocalShards:
         fetcher = _Fetcher(place, dict(zip(self._urls, files, strict=True)), validate_hash)
         limit = -1 if cache_limit is None else cache_limit
         self._cache = ShardCache(place.local, limit, fetcher.name, validator=None, opener=fetcher)
-        self._start()
-
-    def _start(self) -> None:
-        self._open: OrderedDict[int, LocalFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open: dict[int, ShardFile] = {}
         self._checked: set[int] = set()
 
-    def open(self, shard: int) -> LocalFile:
+    def open(self, shard: int) -> ShardFile:
         """A shard's file, which stays open for a while.
 
         Raises:
-            ShardError: Its size or hash is wrong.
+            ShardError: It is missing, or its size or hash is wrong.
             StreamError: It cannot be fetched or kept.
         """
-        with self._lock:
-            file = self._open.get(shard)
-            if file is not None:
-                self._open.move_to_end(shard)
-                return file
-        file = self._opened(shard)
-        with self._lock:
-            self._open[shard] = file
-            if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)
+        file = self._open.get(shard)
+        if file is None:
+            # The one that was opened first goes, so that a hit changes nothing: other threads may read.
+            for oldest in list(self._open)[: len(self._open) + 1 - _OPEN_FILES]:
+                self._open.pop(oldest, None)
+            file = self._open[shard] = self._opened(shard)
         return file
 
     def prefetch(self, shard: int) -> None:
@@ -280,73 +275,37 @@ class LocalShards:
 
     def close(self) -> None:
         """Closes the open files."""
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
 
     def _is_fetched(self, shard: int) -> bool:
-        return self.place.remote is not None or self.files[shard].packed is not None
+        return self._place.remote is not None or self._files[shard].packed is not None
 
-    def _opened(self, shard: int) -> LocalFile:
-        stored = self.files[shard].raw
-        path = os.path.join(self.place.local, stored.name)
-        if not self._is_fetched(shard):
-            try:
-                file = LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
-            except FileNotFoundError as error:
-                raise ShardError(f"the index names the shard {path}, and there is no such file") from error
-        else:
-            file = LocalFile(self._kept(shard), path)
-        wrong = _wrong_size(file.size, stored)
-        if not wrong and self._validate_hash in stored.hashes and shard not in self._checked:
-            wrong = mismatch(file.read(0, file.size), {self._validate_hash: stored.hashes[self._validate_hash]})
+    def _opened(self, shard: int) -> ShardFile:
+        expected = self._files[shard].raw
+        path = os.path.join(self._place.local, expected.name)
+        try:
+            stream = self._fetched(shard) if self._is_fetched(shard) else open_at(path)
+        except FileNotFoundError as error:
+            raise ShardError(
+                f"the index names the shard {path}, and there is no such file: {error}"
+            ) from error
+        file = ShardFile(path, stream)
+        wrong = _wrong_size(file.end, expected)
+        name = self._validate_hash
+        if not wrong and name is not None and name in expected.hashes and shard not in self._checked:
+            with open(path, "rb") as whole:
+                wrong = mismatch(whole.read(), {name: expected.hashes[name]})
+            self._checked.add(shard)
         if wrong:
             raise ShardError(f"{path} is damaged: {wrong}")
-        self._checked.add(shard)
         return file
 
-    def _kept(self, shard: int) -> int:
-        """A descriptor of the shard's file in the cache, which keeps it from being removed."""
-        url = self._urls[shard]
-        stream = self._cache.open_file(url)
-        if stream is not None:
-            with stream:
-                return os.dup(stream.fileno())
-        raise StreamError(
-            f"{without_credentials(self.place.url(self.files[shard].stored.name))} cannot be kept in "
-            f"{self.place.local}: a warning says why; pass local=, a folder with room for shards"
-        )
+    def _fetched(self, shard: int) -> BinaryIO:
+        try:
+            return self._cache.open_whole(self._urls[shard])
+        except NotKept:  # perhaps for lack of room beside the shards that are open here
+            self._open.clear()
+            return self._cache.open_whole(self._urls[shard])
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_open"], state["_lock"], state["_checked"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-
-class LocalFile:
-    """An open file that reads at any place, in any thread; closed when the last user drops it.
-
-    Attributes:
-        path: Its path.
-        size: Its size in bytes.
-        table: For a reader's own use.
-    """
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        self._descriptor = descriptor
-        self.path = path
-        self.size = os.fstat(descriptor).st_size
-        self.table: Any = None
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the file; fewer only if it ends before."""
-        data = os.pread(self._descriptor, size, offset)
-        while len(data) < size and (more := os.pread(self._descriptor, size - len(data), offset + len(data))):
-            data += more  # one call reads 2 GB at most
-        return data
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+        return {**self.__dict__, "_open": {}}

@@ -137,14 +137,13 @@ def _write(write: Callable[[memoryview], int | None], data: bytes) -> None:
         view = view[write(view) or len(view) :]
 
 
-def _places(
-    out: str | os.PathLike[str] | tuple[str, str], keep_local: bool
-) -> tuple[str | None, str | None]:
+def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> tuple[str | None, str | None]:
     """The folder and the URL."""
     if isinstance(out, (tuple, list)):
         if len(out) != 2:
             raise ValueError(f"out must be a folder, a URL, or a folder and a URL, got {out!r}")
-        local, remote = map(os.fspath, out)
+        local: str | None = os.fspath(out[0])
+        remote = os.fspath(out[1])
     elif is_local(out):
         return os.path.abspath(os.path.expanduser(local_path(out))), None
     else:

@@ -7,11 +7,15 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mpwds.errors import ShardError
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
 from mpwds.storage.mds.local_shards import LocalShards, Place, ShardFiles, StoredFile
 
+_MOST_TABLES = 100
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
 
 
@@ -52,29 +56,30 @@ class MDS1Shards:
         self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
         self.fields = self._index.fields
         self._sizes = struct.Struct(f"<{len(self.fields)}q")
+        self._tables: dict[int, npt.NDArray[np.int64]] = {}
 
     def read(self, shard: int, index: int) -> dict[str, bytes]:
         """The fields of a sample, by name. Raises as ``MDSShards.read``."""
         if not 0 <= index < self.lengths[shard]:
-            raise IndexError(f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}")
+            raise IndexError(
+                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
+            )
         file = self._files.open(shard)
         size = self._index.sample_sizes
         if isinstance(size, int):
             start = index * size
         else:
-            if file.table is None:
-                file.table = self._index.offsets(shard)
-            start, stop = file.table[index : index + 2].tolist()
+            start, stop = self._offsets(shard)[index : index + 2].tolist()
             size = stop - start
-        return self._split(file.read(start, size), file.path, start, index)
+        return self._split(file.read(size, start), file.url, start, index)
 
     def _split(self, data: bytes, path: str, offset: int, index: int) -> dict[str, bytes]:
         end = self._sizes.size
         sizes = self._sizes.unpack_from(data) if len(data) >= end else (-1,)
         if min(sizes, default=0) < 0 or end + sum(sizes) != len(data):
             raise ShardError(
-                f"{path} is damaged at offset {offset}: the sizes of the fields of sample {index} are not those "
-                f"of {len(data)} bytes"
+                f"{path} is damaged at offset {offset}: the sizes of the fields of sample {index} do not add "
+                f"up to its {len(data)} bytes"
             )
         sample = {}
         for name, size in zip(self.fields, sizes, strict=True):
@@ -82,6 +87,15 @@ class MDS1Shards:
             end += size
             sample[name] = data[start:end]
         return sample
+
+    def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        """Where the samples of a shard begin; kept for some shards."""
+        offsets = self._tables.get(shard)
+        if offsets is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            offsets = self._tables[shard] = self._index.offsets(shard)
+        return offsets
 
     def prefetch(self, shard: int) -> None:
         """Begins to fetch a shard in the background, unless it is there."""
@@ -92,9 +106,7 @@ class MDS1Shards:
         self._files.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_sizes"]
-        return state
+        return {**self.__dict__, "_sizes": None, "_tables": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

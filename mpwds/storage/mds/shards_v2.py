@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
+from mpwds.storage.indexed.shard_file import ShardFile
 from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.encodings import Encoding, encoding
 from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
-from mpwds.storage.mds.local_shards import LocalFile, LocalShards, Place
+from mpwds.storage.mds.local_shards import LocalShards, Place
 
 _COUNT = struct.Struct("<I")
 _BOUNDS = struct.Struct("<2I")
@@ -83,6 +84,7 @@ class MDSShards:
         self._decode = decode
         self._allow_pickle = allow_pickle
         self._columns = [shard.columns for shard in shards]
+        self._checked: set[int] = set()  # shards whose number of samples was compared
         self._make_decoders(path)
 
     def _make_decoders(self, path: str) -> None:
@@ -108,27 +110,30 @@ class MDSShards:
             IndexError: There is no such sample.
         """
         if not 0 <= index < self.lengths[shard]:
-            raise IndexError(f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}")
+            raise IndexError(
+                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
+            )
         file = self._files.open(shard)
-        if file.table is None:
+        if shard not in self._checked:
             self._check_head(file, shard)
-        start, end = _BOUNDS.unpack(file.read(4 + 4 * index, 8))
-        if not file.table <= start <= end <= file.size:
+        at = 4 + 4 * index
+        start, end = _BOUNDS.unpack(file.read(8, at))
+        if not 8 + 4 * self.lengths[shard] <= start <= end <= file.end:
             raise ShardError(
-                f"{file.path} is damaged at offset {4 + 4 * index}: sample {index} cannot lie at {start} to {end}"
+                f"{file.url} is damaged at offset {at}: sample {index} cannot lie at {start} to {end}"
             )
-        return self._decoders[shard].decode(file.read(start, end - start), file.path, start, index)
+        return self._decoders[shard].decode(file.read(end - start, start), file.url, start, index)
 
-    def _check_head(self, file: LocalFile, shard: int) -> None:
-        """Compares the number of samples; notes where the first one may begin."""
+    def _check_head(self, file: ShardFile, shard: int) -> None:
+        """Compares the number of samples."""
         expected = self.lengths[shard]
-        head = file.read(0, 4)
+        head = file.read(4, 0)
         (count,) = _COUNT.unpack(head) if len(head) == 4 else (None,)
-        if count != expected or 8 + 4 * expected > file.size:
+        if count != expected or 8 + 4 * expected > file.end:
             raise ShardError(
-                f"{file.path} is damaged at offset 0: it says it has {count} samples, and the index {expected}"
+                f"{file.url} is damaged at offset 0: it says it has {count} samples, and the index {expected}"
             )
-        file.table = 8 + 4 * expected
+        self._checked.add(shard)
 
     def prefetch(self, shard: int) -> None:
         """Begins to fetch a shard in the background, unless it is there."""
@@ -206,5 +211,6 @@ class ColumnDecoder:
 
 def _wrong_sizes(path: str, offset: int, index: int, needed: int, found: int) -> ShardError:
     return ShardError(
-        f"{path} is damaged at offset {offset}: the fields of sample {index} need {needed} bytes, and it has {found}"
+        f"{path} is damaged at offset {offset}: the fields of sample {index} need {needed} bytes, and it has "
+        f"{found}"
     )

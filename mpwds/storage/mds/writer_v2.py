@@ -108,7 +108,9 @@ class MDSWriter:
             try:
                 field = column.encode(sample[name])
             except KeyError:
-                raise KeyError(f"the sample has no field {name!r}: it has {sorted(map(str, sample))}") from None
+                raise KeyError(
+                    f"the sample has no field {name!r}: it has {sorted(map(str, sample))}"
+                ) from None
             except (TypeError, ValueError, OverflowError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"the field {name!r} cannot be encoded: {error}") from error
@@ -180,7 +182,9 @@ class MDSWriter:
 
 def _check_hashes(names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or list(names) != sorted(set(names)):
-        raise ValueError(f"hashes must be a list of names, each once and in alphabetical order, got {names!r}")
+        raise ValueError(
+            f"hashes must be a list of names, each once and in alphabetical order, got {names!r}"
+        )
     for name in names:
         digest(name, b"")
     return list(names)

@@ -1,6 +1,6 @@
 """mosaicml-streaming, for processes of their own: it changes signal handlers and leaves shared memory behind.
 
-``python peer.py write FOLDER < REQUEST`` and ``python peer.py read FOLDER`` serve the tests, with pickles; the
+``python peer.py write < REQUEST`` and ``python peer.py read FOLDERS`` serve the tests, with pickles; the
 benchmark calls ``import_streaming``.
 """
 
@@ -48,7 +48,7 @@ def import_streaming(unused=_UNUSED):
     return streaming
 
 
-def _write(folder):
+def _write():
     """Writes datasets: for each request, the arguments of ``MDSWriter`` and the samples."""
     streaming = import_streaming()
     for arguments, samples in pickle.load(sys.stdin.buffer):
@@ -58,10 +58,16 @@ def _write(folder):
 
 
 def _read(*folders):
-    """Reads all samples of folders."""
+    """Reads all samples of folders, after it has uncompressed their shards."""
     streaming = import_streaming()
-    datasets = [streaming.LocalDataset(folder) for folder in folders]
-    pickle.dump([[dataset[number] for number in range(len(dataset))] for dataset in datasets], sys.stdout.buffer)
+    found = []
+    for folder in folders:
+        dataset = streaming.LocalDataset(folder)
+        stream = streaming.Stream(local=folder, keep_zip=True, download_retry=0, download_timeout=60)
+        for shard in dataset.shards:
+            stream.prepare_shard(shard)
+        found.append([dataset[number] for number in range(len(dataset))])
+    pickle.dump(found, sys.stdout.buffer)
 
 
 if __name__ == "__main__":
