@@ -24,8 +24,8 @@ def bench(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE.py:NAME | SHARDS...",
-            help="A dataset that MultiLoader takes, or the URLs of tar shards.",
+            metavar="SOURCE...",
+            help="FILE.py:NAME, a dataset that MultiLoader takes; or tar shards, or a description of them.",
         ),
     ],
     workers: Annotated[
@@ -45,7 +45,7 @@ def bench(
     from rich.console import Console
 
     from mpwds.cli.making import measuring
-    from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.cli.making.formats import shard_urls
 
     if len(source) == 1 and _names_an_object(source[0]):
         from mpwds.cli.feed.serve import load
@@ -53,28 +53,31 @@ def bench(
         dataset = load(source[0])
         urls = measuring.shards_of(dataset)
     else:
-        urls = [url for each in source for url in expand_urls(each)]
+        urls = [url for each in source for url in shard_urls(each)]
         dataset = measuring.of_shards(urls)
     counts = sorted(set(workers or _usual_counts()))
     console = Console(stderr=as_json, highlight=False)
     figures: dict[str, float] = {}
     runs: list[Run] = []
     stopped = False
-    with Console(stderr=True).status("") as status:
+    with Console(stderr=True).status("copying memory") as status:
         try:
-            status.update("copying memory")
             figures["memory_bytes_per_s"] = measuring.memory_rate()
             if urls:
                 status.update("reading shards")
                 figures["storage_bytes_per_s"] = measuring.storage_rate(urls, seconds)
             for count in counts:
                 status.update(f"running {count} workers for {seconds:g} s")
-                runs.append(measuring.run(dataset, count, seconds, start_method))
+                run = measuring.run(dataset, count, seconds, start_method)
+                if run is not None:
+                    runs.append(run)
+                if run is None or not run.complete:
+                    raise KeyboardInterrupt
         except KeyboardInterrupt:
             stopped = True
     if as_json:
         shown = [run.as_dict() for run in runs]
-        print(json.dumps({**figures, "runs": shown, "verdict": _verdict(runs, figures), "stopped": stopped}))
+        print(json.dumps({**figures, "runs": shown, "verdict": _verdict(runs), "stopped": stopped}))
         return
     _show(console, runs, figures)
     if stopped:
@@ -119,45 +122,51 @@ def _show(console: Console, runs: Sequence[Run], figures: dict[str, float]) -> N
     best = _best(runs)
     for run in runs:
         stats = run.stats
-        busy = sum(worker.cpu_s for worker in stats.workers) / max(stats.seconds + stats.first_batch_s, 1e-9)
+        active_s = max(worker.active_s for worker in stats.workers)
+        busy = sum(worker.cpu_s for worker in stats.workers) / max(active_s, 1e-9)
         rates.add_row(
             str(run.workers),
-            f"{stats.samples_per_s:,.0f}",
-            f"{stats.bytes_per_s / 1e6:,.1f}",
-            f"{stats.batches_per_s:,.1f}",
+            f"{run.samples_per_s:,.0f}",
+            f"{run.bytes_per_s / 1e6:,.1f}",
+            f"{run.batches_per_s:,.1f}",
             f"{busy:.1f}",
-            f"{stats.first_batch_s / max(stats.epochs, 1):.2f} s",
+            f"{stats.first_batch_s / stats.epochs:.2f} s",
             style="bold" if run is best else "",
         )
     console.print("", rates, "", sep="\n")
-    stages = table(f"stages, with {best.workers} workers", "share", "ms each", "elements/s by one worker")
+    stages = table(
+        f"stages ({best.workers} worker{'s' * (best.workers > 1)})",
+        "share",
+        "ms each",
+        "elements/s by one worker",
+    )
     for stage in best.stats.stages:
         if stage.share >= _NEGLIGIBLE:
             each = f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-"
             rate = f"{stage.elements_per_s:,.0f}" if stage.elements else "-"
             stages.add_row(printable(stage.name), f"{stage.share:.0%}", each, rate)
-    console.print(stages, "", printable(_verdict(runs, figures)), sep="\n")
+    console.print(stages, "", printable(_verdict(runs)), sep="\n")
 
 
 def _best(runs: Sequence[Run]) -> Run:
     """The run with the fewest workers of those that are about as fast as the fastest."""
-    most = max(run.stats.samples_per_s for run in runs)
-    return next(run for run in runs if run.stats.samples_per_s * _GAIN >= most)
+    most = max(run.samples_per_s for run in runs)
+    return next(run for run in runs if run.samples_per_s * _GAIN >= most)
 
 
-def _verdict(runs: Sequence[Run], figures: dict[str, float]) -> str:
+def _verdict(runs: Sequence[Run]) -> str:
     """What this machine can do, and what bounds it."""
-    from mpwds.loader.stats.stats import verdict_of_workers
-
     if not runs:
         return "nothing was measured"
     best, first = _best(runs), runs[0]
-    stats = best.stats
-    rate = f"{stats.samples_per_s:,.0f} samples/s ({stats.bytes_per_s / 1e6:,.1f} MB/s)"
-    words = [f"{best.workers} {'worker feeds' if best.workers == 1 else 'workers feed'} {rate}"]
-    if first is not best:
-        words[0] += f", {stats.samples_per_s / first.stats.samples_per_s:.1f} times what {first.workers} can"
-    if best is not runs[-1]:
-        words.append(f"{runs[-1].workers} are not faster")
-    words.append(verdict_of_workers(stats))
-    return "; ".join(words)
+    feed = "worker feeds" if best.workers == 1 else "workers feed"
+    rate = f"{best.samples_per_s:,.0f} samples/s ({best.bytes_per_s / 1e6:,.1f} MB/s)"
+    words = f"{best.workers} {feed} {rate}"
+    if first is not best and first.samples_per_s:
+        words += f", {best.samples_per_s / first.samples_per_s:.1f} times what {first.workers} can"
+    most = runs[-1]
+    return (
+        f"{words}; {best.verdict}"
+        if best is most
+        else f"{words}; {most.workers} are not faster: {most.verdict}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,17 +119,14 @@ def field_of(column: str, name: str, first: bytes) -> str:
 
 def from_column(name: str, field: str) -> Convert:
     """The function from the bytes of a column with this encoding to those of a field; none: they are such."""
-    if not name:
+    if not name or name in _AS_IT_IS or name in _AS_TEXT or name in ("jpeg", "png", "json"):
         return bytes
-    column = encoding(name, allow_pickle=True)
-    if name in _AS_IT_IS or name in _AS_TEXT or name in ("jpeg", "png", "json"):
-        return bytes
+    return partial(_value_as_field, name, field)
 
-    def convert(data: bytes) -> bytes:
-        value = column.decode(data)
-        return encode_field(field, value.item() if isinstance(value, np.generic) else value)
 
-    return convert
+def _value_as_field(name: str, field: str, data: bytes) -> bytes:
+    value = encoding(name, allow_pickle=True).decode(data)
+    return encode_field(field, value.item() if isinstance(value, np.generic) else value)
 
 
 def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY
+from mpwds.cli.making.mds import mds_version, open_mds
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
@@ -19,8 +20,6 @@ RECORDS = {
     **dict.fromkeys(("cbor", "cbors"), "cbor"),
 }
 """By their endings, kinds of record files."""
-
-_INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,9 @@ def open_dataset(source: str, kind: str = "") -> Dataset:
     """
     kind = kind or format_of(source)
     if kind in ("mds", "mds1"):
-        return _mds(source, kind)
-    urls = _shards(source)
+        stored = open_mds(source, kind)
+        return Dataset(kind, lambda: iter(stored), len(stored), stored.columns)
+    urls = shard_urls(source)
     if kind == "tar":
         return Dataset("tar", lambda: _tar_samples(urls))
     return Dataset(kind, lambda: _records(urls, kind))
@@ -69,9 +69,8 @@ def format_of(name: str) -> str:
         ('tar', 'cbor')
     """
     if is_local(name) and os.path.isdir(local_path(name)):
-        for index, kind in _INDEXES.items():
-            if os.path.exists(os.path.join(local_path(name), index)):
-                return kind
+        if version := mds_version(name):
+            return version
         raise ValueError(
             f"{name} has no index.json or index.mds, so it is no MDS dataset: name the shards in a folder, "
             f"such as {name.rstrip('/')}/shard-{{000000..000009}}.tar"
@@ -87,7 +86,8 @@ def format_of(name: str) -> str:
     raise ValueError(f"{name} does not tell its format: give --from {', '.join(FORMATS)}")
 
 
-def _shards(source: str) -> list[str]:
+def shard_urls(source: str) -> list[str]:
+    """The files that a pattern or a description (``.json``) names."""
     if source.endswith(".json"):
         from mpwds.storage.indexed.descriptions import load_description
 
@@ -102,26 +102,6 @@ def _tar_samples(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
         for _, _, sample in read_samples(url):
             del sample["__url__"]
             yield sample
-
-
-def _mds(source: str, kind: str) -> Dataset:
-    from mpwds.storage.mds.shards_v1 import MDS1Shards
-    from mpwds.storage.mds.shards_v2 import MDSShards
-
-    shards: Any = MDSShards(source, decode=False) if kind == "mds" else MDS1Shards(source)
-    columns = dict(shards.columns) if kind == "mds" else dict.fromkeys(shards.fields, "bytes")
-
-    def samples() -> Iterator[dict[str, Any]]:
-        number = 0
-        for shard, length in enumerate(shards.lengths):
-            for index in range(length):
-                sample = shards.read(shard, index)
-                key = sample.pop(KEY, None)
-                yield {KEY: f"{number:09d}" if key is None else bytes(key).decode(), **sample}
-                number += 1
-
-    columns.pop(KEY, None)
-    return Dataset(kind, samples, sum(shards.lengths), columns)
 
 
 def _records(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:

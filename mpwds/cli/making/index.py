@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -120,9 +120,9 @@ def info(
     from rich.console import Console
     from rich.table import Table
 
-    from mpwds.viewing.wording import printable
     from mpwds.storage.indexed.describing import summarize
     from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.viewing.wording import printable
 
     urls = [url for each in descriptions for url in expand_urls(each)]
     found = {url: summarize(url) for url in urls}
@@ -173,47 +173,46 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Show a sample of the dataset by its number: each field's size, and what it begins with."""
-    import mpwds
+    from mpwds.pipeline.indexed.dataset import IndexedDataset
+    from mpwds.storage.indexed.descriptions import load_description
     from mpwds.viewing.wording import printable
 
-    dataset = mpwds.ShardListDataset(description, transformations=[])
-    found = dataset[number]
+    shards = load_description(description)["shardlist"]
+    total = sum(shard["nsamples"] for shard in shards)
+    if not 0 <= number < total:
+        raise typer.BadParameter(f"there is no sample {number}: the dataset has {total:,}")
+    inside = number
+    while inside >= shards[0]["nsamples"]:
+        inside -= shards.pop(0)["nsamples"]
+    found = IndexedDataset([shards[0]["url"]])[inside]
     if cat is not None:
-        field = cat if cat in found else f".{cat}"
+        field = cat.removeprefix(".")
         if field not in found:
             raise typer.BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
-        value = found[field]
-        sys.stdout.buffer.write(_bytes(value))
+        sys.stdout.buffer.write(found[field])
         return
+    shown = {
+        name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
+    }
     if as_json:
-        print(json.dumps({name: _described(value) for name, value in found.items()}))
+        print(json.dumps(shown))
         return
     widest = max(map(len, found))
-    for name, value in sorted(found.items()):
-        print(f"{printable(name):<{widest}}  {_shown(value)}")
+    for name, value in found.items():
+        print(f"{printable(name):<{widest}}  {_in_short(value)}")
 
 
-def _bytes(value: Any) -> bytes:
-    """A field's bytes: fields are streams, or bytes, or text about the sample."""
-    if hasattr(value, "read"):
-        value = value.read()
-    return value if isinstance(value, bytes) else str(value).encode()
+def _described(value: bytes | str) -> object:
+    return value if isinstance(value, str) else {"bytes": len(value)}
 
 
-def _described(value: Any) -> Any:
-    if isinstance(value, (str, int)):
-        return value
-    return {"bytes": len(_bytes(value))}
-
-
-def _shown(value: Any) -> str:
+def _in_short(value: bytes | str) -> str:
     from mpwds.viewing.wording import printable
 
-    if isinstance(value, (str, int)):
-        return printable(str(value))
-    data = _bytes(value)
-    beginning = printable(data[:_BEGINNING].decode("ascii", "replace"))
-    return f"{len(data):>9,} bytes  {beginning}{'…' if len(data) > _BEGINNING else ''}"
+    if isinstance(value, str):
+        return printable(value)
+    beginning = printable(value[:_BEGINNING].decode("ascii", "replace"))
+    return f"{len(value):>9,} bytes  {beginning}{'…' if len(value) > _BEGINNING else ''}"
 
 
 def _size(nbytes: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +22,34 @@ _SAMPLES_IN_BATCH = 64
 
 
 class Run(NamedTuple):
-    """How a dataset did with a number of workers."""
+    """How a dataset did with a number of workers.
+
+    Attributes:
+        workers: Their number.
+        seconds: From the first batch to the end.
+        samples_per_s: Samples delivered in these seconds, each.
+        bytes_per_s: Bytes of their arrays.
+        batches_per_s: Batches, or single elements.
+        stats: The loader's statistics.
+        complete: Whether Ctrl-C did not end it.
+    """
 
     workers: int
+    seconds: float
+    samples_per_s: float
+    bytes_per_s: float
+    batches_per_s: float
     stats: LoaderStats
+    complete: bool
+
+    @property
+    def verdict(self) -> str:
+        """What bounds the workers."""
+        return verdict_of_workers(self.stats)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        return {"workers": self.workers, **self.stats.as_dict(), "verdict": verdict_of_workers(self.stats)}
+        return {**self._asdict(), "verdict": self.verdict, "stats": self.stats.as_dict()}
 
 
 def of_shards(urls: Sequence[str]) -> DataPipeline:
@@ -45,23 +65,45 @@ def shards_of(dataset: Any) -> list[str]:
     return list(getattr(source, "urls", ()))
 
 
-def run(dataset: Any, workers: int, seconds: float, start_method: str) -> Run:
-    """Takes what ``workers`` deliver for some seconds; ends earlier on Ctrl-C, which is raised again.
+def run(dataset: Any, workers: int, seconds: float, start_method: str) -> Run | None:
+    """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
 
     Epochs follow each other. A training loop that does nothing shows the most that workers can deliver.
+
+    Raises:
+        ValueError: An epoch is empty.
     """
+    complete = True
+    first: tuple[float, LoaderStats] | None = None
     with MultiLoader(dataset, workers, output="numpy", start_method=start_method) as loader:
-        loader.warm_up()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            empty = True
-            for _ in loader:
-                empty = False
-                if time.monotonic() >= until:
+        try:
+            loader.warm_up()
+            batches = _epochs(loader)
+            next(batches)
+            first = time.monotonic(), loader.stats("start")
+            for _ in batches:
+                if time.monotonic() > first[0] + seconds:
                     break
-            if empty:
-                raise ValueError("the dataset is empty: there is nothing to measure")
-        return Run(workers, loader.stats("start"))
+        except KeyboardInterrupt:
+            complete = False
+        if first is None:
+            return None
+        began, before = first
+        took, stats = time.monotonic() - began, loader.stats("start")
+        samples, nbytes = stats.samples - before.samples, stats.nbytes - before.nbytes
+        batch_rate = (stats.batches - before.batches) / took
+        return Run(workers, took, samples / took, nbytes / took, batch_rate, stats, complete)
+
+
+def _epochs(loader: MultiLoader) -> Iterator[Any]:
+    """All epochs, one after the other."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the dataset is empty: there is nothing to measure")
 
 
 def storage_rate(urls: Sequence[str], seconds: float) -> float:

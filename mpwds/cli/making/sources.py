@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mpwds.cli.making import arrow, columns, folders, tables
+from mpwds.cli.making.mds import as_fields, mds_version, open_mds
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
-KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow")
+KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
 
@@ -85,6 +86,8 @@ def find(source: str, wanted: Wanted) -> Source:
         return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted)
     if f".{kind}" in tables.LISTS:
         return _lists(urls, f".{kind}", wanted)
+    if kind in ("mds", "mds1"):
+        return _mds(source, kind, wanted)
     if source == "-":
         raise ValueError("say what comes from standard input: --from files, csv, tsv or jsonl")
     if not wanted.kind and is_local(source) and not os.path.exists(local_path(urls[0])):
@@ -94,6 +97,8 @@ def find(source: str, wanted: Wanted) -> Source:
 
 
 def _folder(path: str, wanted: Wanted) -> Source:
+    if version := mds_version(path):
+        return _mds(path, version, wanted)
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
         return _arrow(datasets, wanted)
@@ -158,6 +163,13 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
     files = sum(map(len, splits.values()))
     text = f"a dataset of {sum(map(len, samples.values())):,} rows in {files} files"
     return Source(text, samples, _shown(found, column_map), classes)
+
+
+def _mds(source: str, version: str, wanted: Wanted) -> Source:
+    samples = as_fields(open_mds(source, version), wanted.columns)
+    shown = dict.fromkeys(samples.columns, "left out")
+    shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
+    return Source(f"an MDS dataset ({version})", {"": samples}, shown)
 
 
 def _map(found: Mapping[str, columns.Column], wanted: Wanted, root: str) -> columns.ColumnMap:
