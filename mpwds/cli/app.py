@@ -47,6 +47,15 @@ COMMANDS = {
     "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
     "bench": Entry(
         "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
+    "shuffle": Entry(
+        "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
+    ),
+    "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry(
+        "mpwds.cli.resharding.proc",
+        "Process shards through your pipeline, in parallel; can continue.",
     ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
