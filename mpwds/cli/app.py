@@ -47,6 +47,7 @@ COMMANDS = {
     "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
     "bench": Entry(
         "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    ),
     "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
     "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
     "shuffle": Entry(
