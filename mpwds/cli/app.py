@@ -37,6 +37,18 @@ COMMANDS = {
         "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
     ),
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),
+    "info": Entry(
+        "mpwds.cli.looking.info", "Sum up shards: samples, bytes, fields with types and shapes, damage."
+    ),
+    "cat": Entry(
+        "mpwds.cli.looking.cat", "Write fields or samples of shards to standard output: bytes, JSON or tar."
+    ),
+    "extract": Entry("mpwds.cli.looking.extract", "Write fields of shards to files in a folder."),
+    "verify": Entry(
+        "mpwds.cli.looking.verify", "Check shards: headers, keys, checksums, fields; list what is damaged."
+    ),
+    "repair": Entry("mpwds.cli.looking.repair", "Write a copy of shards without what is damaged in them."),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 

@@ -1,0 +1,46 @@
+"""``mpwds cat``: fields or samples of shards on standard output."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
+
+Tar = Annotated[bool, typer.Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")]
+Lines = Annotated[bool, typer.Option("--lines", help="End each field with a newline.")]
+
+
+def cat(
+    shards: Shards,
+    key: Keys = None,
+    number: Numbers = "",
+    where: Where = "",
+    fields: Fields = "",
+    limit: Limit = None,
+    lines: Lines = False,
+    json: Json = False,
+    tar: Tar = False,
+) -> int:
+    """Write fields of shards to standard output, one behind the other, as they are stored.
+
+    With --json, each sample is a line, with text, numbers and structures decoded and other fields in base64;
+    with --tar, the samples become a shard. Samples that damage may have made incomplete are left out, and
+    named on standard error; the exit status is 1 then.
+    """
+    if json + tar + lines > 1:
+        raise typer.BadParameter("--json, --tar and --lines exclude each other")
+    from mpwds.cli.looking.choosing import make_choice
+    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.writing import Whole, write_fields, write_json, write_tar
+
+    samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))
+    if json:
+        write_json(samples)
+    elif tar:
+        write_tar(samples, sys.stdout.buffer)
+    else:
+        write_fields(samples, sys.stdout.buffer, b"\n" if lines else b"")
+    return int(samples.problems > 0)
