@@ -25,7 +25,7 @@ from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.parts import stage_of
-from mpwds.pipeline.sources.samples import TarSamples, split_name
+from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList as ShardList
 from mpwds.pipeline.sources.shards import Split, Urls, given_urls, listed, split_by_node
 from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
@@ -35,6 +35,7 @@ from mpwds.pipeline.stream import Stage, Stream
 from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.tar.names import split_name
 
 _QUOTED_DOT = "\0"  # no name in a tar file contains it
 _PASSED_AT_ONCE = 256 * 1024

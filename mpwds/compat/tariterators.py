@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, TypeGuard
 
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
-from mpwds.pipeline.sources.samples import split_name
 from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
 from mpwds.pipeline.sources.samples import tarfile_to_samples as tarfile_to_samples
 from mpwds.pipeline.sources.shard_stream import url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.tar.entries import Member, read_members
+from mpwds.storage.tar.names import split_name
 
 Name = Callable[[str], Any]
 Keys = Callable[[str], "tuple[str | None, str | None]"]

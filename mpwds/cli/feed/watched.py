@@ -48,6 +48,7 @@ class WatchedTensorcom:
         self._changed = threading.Condition()
         self._batch: Any = None
         self._counted = [0, 0, 0]  # batches, samples, bytes
+        self._seen = 0  # batches, when peek was called last
         self._dropped = 0
         self._before = [0, 0, 0]
         self._read_s = time.monotonic()
@@ -112,13 +113,14 @@ class WatchedTensorcom:
 
     def peek(self, timeout_s: float) -> Any:
         with self._changed:
-            before = self._counted[0]
-            arrived = self._changed.wait_for(lambda: self._counted[0] > before or self._failure, timeout_s)
+            seen = self._seen
+            arrived = self._changed.wait_for(lambda: self._counted[0] > seen or self._failure, timeout_s)
             self._raise_failure()
             if not arrived:
                 raise TimeoutError(
                     f"no batch arrived from {self.name} within {timeout_s:g} s: does the sender run?"
                 )
+            self._seen = self._counted[0]
             return self._batch
 
     def _raise_failure(self) -> None:

@@ -76,8 +76,9 @@ class RemoteWorker:
         self._frames = memoryview(b"")
         self._arrays: Any = None
         self._arrival = Arrival(0, 0, b"", None, 0)
-        self._batch_nbytes = 0
-        self._told = (0, 0)  # bytes used and window, as the server was told last
+        self._largest_nbytes = 0  # of a batch
+        self._window = _LEAST_WINDOW
+        self._acknowledge_at = 0  # bytes used
         self._earlier = Reading()  # of other slots
         self._told_restarts = 0
         self._losses = (0, 0)  # how often in a row before which batch
@@ -214,7 +215,7 @@ class RemoteWorker:
         inbox, link = self._inbox, self._link
         # The thread may be about to send the next ping before this command.
         attempt = inbox.attempt = Attempt(next(_attempts), link.ping + 2)
-        self._told = (0, self._window)
+        self._set_window()
         if not link.is_up:
             attempt.broken = True
             return
@@ -232,12 +233,12 @@ class RemoteWorker:
             **position._asdict(),
         )
 
-    @property
-    def _window(self) -> int:
+    def _set_window(self) -> None:
+        """The window of bytes that the server is told next; half of it used, the server hears of that."""
         batches = min(self._prefetch, self._link.definition.get("blocks", 1))  # it has no more on the way
-        window: int = max(_LEAST_WINDOW, batches * self._batch_nbytes)
-        self._inbox.window = max(self._inbox.window, window)
-        return window
+        self._window = max(_LEAST_WINDOW, batches * self._largest_nbytes)
+        self._inbox.window = max(self._inbox.window, self._window)
+        self._acknowledge_at = self._inbox.attempt.used_nbytes + self._window // 2
 
     def _next_message(self) -> Message | None:
         """The next message of those that arrived together; ``None`` if it is not for the epoch."""
@@ -275,7 +276,6 @@ class RemoteWorker:
             self._next = fields["sequence"] + 1
             if isinstance(fields.get("state"), bytes):
                 self._position = Position(self._next, fields["state"], self._next)
-            self._batch_nbytes = nbytes
         else:
             self._runs = False
         self._use(nbytes)
@@ -304,12 +304,12 @@ class RemoteWorker:
                 raise EnvelopeError(f"a batch in block {block!r} of memory that is not mapped")
 
     def _use(self, nbytes: int) -> None:
-        """Counts bytes as used, and tells the server when they are half of the window that it knows."""
+        """Counts the bytes of a message as used, and tells the server when they are half of the window."""
         attempt = self._inbox.attempt
         attempt.used_nbytes += nbytes
-        told_nbytes, told_window = self._told
-        if 2 * (attempt.used_nbytes - told_nbytes) >= told_window or self._window > told_window:
-            self._told = (attempt.used_nbytes, self._window)
+        if nbytes > self._largest_nbytes or attempt.used_nbytes >= self._acknowledge_at:
+            self._largest_nbytes = max(self._largest_nbytes, nbytes)
+            self._set_window()
             self._servers.send(
                 self._link,
                 wire.ACK,

@@ -329,9 +329,7 @@ class Servers:
             poller.poll(max(0, round(wait_s * 1000)))
             self._wake.clear()
             closing = self._closing  # read first: what was to be sent before is in the outbox by now
-            while self._outbox:
-                link, data = self._outbox.popleft()
-                _send(link, data)
+            self._send_commands()
             if closing:
                 return
             for link in self.links:
@@ -340,7 +338,14 @@ class Servers:
                         break
                 self._look_for_break(link)
 
-    def _keep_all_alive(self, heard: Link) -> None:
+    def _send_commands(self) -> None:
+        while self._outbox:
+            link, data = self._outbox.popleft()
+            _send(link, data)
+
+    def _go_on(self, heard: Link) -> None:
+        """What is due while a large batch arrives; without news of what was used, its server would wait."""
+        self._send_commands()
         now = heard.heard = time.monotonic()
         for link in self.links:
             self._keep_alive(link, now)
@@ -444,7 +449,7 @@ class Servers:
             _receive_parts(link.socket, memory[: head.nbytes])
             return arrays
         try:
-            link.direct.receive(head, memory, lambda: self._keep_all_alive(link))
+            link.direct.receive(head, memory, lambda: self._go_on(link))
         except MpwdsError as error:
             self._lose(link, str(error))
             raise

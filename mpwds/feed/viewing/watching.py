@@ -36,7 +36,7 @@ class Watched(Protocol):
         """
 
     def peek(self, timeout_s: float) -> Any:
-        """The next batch.
+        """A batch that was not shown before.
 
         Raises:
             TimeoutError: None came in time.

@@ -19,6 +19,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_entries, read_members
 from mpwds.storage.tar.input import OpenAt
+from mpwds.storage.tar.names import is_meta, key_and_extension, split_name
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -264,27 +265,9 @@ def read_samples(
         yield start, None, sample
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """A member's sample key and its extension in lower case; two empty strings if it belongs to no sample."""
-    return ("", "") if _is_meta(name) else _split(name)
-
-
-def _is_meta(name: str) -> bool:
-    """Whether a member describes the shard: ``__meta__``, ``__meta__/x.json``."""
-    if not name.startswith("__"):
-        return False
-    top = name.partition("/")[0]
-    return top.endswith("__") and (len(top) >= 4 or top == name)
-
-
 def _split(name: str) -> tuple[str, str]:
-    base = name.rfind("/") + 1
-    dot = name.find(".", base)
-    if dot < 0 or dot == 0:
-        return "", ""
-    if dot == base and "." in name[name.rfind("/", 0, base - 1) + 1 : base]:
-        return "", ""
-    return name[:dot], name[dot + 1 :].lower()
+    key, extension = key_and_extension(name)
+    return key, extension.lower()
 
 
 class _Extensions(dict[str, str]):
@@ -307,7 +290,7 @@ def _chooser(
     on_error: Callable[[Exception], object] | None,
 ) -> Callable[[str], str | None]:
     def choose(name: str) -> str | None:
-        if _is_meta(name):
+        if is_meta(name):
             return None
         renamed = name
         try:

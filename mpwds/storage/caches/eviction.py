@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.caches.names import PARTIALS, PRIVATE, mark_path
+from mpwds.storage.caches.names import PARTIALS, PRIVATE, mark_path, offsets_path
 
 _AHEAD_BYTES = 64 << 20  # reserved at a time, where there is room and the shard's size is unknown
 _RECOUNT_S = 600.0
@@ -145,8 +145,9 @@ def remove(directory: str, name: str, verbose: bool = False) -> bool:
         if verbose:
             print(f"# deleting {path}", file=sys.stderr)
         os.unlink(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(mark_path(directory, name))
+        for companion in (mark_path(directory, name), offsets_path(directory, name)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(companion)
     finally:
         release(descriptor)
     return True

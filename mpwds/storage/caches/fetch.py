@@ -3,6 +3,7 @@
 The files of a shard::
 
     000.tar                               a complete shard: the raw bytes that were fetched
+    .mpwds/000.tar.offsets                where its samples begin, if they were read by number
     .mpwds/000.tar.mark                   source and size of a shard that the cache fetched; touched at each
                                           use. A shard without a mark was put there by hand
     .mpwds/partial/000.tar.0f1e...partial a shard that is being fetched
@@ -54,7 +55,7 @@ patience_s = 60.0
 _CHUNK_BYTES = 1024 * 1024
 _POLL_S = 0.01
 _REFUSED_MODE = 0o400  # of a partial file that is complete, but that the validator refused
-_REFUSED = ShardError("it is not a whole shard, but an error page of a server, or a download that broke off")
+REFUSED = ShardError("it is not a whole shard, but an error page of a server, or a download that broke off")
 
 _running: dict[str, Fetch] = {}
 _warned: set[tuple[str, type[Exception]]] = set()
@@ -167,7 +168,9 @@ class Fetch:
         complete: Whether these are all.
         ended: Whether the thread is done.
         error: The exception that reading the stream raised.
+        not_kept: Why the shard is not kept.
         readers: Number of readers.
+        waiting: Number of those that wait for the whole shard, and are told why it is not kept.
     """
 
     def __init__(self, url: str, entry: CacheEntry, options: FetchOptions, claim: int) -> None:
@@ -178,7 +181,9 @@ class Fetch:
         self.complete = False
         self.ended = False
         self.error: Exception | None = None
+        self.not_kept: Exception | None = None
         self.readers = 0
+        self.waiting = 0
         self.changed = threading.Condition()
         self._claim = claim
         self._file = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)  # without the lock, for readers
@@ -265,14 +270,15 @@ class Fetch:
             os.ftruncate(self._claim, self.position)
             if validator is not None and not validator(self.entry.partial):
                 os.fchmod(self._claim, _REFUSED_MODE)
-                raise _REFUSED
+                raise REFUSED
             os.fsync(self._claim)
             self.entry.publish()
         except Exception as error:  # the readers have all bytes
             self._warn_not_kept(error)
 
     def _warn_not_kept(self, why: Exception) -> None:
-        if self.readers:
+        self.not_kept = why
+        if self.readers > self.waiting:
             warn_not_kept(self.entry, self.url, why)
 
 
@@ -314,6 +320,16 @@ class FetchReader(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+    def wait(self) -> Exception | None:
+        """Waits until the fetch has ended, and raises its error. Returns why the shard is not kept."""
+        fetch = self._fetch
+        with fetch.changed:
+            fetch.waiting += 1
+            fetch.changed.wait_for(lambda: fetch.ended)
+        if fetch.error is not None:
+            raise fetch.error
+        return fetch.not_kept
 
     def close(self) -> None:
         if self.closed:
@@ -395,7 +411,7 @@ def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
         if not refused:
             file.close()
     if refused:
-        warn_not_kept(entry, url, _REFUSED)
+        warn_not_kept(entry, url, REFUSED)
     return file if refused else None
 
 

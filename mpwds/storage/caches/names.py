@@ -113,6 +113,11 @@ def mark_path(directory: str, name: str) -> str:
     return os.path.join(directory, PRIVATE, name + ".mark")
 
 
+def offsets_path(directory: str, name: str) -> str:
+    """The path of the offsets of a tar shard's samples (:mod:`mpwds.storage.indexed.offsets`)."""
+    return os.path.join(directory, PRIVATE, name + ".offsets")
+
+
 def source_digest(url: str) -> str:
     """Identifies the object that a URL names, by 16 hexadecimal digits.
 

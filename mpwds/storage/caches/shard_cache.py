@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
+from mpwds.errors import StreamError
 from mpwds.storage.caches.eviction import SizeLimit
 from mpwds.storage.caches.fetch import (
     BUFFER_BYTES,
+    REFUSED,
     CacheEntry,
     FetchOptions,
     join,
@@ -20,8 +22,12 @@ from mpwds.storage.caches.fetch import (
 )
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.check import is_whole_shard
+
+
+class NotKept(StreamError):
+    """A shard is needed whole, and the cache cannot keep it."""
 
 
 class ShardCache:
@@ -127,6 +133,26 @@ class ShardCache:
                 warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
+    def open_whole(self, url: str) -> BinaryIO:
+        """Opens the file of a shard that is not local, once it is complete; fetches it if need be.
+
+        Raises:
+            NotKept: The shard cannot be kept: the message says why.
+            OSError: The URL cannot be read, or the cache directory cannot be used.
+        """
+        entry = self._entry(url)
+        while (file := entry.open()) is None:
+            reader = join(url, entry, self._options)
+            if reader is not None:
+                with reader:
+                    why = reader.wait()
+                if why is not None:
+                    raise self._not_kept(url, why)
+            elif (refused := wait_for_other(url, entry)) is not None:
+                refused.close()
+                raise self._not_kept(url, REFUSED)
+        return file
+
     def prefetch(self, url: str | os.PathLike[str]) -> bool:
         """Begins to fetch a shard in the background; at most ``prefetch_shards`` at a time.
 
@@ -156,6 +182,12 @@ class ShardCache:
 
     def _entry(self, url: str) -> CacheEntry:
         return CacheEntry.of(self.directory, url, self._url_to_name)
+
+    def _not_kept(self, url: str, why: Exception) -> NotKept:
+        shown = without_credentials(url)
+        return NotKept(
+            f"{shown} is needed whole, and the cache {self.directory} cannot keep it: {why}", shown
+        )
 
     def _open_kept(self, url: str, entry: CacheEntry, offset: int, keep: bool) -> BinaryIO | None:
         """Opens the shard's file, or the stream of its fetch; ``None`` if it must be streamed."""

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import sys
+from typing import Protocol
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.header import BLOCK, SIZE, ZERO_BLOCK
-from mpwds.storage.tar.streams import Input
 
 
-def no_header(block: bytes, source: Input, offset: int, position: int, after_zeros: int) -> ShardError:
+class Archive(Protocol):
+    """What errors say of an archive: its name, and where it ends (``sys.maxsize`` if unknown)."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Limited(Archive, Protocol):
+    """An archive whose members may have ``largest`` bytes."""
+
+    @property
+    def largest(self) -> int: ...
+
+
+def no_header(block: bytes, source: Archive, offset: int, position: int, after_zeros: int) -> ShardError:
     """The error for a block, perhaps cut off, that is not a header; zero blocks ended at ``after_zeros``."""
     if offset < after_zeros == position:
         number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
@@ -32,27 +48,27 @@ def no_header(block: bytes, source: Input, offset: int, position: int, after_zer
     )
 
 
-def truncated(source: Input, position: int, why: str) -> ShardError:
+def truncated(source: Archive, position: int, why: str) -> ShardError:
     return ShardError(f"{source.url} is truncated or damaged in the member at offset {position}: {why}")
 
 
-def data_missing(source: Input, position: int, size: int) -> ShardError:
+def data_missing(source: Archive, position: int, size: int) -> ShardError:
     return truncated(source, position, f"its {size} bytes of data reach beyond the end at {source.end}")
 
 
-def nothing_there(source: Input, offset: int) -> ShardError:
+def nothing_there(source: Archive, offset: int) -> ShardError:
     length = "" if 0 < offset == source.end else f" has {source.end} bytes,"
     return ShardError(f"{source.url}{length} nothing can be read at offset {offset}: it is truncated")
 
 
-def bad_size(front: bytes, source: Input, position: int) -> ShardError:
+def bad_size(front: bytes, source: Archive, position: int) -> ShardError:
     return ShardError(
         f"tar header at offset {position} of {source.url} has size {front[SIZE]!r}, expected an octal "
         "number: the shard is damaged"
     )
 
 
-def too_large_decompressed(source: Input, position: int, name: str, size: int) -> ShardError:
+def too_large_decompressed(source: Limited, position: int, name: str, size: int) -> ShardError:
     return ShardError(
         f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
         f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
@@ -60,7 +76,7 @@ def too_large_decompressed(source: Input, position: int, name: str, size: int) -
     )
 
 
-def extension_too_large(source: Input, position: int, size: int, limit: int) -> ShardError:
+def extension_too_large(source: Archive, position: int, size: int, limit: int) -> ShardError:
     return ShardError(
         f"extension header at offset {position} of {source.url} says it has {size} bytes, more than "
         f"{limit}: the shard is damaged"

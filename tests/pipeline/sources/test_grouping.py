@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from mpwds.errors import ShardError
-from mpwds.pipeline.sources.samples import read_samples, split_name
+from mpwds.pipeline.sources.samples import read_samples
+from mpwds.storage.tar.names import split_name
 
 names = st.text("a./_B", max_size=10)
 

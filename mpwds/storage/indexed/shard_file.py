@@ -1,0 +1,38 @@
+"""A shard that is open for reading at any offset."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import BinaryIO
+
+
+class ShardFile:
+    """An open file of a shard. It is closed when nobody refers to it any more.
+
+    One thread may read a shard while another one drops it to open the next.
+
+    Args:
+        url: The shard's name in errors.
+        stream: The open file.
+
+    Attributes:
+        end: Its size in bytes.
+        version: Changes when its bytes do: its time of modification, in ns.
+        read: ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer.
+    """
+
+    __slots__ = ("_stream", "end", "read", "url", "version")
+
+    def __init__(self, url: str, stream: BinaryIO) -> None:
+        self.url = url
+        self._stream = stream
+        descriptor = stream.fileno()
+        status = os.fstat(descriptor)
+        self.end = status.st_size
+        self.version = status.st_mtime_ns
+        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, descriptor)
+
+    def __del__(self) -> None:
+        self._stream.close()

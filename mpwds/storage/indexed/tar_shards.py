@@ -1,0 +1,222 @@
+"""Samples of tar shards by number."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from mpwds.errors import ShardError
+from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest
+from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.indexed.offsets import load_or_find
+from mpwds.storage.indexed.shard_file import ShardFile
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.tar.header import BLOCK
+from mpwds.storage.tar.headers import find_members
+from mpwds.storage.tar.names import key_and_extension
+
+_AT_ONCE_BYTES = 32 * 1024  # a larger sample is read member by member, so that its data is copied once
+_HEADERS_BYTES = 1024
+
+
+class TarShards:
+    """Samples of tar shards, by number (an ``IndexedShards``).
+
+    Needs the offsets of a shard's samples, 4 bytes each. The first process that uses a shard reads all its
+    headers and keeps the offsets in ``.mpwds/NAME.offsets`` beside it, or in the cache's folder if it may not
+    write there; otherwise each process keeps its own in memory. A shard that has changed since, by size or
+    time, is read anew. A global pax header is not applied to the members behind it.
+
+    Args:
+        urls: The shards: local files, or URLs if there is a ``cache``.
+        lengths: The number of samples in each; by default the shards tell, which opens each of them.
+        cache: Keeps copies of shards that are not local; see ``open_whole``.
+        open_files: How many shards are open at a time.
+
+    Attributes:
+        accesses: How many samples were read.
+        misses: For how many of them a shard was opened.
+
+    Raises:
+        ValueError: ``urls`` and ``lengths`` are of different lengths, or ``open_files`` is below 1.
+
+    Example:
+        >>> import tempfile, mpwds
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with mpwds.TarWriter(f"{folder}/x.tar") as sink:
+        ...         sizes = [sink.write({"__key__": f"{n}", "cls": n}) for n in range(3)]
+        ...     shards = TarShards([f"{folder}/x.tar"])
+        ...     len(shards), list(shards.lengths), shards.read(0, 2)["cls"]
+        (3, [3], b'2')
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        lengths: Sequence[int] | None = None,
+        *,
+        cache: ShardCache | None = None,
+        open_files: int = 100,
+    ) -> None:
+        if open_files < 1:
+            raise ValueError(f"open_files must be at least 1, got {open_files}")
+        if lengths is not None and len(lengths) != len(urls):
+            raise ValueError(f"there are {len(urls)} shards and {len(lengths)} lengths")
+        self.urls = urls
+        self.accesses = 0
+        self.misses = 0
+        self._lengths = lengths
+        self._cache = cache
+        self._open_files = open_files
+        self._open: dict[int, tuple[ShardFile, array[int]]] = {}
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The number of samples in each shard."""
+        if self._lengths is None:
+            self._lengths = [len(self._opened(shard)[1]) - 1 for shard in range(len(self.urls))]
+        return self._lengths
+
+    def __len__(self) -> int:
+        """The number of samples in all shards."""
+        return sum(self.lengths)
+
+    def read(self, shard: int, index: int) -> dict[str, Any]:
+        """A sample as ``WebDataset`` yields it: ``__key__``, ``__url__``, and its fields' bytes.
+
+        Raises:
+            IndexError: The shard has no such sample.
+            ShardError: The shard is damaged, compressed, has another number of samples than ``lengths`` says,
+                or two members of one name in the sample.
+            OSError: It cannot be opened.
+        """
+        key, members = self.members(shard, index)
+        sample: dict[str, Any] = {"__key__": key, "__url__": self.urls[shard]}
+        for suffix, data in members:
+            field = suffix[1:].lower()
+            if field in sample:
+                raise self._twice(shard, key, field)
+            sample[field] = data
+        return sample
+
+    def members(self, shard: int, index: int) -> tuple[str, list[tuple[str, bytes]]]:
+        """A sample's key, and the extension and data of its members; extensions begin with the dot.
+
+        Raises as :meth:`read`.
+        """
+        self.accesses += 1
+        file, offsets = self._open.get(shard) or self._opened(shard)
+        if not 0 <= index < len(offsets) - 1:
+            raise IndexError(f"{file.url} has {len(offsets) - 1} samples, there is no sample {index}")
+        start = offsets[index] * BLOCK
+        size = offsets[index + 1] * BLOCK - start
+        if size > _AT_ONCE_BYTES:
+            return self._large(file, start, size)
+        block = file.read(size, start)
+        if len(block) < size:
+            raise _shorter(file)
+        found = find_members(block, start, file)[0]
+        name = found[0][0]
+        key, _ = key_and_extension(name)
+        cut, prefix = len(key), f"{key}."
+        return key, [
+            (name[cut:], block[begin - start : begin - start + length])
+            for name, _, begin, length in found
+            if name.startswith(prefix)
+        ]
+
+    def close(self) -> None:
+        """Closes the files that are open; the next ``read`` opens them again."""
+        self._open.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def _opened(self, shard: int) -> tuple[ShardFile, array[int]]:
+        if shard in self._open:
+            return self._open[shard]
+        self.misses += 1
+        # The shard that was opened first goes, so that a hit changes nothing: other threads may read.
+        for oldest in list(self._open)[: len(self._open) + 1 - self._open_files]:
+            self._open.pop(oldest, None)
+        url = self.urls[shard]
+        file, paths = self._open_file(url)
+        offsets = load_or_find(file, paths)
+        count, expected = len(offsets) - 1, self._lengths and self._lengths[shard]
+        if expected is not None and count != expected:
+            raise ShardError(
+                f"{file.url} has {count} samples, its description says {expected}: the shard is cut off, or "
+                "the description is of another version; mpwds index create makes a new one"
+            )
+        self._open[shard] = file, offsets
+        return file, offsets
+
+    def _open_file(self, url: str) -> tuple[ShardFile, list[str]]:
+        """A shard's file, and where its offsets may be kept."""
+        shown = without_credentials(url)
+        cache = self._cache
+        if is_local(url):
+            path = local_path(url)
+            paths = [offsets_path(*os.path.split(path))]
+            if cache is not None:
+                name = distinct_name(os.path.basename(path), source_digest(os.path.abspath(path)))
+                paths.append(offsets_path(cache.directory, name))
+            return ShardFile(shown, open_at(url)), paths
+        if cache is None:
+            raise ValueError(
+                f"{shown} is not a local file: to read its samples by number, give a cache for copies"
+            )
+        try:
+            stream = cache.open_whole(url)
+        except NotKept:  # perhaps for lack of room beside the shards that are open here
+            self._open.clear()
+            stream = cache.open_whole(url)
+        name = os.path.relpath(cache.path(url), cache.directory)
+        return ShardFile(shown, stream), [offsets_path(cache.directory, name)]
+
+    def _large(self, file: ShardFile, start: int, size: int) -> tuple[str, list[tuple[str, bytes]]]:
+        """``members`` of a large sample, whose data is read straight to its place."""
+        key = ""
+        members: list[tuple[str, bytes]] = []
+        position, stop = start, start + size
+        need = _HEADERS_BYTES
+        while position < stop:
+            window = file.read(min(need, stop - position), position)
+            found, following, _ = find_members(window, position, file)
+            if following == position and len(window) < need:
+                raise _shorter(file)
+            need = 4 * need if following == position else _HEADERS_BYTES
+            for name, _, begin, length in found:
+                if not members:
+                    key, _ = key_and_extension(name)
+                at = begin - position
+                data = (
+                    window[at : at + length] if at + length <= len(window) else _exactly(file, length, begin)
+                )
+                if name.startswith(f"{key}."):
+                    members.append((name[len(key) :], data))
+            position = following
+        return key, members
+
+    def _twice(self, shard: int, key: str, field: str) -> ShardError:
+        return ShardError(
+            f"{without_credentials(self.urls[shard])}: sample {key!r} has two members {field!r}; each "
+            "extension of a sample must be unique in the shard"
+        )
+
+
+def _exactly(file: ShardFile, size: int, offset: int) -> bytes:
+    data = file.read(size, offset)
+    while len(data) < size:  # a system call reads 2 GiB at most
+        piece = file.read(size - len(data), offset + len(data))
+        if not piece:
+            raise _shorter(file)
+        data += piece
+    return data
+
+
+def _shorter(file: ShardFile) -> ShardError:
+    return ShardError(f"{file.url} has become shorter while it was read: it had {file.end} bytes")

@@ -1,0 +1,153 @@
+"""Headers of a part of an archive that is in memory, to find members without reading their data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import adler32
+
+from mpwds.storage.tar.damage import (
+    Archive,
+    bad_size,
+    data_missing,
+    extension_too_large,
+    no_header,
+    truncated,
+)
+from mpwds.storage.tar.header import (
+    BLOCK,
+    EXTENSION_LIMIT_BYTES,
+    EXTENSIONS,
+    GLOBAL,
+    LAYOUT,
+    NAME_BYTES,
+    NOTHING,
+    REGULAR,
+    SIZE,
+    SPARSE,
+    WITHOUT_DATA,
+    ZERO_BLOCK,
+    back_sum,
+    checksums,
+    directory_of,
+    extend,
+    has_valid_checksum,
+    sizes,
+    sparse,
+)
+
+Found = tuple[str, int, int, int]
+"""A regular file: name, offset of its first header, offset and size of its data."""
+
+
+class _Regular(NamedTuple):
+    """The third part of a regular file's header, and what it says: see ``LAYOUT``."""
+
+    back: bytes
+    sum: int
+    directory: bytes
+    is_v7: bool  # where only the name tells directories
+
+
+_last = _Regular(b"", 0, b"", False)  # shared by all archives: most have the same in each header
+
+
+def find_members(
+    window: bytes, base: int, archive: Archive, after_zeros: int = -1
+) -> tuple[list[Found], int, int]:
+    """The regular files whose headers are in ``window``, the bytes of an archive from ``base`` on.
+
+    ``base`` is the offset of a header. A global pax header is not applied to the members behind it.
+
+    Args:
+        window: Bytes of the archive; the data of members need not be in it.
+        base: Their offset.
+        archive: Its name and its end, for errors.
+        after_zeros: Where the zero blocks end that were found last.
+
+    Returns:
+        The files; the offset from which to continue, which is ``base`` if the first member's headers are not
+        all in the window; and where the zero blocks end that were found last.
+
+    Raises:
+        ShardError: The archive is damaged, or holds a sparse file.
+    """
+    global _last
+    known_back, known_sum, directory, is_v7 = _last
+    found: list[Found] = []
+    unpack = LAYOUT.unpack_from
+    first = -1  # offset of the member's first header, once an extension header was there
+    extended = NOTHING
+    at = 0
+    last = len(window) - BLOCK
+    while at <= last:
+        front, stored, back = unpack(window, at)
+        if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
+            position = base + at
+            if not has_valid_checksum(front, stored, back):
+                header = window[at : at + BLOCK]
+                if header == ZERO_BLOCK and first < 0:
+                    at += BLOCK
+                    after_zeros = base + at
+                    continue
+                raise no_header(header, archive, -1, position, after_zeros)
+            kind = back[0]
+            size = sizes[front[SIZE]]
+            if kind in WITHOUT_DATA:
+                size = 0
+            elif extended.size is not None:
+                size = extended.size
+            following = at + BLOCK + size + (-size & 511)
+            if kind in EXTENSIONS:
+                if size < 0:
+                    raise bad_size(front, archive, position)
+                if base + following > archive.end:
+                    raise data_missing(archive, position, size)
+                if size > EXTENSION_LIMIT_BYTES:
+                    raise extension_too_large(archive, position, size, EXTENSION_LIMIT_BYTES)
+                if following > len(window):
+                    return found, position if first < 0 else first, after_zeros
+                if kind != GLOBAL:
+                    body = window[at + BLOCK : at + BLOCK + size]
+                    extended = extend(extended, kind, body, archive.url, position)
+                    first = position if first < 0 else first
+                at = following
+                continue
+            if kind == SPARSE:
+                raise sparse(archive.url, position)
+            if kind not in REGULAR:
+                if size < 0:
+                    raise bad_size(front, archive, position)
+                if base + following > archive.end:
+                    raise data_missing(archive, position, size)
+                at, first, extended = following, -1, NOTHING
+                continue
+            known_back, known_sum = back, back_sum(back)
+            directory, is_v7 = directory_of(back), not kind
+            _last = _Regular(known_back, known_sum, directory, is_v7)
+
+        size = sizes[front[SIZE]]
+        name = None
+        if extended is not NOTHING:
+            name, size = extended.name, size if extended.size is None else extended.size
+            extended = NOTHING
+        if name is None:
+            raw_name = directory + front[:NAME_BYTES].partition(b"\0")[0]
+            name = raw_name.decode("utf-8", "surrogateescape")
+        if size < 0:
+            raise bad_size(front, archive, base + at)
+        start = base + at + BLOCK
+        following = at + BLOCK + size + (-size & 511)
+        if base + following > archive.end:
+            raise data_missing(archive, base + at, size)
+        if not (is_v7 and name.endswith("/")):
+            found.append((name, base + at if first < 0 else first, start, size))
+        at, first = following, -1
+    if base + len(window) >= archive.end and at < len(window):
+        rest = window[at:]
+        if any(rest) or first >= 0:
+            raise no_header(rest, archive, -1, base + at, after_zeros)
+    if first >= 0:
+        if base + len(window) >= archive.end:
+            raise truncated(archive, first, "it ends after an extension header, before its member")
+        return found, first, after_zeros
+    return found, base + at, after_zeros

@@ -1,0 +1,320 @@
+"""Samples of tar shards by number: the same as in order, from any format, with errors that say where."""
+
+import bz2
+import gzip
+import io
+import multiprocessing
+import os
+import pickle
+import tarfile
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import ShardError, StreamError
+from mpwds.pipeline.sources.samples import read_samples
+from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.offsets import find_offsets
+from mpwds.storage.indexed.tar_shards import TarShards
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+def write_tar(path, members, **options):
+    """Writes members (name, content); content ``None`` makes a directory."""
+    with tarfile.open(path, "w", **options) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.mtime = 1.5  # which pax archives write in a header of its own
+            if content is None:
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = len(content)
+            archive.addfile(info, io.BytesIO(content or b""))
+    return str(path)
+
+
+def digits(first, count, size=0):
+    """Samples of a picture (``size`` bytes more) and a class, with the class first in every second sample."""
+    for n in range(first, first + count):
+        pair = [(f"{n:04d}.cls", b"%d" % n), (f"{n:04d}.Seg.PNG", bytes(size) + b"picture %d" % n)]
+        yield from reversed(pair) if n % 2 else pair
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two shards of three and of four samples."""
+    return [
+        write_tar(tmp_path / "a.tar", digits(0, 3)),
+        write_tar(tmp_path / "b.tar", digits(3, 4), format=tarfile.USTAR_FORMAT),
+    ]
+
+
+keys = st.sampled_from(["a", "b", "dir/c", "dir.d/e", "_f", "__meta__", "g" * 60 + "/ü" + "h" * 80])
+members = st.lists(
+    st.tuples(
+        st.tuples(keys, st.sampled_from(["", ".x", ".Y.gz", ".z", "/sub.x"])).map("".join),
+        st.one_of(
+            st.none(), st.binary(max_size=9), st.sampled_from([bytes(512), bytes(5000), bytes(70_000)])
+        ),
+    ),
+    max_size=12,
+    unique_by=lambda member: member[0],
+)
+
+
+@settings(max_examples=60)
+@given(members=members, format=st.sampled_from(FORMATS), parts=st.integers(1, 2))
+def test_by_number_comes_what_comes_in_order(tmp_path_factory, members, format, parts):
+    path = str(tmp_path_factory.mktemp("shards") / "x.tar")
+    write_tar(path, members, format=format)
+    with open(path, "rb") as file:
+        whole = file.read()
+    with open(path, "wb") as file:
+        file.write(whole * parts)  # `cat a.tar b.tar` is an archive, too
+    try:
+        expected = [sample for _, _, sample in read_samples(path)]
+    except ShardError:  # a key comes back in the second part, right behind itself
+        return
+    shards = TarShards([path])
+    assert len(shards) == len(expected)
+    assert [shards.read(0, n) for n in range(len(expected))] == expected
+
+
+def test_samples_of_a_list_of_shards(two):
+    shards = TarShards(two, [3, 4])
+    assert shards.lengths == [3, 4]
+    assert shards.read(1, 2) == {
+        "__key__": "0005",
+        "__url__": two[1],
+        "cls": b"5",
+        "seg.png": b"picture 5",
+    }
+    assert (shards.accesses, shards.misses) == (1, 1)
+
+
+def test_extensions_can_be_had_as_they_are_written(two):
+    key, fields = TarShards(two).members(0, 0)
+    assert (key, dict(fields)) == ("0000", {".cls": b"0", ".Seg.PNG": b"picture 0"})
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_number_beyond_the_shard_is_an_error(two, index):
+    with pytest.raises(IndexError, match=f"a.tar has 3 samples, there is no sample {index}"):
+        TarShards(two).read(0, index)
+
+
+def test_large_samples_are_whole(tmp_path):
+    path = write_tar(tmp_path / "x.tar", digits(0, 3, size=1_000_000))
+    assert [len(TarShards([path]).read(0, n)["seg.png"]) for n in range(3)] == [1_000_009] * 3
+
+
+def test_the_offsets_are_kept_beside_the_shard_in_a_few_bytes(tmp_path):
+    path = write_tar(tmp_path / "x.tar", digits(0, 500))
+    TarShards([path]).read(0, 0)
+    kept = tmp_path / ".mpwds/x.tar.offsets"
+    assert kept.stat().st_size < 2100
+    assert sorted(os.listdir(kept.parent)) == ["x.tar.offsets"]
+
+
+def test_kept_offsets_are_used(two, monkeypatch):
+    expected = TarShards(two).read(0, 2)
+    monkeypatch.setattr("mpwds.storage.indexed.offsets.find_offsets", None)  # fails if it is called
+    assert TarShards(two).read(0, 2) == expected
+
+
+def test_offsets_of_an_earlier_version_of_the_shard_are_not_used(tmp_path):
+    path = write_tar(tmp_path / "x.tar", digits(0, 3))
+    assert len(TarShards([path])) == 3
+    write_tar(path, digits(0, 5, size=100))
+    assert TarShards([path]).read(0, 4)["cls"] == b"4"
+
+
+@pytest.mark.parametrize("damage", [b"", b"mpwdsof1", b"nonsense" * 40])
+def test_a_damaged_file_of_offsets_is_made_anew(two, tmp_path, damage):
+    expected = TarShards(two).read(0, 1)
+    (tmp_path / ".mpwds/a.tar.offsets").write_bytes(damage)
+    assert TarShards(two).read(0, 1) == expected
+    assert len((tmp_path / ".mpwds/a.tar.offsets").read_bytes()) == 24 + 4 * 4
+
+
+def test_offsets_that_point_elsewhere_are_an_error_with_the_place(two, tmp_path):
+    TarShards(two).read(0, 1)
+    kept = tmp_path / ".mpwds/a.tar.offsets"
+    data = bytearray(kept.read_bytes())
+    data[-8:-4] = (1).to_bytes(4, "little")
+    kept.write_bytes(data)
+    with pytest.raises(ShardError, match="tar header at offset 512 of .*a.tar has checksum"):
+        TarShards(two).read(0, 2)
+
+
+def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path):
+    (tmp_path / ".mpwds").write_bytes(b"no folder")
+    assert TarShards(two).read(1, 3)["cls"] == b"6"
+
+
+def test_next_they_are_kept_in_the_folder_of_the_cache(two, tmp_path):
+    (tmp_path / ".mpwds").write_bytes(b"no folder")
+    cache = ShardCache(tmp_path / "cache")
+    assert TarShards(two, cache=cache).read(1, 3)["cls"] == b"6"
+    (kept,) = os.listdir(tmp_path / "cache/.mpwds")
+    assert kept.startswith("b-")
+    assert kept.endswith(".tar.offsets")
+
+
+def test_only_some_files_are_open_at_a_time(tmp_path, nothing_left):
+    paths = [write_tar(tmp_path / f"{n}.tar", digits(n, 1)) for n in range(30)]
+    before = len(os.listdir("/proc/self/fd"))
+    shards = TarShards(paths, [1] * 30, open_files=4)
+    for n in range(30):
+        assert shards.read(n, 0)["cls"] == b"%d" % n
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    shards.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert shards.read(7, 0)["cls"] == b"7"
+    shards.close()
+
+
+def test_threads_read_while_others_close(tmp_path):
+    paths = [write_tar(tmp_path / f"{n}.tar", digits(n, 1)) for n in range(8)]
+    shards = TarShards(paths, [1] * 8, open_files=1)
+    wrong = []
+
+    def read(first):
+        for step in range(300):
+            n = (first + step) % 8
+            if shards.read(n, 0)["cls"] != b"%d" % n:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_pickle_of_them_holds_no_open_file(two):
+    shards = TarShards(two, [3, 4])
+    shards.read(0, 0)
+    assert pickle.loads(pickle.dumps(shards)).read(1, 0)["cls"] == b"3"
+
+
+def test_another_number_of_samples_than_described_is_an_error_with_both(two):
+    with pytest.raises(ShardError, match=r"b\.tar has 4 samples, its description says 5"):
+        TarShards(two, [3, 5]).read(1, 0)
+
+
+@pytest.mark.parametrize(("compress", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2")])
+def test_a_compressed_shard_is_an_error_that_says_what_to_do(two, tmp_path, compress, name):
+    path = tmp_path / "x.tar.gz"
+    with open(two[0], "rb") as file:
+        path.write_bytes(compress(file.read()))
+    with pytest.raises(ShardError, match=rf"x\.tar\.gz is compressed \({name}\).*decompress it"):
+        TarShards([str(path)]).read(0, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"x" * 5000])
+def test_what_is_no_tar_file_is_an_error(tmp_path, content):
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match="x.tar"):
+        TarShards([str(path)]).read(0, 0)
+
+
+def test_a_truncated_shard_is_an_error_with_the_offset(two):
+    os.truncate(two[1], 512 * 5)
+    with pytest.raises(ShardError, match=r"b\.tar is truncated or damaged in the member at offset 2048"):
+        TarShards(two).read(1, 0)
+
+
+def test_two_members_of_one_name_are_an_error(tmp_path):
+    path = write_tar(tmp_path / "x.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
+    with pytest.raises(ShardError, match="sample 'a' has two members 'txt'"):
+        TarShards([path]).read(0, 0)
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_an_error(two):
+    shards = TarShards(two)
+    shards.read(1, 3)
+    os.truncate(two[1], 1000)
+    with pytest.raises(ShardError, match=r"b\.tar has become shorter"):
+        shards.read(1, 3)
+
+
+class TestRemote:
+    @pytest.fixture
+    def served(self, web, two):
+        for path in two:
+            with open(path, "rb") as file:
+                web.files["/" + os.path.basename(path)] = file.read()
+        return [web.url("/a.tar"), web.url("/b.tar")]
+
+    def test_a_copy_is_kept_with_its_offsets(self, served, web, tmp_path):
+        shards = TarShards(served, [3, 4], cache=ShardCache(tmp_path / "cache"))
+        for n in (3, 0, 2):
+            assert shards.read(1, n)["cls"] == b"%d" % (3 + n)
+        assert [path for _, path, _ in web.requests] == ["/b.tar"]
+        assert sorted(os.listdir(tmp_path / "cache/.mpwds")) == [
+            "b.tar.mark",
+            "b.tar.offsets",
+            "lock",
+            "partial",
+        ]
+
+    def test_the_cache_stays_within_its_size(self, served, tmp_path):
+        cache = ShardCache(tmp_path / "cache", size_bytes=25_000)  # of 20,480 and 10,240
+        shards = TarShards(served, [3, 4], cache=cache)
+        for _ in range(2):
+            assert shards.read(0, 0)["cls"] == b"0"
+            assert shards.read(1, 0)["cls"] == b"3"
+            assert [name for name in os.listdir(tmp_path / "cache") if name != ".mpwds"] == ["b.tar"]
+        assert "a.tar.offsets" not in os.listdir(tmp_path / "cache/.mpwds")
+
+    def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path):
+        cache = ShardCache(tmp_path / "cache", size_bytes=5_000)
+        with pytest.raises(
+            StreamError, match=r"a\.tar is needed whole, and the cache .* cannot keep it.* room"
+        ):
+            TarShards(served, [3, 4], cache=cache).read(0, 0)
+
+    def test_without_a_cache_is_an_error_that_says_what_to_do(self, served):
+        with pytest.raises(ValueError, match=r"a\.tar is not a local file.*give a cache"):
+            TarShards(served, [3, 4]).read(0, 0)
+
+
+def test_one_process_finds_the_offsets_while_others_wait(two, tmp_path, monkeypatch):
+    """Each process notes that it looks for offsets, and takes its time."""
+    notes = tmp_path / "notes"
+
+    def find(shard):
+        with notes.open("a") as file:
+            file.write("looked\n")
+        time.sleep(0.3)
+        return find_offsets(shard)
+
+    def read():
+        assert TarShards(two).read(1, 2)["cls"] == b"5"
+
+    monkeypatch.setattr("mpwds.storage.indexed.offsets.find_offsets", find)
+    processes = [multiprocessing.get_context("fork").Process(target=read) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert notes.read_text() == "looked\n"
+
+
+def test_a_process_that_is_killed_meanwhile_leaves_the_work_to_the_next(two, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.indexed.offsets.find_offsets", lambda shard: os._exit(3))
+    process = multiprocessing.get_context("fork").Process(target=TarShards(two).read, args=(0, 0))
+    process.start()
+    process.join()
+    assert process.exitcode == 3
+    monkeypatch.undo()
+    assert TarShards(two).read(0, 0)["cls"] == b"0"
+    assert os.listdir(tmp_path / ".mpwds") == ["a.tar.offsets"]
