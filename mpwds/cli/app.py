@@ -34,7 +34,8 @@ COMMANDS = {
         "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
     ),
     "show": Entry(
-        "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
+        "mpwds.cli.looking.show",
+        "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
     "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-from mpwds.pipeline.sources.samples import split_name
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.input import OpenAt
+from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import Damage, Entry, blocks, scan
 
 

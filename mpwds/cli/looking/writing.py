@@ -67,8 +67,8 @@ def _for_terminal(sample: Sample, field: str, data: bytes) -> bytes:
         text = data.decode()
     except UnicodeDecodeError:
         raise ValueError(
-            f'field "{field}" of sample "{sample.key}" is not text: choose others with --fields, take --json, '
-            "or redirect the output to a file"
+            f'field "{field}" of sample "{sample.key}" is not text: choose others with --fields, '
+            "take --json, or redirect the output to a file"
         ) from None
     return "".join(each if each in "\n\t" else printable(each) for each in text).encode()
 
