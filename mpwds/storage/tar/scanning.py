@@ -127,6 +127,7 @@ class _Scan:
         self._for_all = NOTHING
         self._position = 0
         self._after_zeros = 0
+        self._can_go_on = True  # what is decompressed ends at the first error
 
     def entries(self) -> Iterator[Entry | Damage]:
         while True:
@@ -153,7 +154,7 @@ class _Scan:
         headers: list[bytes] = []
         while True:
             position = self._position
-            header = source.data(position, min(BLOCK, source.end - position), 0)
+            header = self._read(position, BLOCK)
             if not headers and not any(header):
                 if len(header) < BLOCK:
                     return None
@@ -167,6 +168,7 @@ class _Scan:
             if kind in EXTENSIONS:
                 body = self._extension(position, size, front)
                 headers.append(body)
+                self._position = position + len(body)  # a stream does not go back
                 extended = extend(extended, kind, body[:size], source.url, position)
                 if kind == GLOBAL:
                     self._for_all = extend(self._for_all, kind, body[:size], source.url, position)
@@ -192,7 +194,7 @@ class _Scan:
             raise bad_size(front, source, position)
         if size > EXTENSION_LIMIT_BYTES:
             raise extension_too_large(source, position, size, EXTENSION_LIMIT_BYTES)
-        body = source.data(start, min(_padded(size), source.end - start), 0)
+        body = self._read(start, _padded(size))
         if len(body) < _padded(size):
             raise data_missing(source, position, size)
         return body
@@ -206,31 +208,43 @@ class _Scan:
             raise too_large_decompressed(source, position, name, size)
         if end <= source.end:
             if wanted:
-                data = source.data(start, size, end - start - size)
+                data = self._read(start, size, end - start - size)
             elif source.end == sys.maxsize:
-                source.window(end, 0)  # the end of a stream is known once it is reached
+                self._read(end, 0)  # the end of a stream is known once it is reached
+            if end > source.end:
+                self._position = source.end
         if end > source.end:
             raise data_missing(source, position, size)
         return data
+
+    def _read(self, start: int, size: int, padding: int = 0) -> bytes:
+        """Bytes of the archive; fewer only at its end."""
+        source = self._source
+        try:
+            return source.data(start, max(0, min(size, source.end - start)), padding)
+        except ShardError:
+            self._can_go_on = False
+            raise
 
     def _next_header(self) -> bool:
         """Goes to the next block that is a header; if there is none, to the end, if that is known."""
         source = self._source
         position = self._position + BLOCK
-        while position < source.end:
+        while self._can_go_on and position < source.end:
             try:
                 window, at = source.window(position, BLOCK)
-            except ShardError:  # it cannot be decompressed any further
-                return False
-            if len(window) - at < BLOCK:
-                position = source.end
+            except ShardError:
+                break
             for start in range(at, len(window) - BLOCK + 1, BLOCK):
                 block = window[start : start + BLOCK]
                 if block != ZERO_BLOCK and has_valid_checksum(*LAYOUT.unpack(block)):
                     self._position = position
                     return True
                 position += BLOCK
-        self._position = source.end
+            if len(window) - at < BLOCK:
+                break
+        if source.end < sys.maxsize:
+            self._position = source.end
         return False
 
 
