@@ -98,6 +98,7 @@ from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.indexed.dataset import IndexedDataset as IndexedDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.notes import Incident as Incident
@@ -168,6 +169,7 @@ __all__ = [
     "DataPipeline",
     "DecodeError",
     "DirectoryShardList",
+    "IndexedDataset",
     "LoaderStats",
     "MpwdsError",
     "MultiLoader",

@@ -150,7 +150,7 @@ class DataPipeline(Fluent, IterableSource):
         source, *stages = self.parts
         stages = self._run_as(stages)
         seeded = replace(context, seed=self._seed) if context.seed is None else context
-        return lambda: self._epochs.stream(lambda context: _chain(source, stages, context), seeded)
+        return lambda: self._epochs.stream(lambda context: chain(source, stages, context), seeded)
 
     def _run_as(self, stages: list[Stage]) -> list[Stage]:
         """The stages to run in place of these."""
@@ -281,7 +281,7 @@ def _is_plain(source: Any) -> bool:
     )
 
 
-def _chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
+def chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
     """The stream that runs a pipeline once.
 
     Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's

@@ -29,12 +29,17 @@ class TorchIterable:
     ``isinstance``, which also looks at ``__class__``: once torch is imported, that is a subclass of both.
     """
 
+    @property
+    def map_style(self) -> bool:
+        """Whether torch's DataLoader is to ask for samples by index instead."""
+        return False
+
     @property  # type: ignore[misc]  # nobody sets it
     def __class__(self) -> Any:
         data = sys.modules.get("torch.utils.data")
         base = getattr(data, "IterableDataset", None)  # absent while torch is being imported
         kind: Any = type(self)  # mypy finds no __hash__ in a type whose instances redefine __class__
-        return kind if base is None else _both(kind, base)
+        return kind if base is None or self.map_style else _both(kind, base)
 
     def __reduce__(self) -> Any:
         # By default pickle refuses an object whose __class__ is not its type.
@@ -56,10 +61,17 @@ class IterableSource(TorchIterable, ABC):
         """The stream of one epoch."""
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._epoch
-        self._epoch = epoch + 1
-        context = Context.current(epoch)
-        return plain(self.stream(replace(context, run=0) if self._epoch_is_given else context))
+        return plain(self.stream(self._next_context()))
+
+    def _next_context(self) -> Context:
+        """The context of the epoch that begins."""
+        context = self._context()
+        self._epoch += 1
+        return context
+
+    def _context(self) -> Context:
+        context = Context.current(self._epoch)
+        return replace(context, run=0) if self._epoch_is_given else context
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``, from 0.

@@ -33,6 +33,14 @@ def test_batches_and_order_are_those_of_local_workers(way, dataset):
         assert [epoch_of(loader) for _ in range(3)] == expected
 
 
+def test_a_global_order_is_that_of_local_workers():
+    dataset = mpwds.IndexedDataset(range(90), "global").batched(8)
+    with served(dataset) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        epochs = [epoch_of(loader) for _ in range(2)]
+        assert epochs == locally(dataset, 2, epochs=2)
+        assert len(loader) == 12
+
+
 def test_several_servers_are_one_loader():
     dataset = large()
     with served(dataset, workers=2) as one, served(dataset, workers=1) as other:

@@ -92,7 +92,7 @@ def _run(arguments: _Arguments, lr: float) -> int:
     began_s = time.perf_counter()
     from mpwds.cli.demo.digits import default_cache_dir
     from mpwds.cli.demo.training import train
-    from mpwds.feed.viewing.contact_sheet import write_contact_sheet
+    from mpwds.viewing.contact_sheet import write_contact_sheet
 
     task = _own(arguments) if arguments.data else _digits(arguments)
     # One worker reads a shard, so more workers than shards would have nothing to do.

@@ -27,7 +27,7 @@ def stat(
 
     from mpwds.cli.feed import tables
     from mpwds.cli.feed.watched import watch
-    from mpwds.feed.viewing.tensors import TensorStatistics
+    from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
     watched = watch(urls, keys, insecure)

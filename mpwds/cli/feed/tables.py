@@ -12,9 +12,9 @@ from rich.text import Text
 
 from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
-from mpwds.feed.viewing.pictures import Pictures, Sample, tile
-from mpwds.feed.viewing.tensors import TensorFigures
-from mpwds.feed.viewing.wording import printable
+from mpwds.viewing.pictures import Pictures, Sample, tile
+from mpwds.viewing.tensors import TensorFigures
+from mpwds.viewing.wording import printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24

@@ -11,10 +11,10 @@ from typing import Any
 import typer
 
 from mpwds.feed.viewing.figures import Figures
-from mpwds.feed.viewing.tensors import leaves
 from mpwds.feed.viewing.watching import Watched, WatchedServers
-from mpwds.feed.viewing.wording import shape_text
 from mpwds.storage.streams.patterns import expand_braces
+from mpwds.viewing.tensors import leaves
+from mpwds.viewing.wording import shape_text
 
 _POLL_S = 0.2
 

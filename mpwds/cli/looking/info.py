@@ -38,7 +38,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     from mpwds.cli.looking.figures import ShardFigures, SumUp
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.sources import shards_of
-    from mpwds.feed.viewing.wording import size
+    from mpwds.viewing.wording import size
 
     found = shards_of(shards)
     total = ShardFigures("all shards")
@@ -71,7 +71,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
 
 def _field_table(total: ShardFigures) -> RenderableType:
     from mpwds.cli.looking.printing import table
-    from mpwds.feed.viewing.wording import size
+    from mpwds.viewing.wording import size
 
     rows = [
         (

@@ -33,7 +33,7 @@ def ls(
     from mpwds.cli.looking.choosing import make_choice, read_chosen
     from mpwds.cli.looking.samples import no_data
     from mpwds.cli.looking.sources import shards_of
-    from mpwds.feed.viewing.wording import size
+    from mpwds.viewing.wording import size
 
     choice = make_choice(key, number, where, fields, limit)
     damaged = False

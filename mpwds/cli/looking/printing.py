@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpwds.cli.looking.samples import Problem, Sample
-from mpwds.feed.viewing.wording import printable, size
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,11 +15,11 @@ from mpwds.cli.looking.printing import counted, progress, warn_of
 from mpwds.cli.looking.samples import Problem, Sample
 from mpwds.cli.looking.sources import Shard
 from mpwds.errors import DecodeError
-from mpwds.feed.viewing.pictures import Pictures, pictures
-from mpwds.feed.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS
+from mpwds.viewing.pictures import Pictures, pictures
+from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 
 _MOST = {"image": 48, "sound": 16, "text": 8}
 _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])

@@ -14,9 +14,9 @@ from mpwds.cli.feed.options import Insecure, Keys, Timeout
 from mpwds.cli.looking import options
 
 if TYPE_CHECKING:
-    from mpwds.feed.viewing.pictures import Pictures
-    from mpwds.feed.viewing.tensors import TensorFigures
     from mpwds.feed.viewing.watching import Watched
+    from mpwds.viewing.pictures import Pictures
+    from mpwds.viewing.tensors import TensorFigures
 
 _FEED = re.compile(r"(tcp|ipc|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
 
@@ -76,7 +76,7 @@ def show(
     if save is None:
         _print(sheet.sections, sheet.figures)
     else:
-        from mpwds.feed.viewing.contact_sheet import draw_sheet, write_png
+        from mpwds.viewing.contact_sheet import draw_sheet, write_png
 
         write_png(save, draw_sheet(sheet.sections, sheet.figures))
         print(f"wrote {save}")
@@ -102,14 +102,14 @@ def _show_feed(
     finally:
         watched.close()
     if save is None:
-        from mpwds.feed.viewing.pictures import pictures
-        from mpwds.feed.viewing.tensors import TensorStatistics
+        from mpwds.viewing.pictures import pictures
+        from mpwds.viewing.tensors import TensorStatistics
 
         statistics = TensorStatistics()
         statistics.add(batch)
         _print([("", pictures(batch))], statistics.read())
         return
-    from mpwds.feed.viewing.contact_sheet import write_contact_sheet
+    from mpwds.viewing.contact_sheet import write_contact_sheet
 
     write_contact_sheet(save, batch, f"A batch of {watched.name}")
     print(f"wrote {save}")

@@ -15,9 +15,9 @@ from mpwds.cli.looking.folder import Folder, UnsafeName
 from mpwds.cli.looking.printing import progress, warn_of
 from mpwds.cli.looking.samples import Problem, Sample
 from mpwds.cli.looking.sources import Shard
-from mpwds.feed.viewing.wording import printable
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.viewing.wording import printable
 
 _decode = Decoder(partial=True)
 

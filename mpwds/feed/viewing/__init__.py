@@ -1,1 +1,1 @@
-"""What one sees of a feed: figures, tensor statistics, pictures, and the page that shows them."""
+"""What one sees of a feed: figures, and the page that shows them."""

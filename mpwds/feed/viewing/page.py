@@ -19,9 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 from mpwds.errors import MpwdsError
 from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
-from mpwds.feed.viewing.pictures import Pictures, pictures, tile
-from mpwds.feed.viewing.tensors import TensorStatistics
 from mpwds.feed.viewing.watching import Watched
+from mpwds.viewing.pictures import Pictures, pictures, tile
+from mpwds.viewing.tensors import TensorStatistics
 
 _READ_EVERY_S = 1.0
 _PEEK_EVERY_S = 4.0

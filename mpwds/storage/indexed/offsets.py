@@ -20,7 +20,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 from mpwds.errors import ShardError
@@ -163,27 +163,28 @@ def _little_endian(offsets: array[int]) -> array[int]:
     return offsets
 
 
-def to_text(offsets: array[int]) -> str:
-    """Offsets as a description carries them: base64 of zlib of their differences as little-endian uint32.
+def to_text(offsets: array[int], size: int) -> str:
+    """Offsets as a description carries them, for a shard of ``size`` bytes.
 
-    Example:
-        >>> from_text(to_text(array("I", [0, 4, 9])))
-        array('I', [0, 4, 9])
+    Base64 of zlib of the size (int64) and the differences between offsets (uint32), all little-endian.
     """
-    steps = array("I", [offsets[0], *(b - a for a, b in pairwise(offsets))])
-    return base64.b64encode(zlib.compress(_little_endian(steps).tobytes(), 9)).decode("ascii")
+    steps = array("I", [offsets[0], *(after - before for before, after in pairwise(offsets))])
+    data = struct.pack("<q", size) + _little_endian(steps).tobytes()
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
-def from_text(text: str) -> array[int]:
-    """The offsets of :func:`to_text`. Raises ``ValueError`` if ``text`` is none."""
+def from_text(text: str, shard: Shard) -> array[int] | None:
+    """The offsets of :func:`to_text`; ``None`` if they are those of a shard of another size.
+
+    Raises:
+        ShardError: The text is none of offsets.
+    """
     try:
-        steps = _little_endian(array("I", zlib.decompress(base64.b64decode(text, validate=True))))
-        offsets, position = array("I"), 0
-        for step in steps:
-            position += step
-            offsets.append(position)
-    except (TypeError, ValueError, OverflowError, zlib.error) as error:
-        raise ValueError(f"the offsets of samples cannot be read: {error}") from None
-    if not offsets:
-        raise ValueError("the offsets of samples cannot be read: there are none")
-    return offsets
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        (size,) = struct.unpack_from("<q", data)
+        offsets = array("I", accumulate(_little_endian(array("I", data[8:]))))
+    except (TypeError, ValueError, OverflowError, struct.error, zlib.error) as error:
+        raise ShardError(
+            f"the description of {shard.url} carries offsets that cannot be read ({error}): leave them out"
+        ) from None
+    return offsets if size == shard.end and offsets else None

@@ -16,8 +16,11 @@ class IndexedShards(Protocol):
         lengths: The number of samples in each shard.
     """
 
-    urls: Sequence[str]
-    lengths: Sequence[int]
+    @property
+    def urls(self) -> Sequence[str]: ...
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
 
     def read(self, shard: int, index: int) -> dict[str, Any]:
         """The fields of sample ``index`` of a shard, by name; those of tar shards are bytes.

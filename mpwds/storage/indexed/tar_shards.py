@@ -10,7 +10,7 @@ from typing import Any
 from mpwds.errors import ShardError
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
-from mpwds.storage.indexed.offsets import load_or_find
+from mpwds.storage.indexed.offsets import from_text, load_or_find
 from mpwds.storage.indexed.shard_file import ShardFile
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
@@ -33,6 +33,7 @@ class TarShards:
     Args:
         urls: The shards: local files, or URLs if there is a ``cache``.
         lengths: The number of samples in each; by default the shards tell, which opens each of them.
+        offsets: Where the samples of each begin, as a description carries it; ``None`` for unknown.
         cache: Keeps copies of shards that are not local; see ``open_whole``.
         open_files: How many shards are open at a time.
 
@@ -58,6 +59,7 @@ class TarShards:
         urls: Sequence[str],
         lengths: Sequence[int] | None = None,
         *,
+        offsets: Sequence[str | None] | None = None,
         cache: ShardCache | None = None,
         open_files: int = 100,
     ) -> None:
@@ -69,6 +71,7 @@ class TarShards:
         self.accesses = 0
         self.misses = 0
         self._lengths = lengths
+        self._offsets = offsets
         self._cache = cache
         self._open_files = open_files
         self._open: dict[int, tuple[ShardFile, array[int]]] = {}
@@ -144,7 +147,10 @@ class TarShards:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
-        offsets = load_or_find(file, paths)
+        carried = self._offsets[shard] if self._offsets else None
+        offsets = from_text(carried, file) if carried else None
+        if offsets is None:
+            offsets = load_or_find(file, paths)
         count, expected = len(offsets) - 1, self._lengths and self._lengths[shard]
         if expected is not None and count != expected:
             raise ShardError(

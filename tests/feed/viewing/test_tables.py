@@ -7,8 +7,8 @@ from rich.console import Console
 
 from mpwds.cli.feed import tables
 from mpwds.feed.viewing.figures import figures
-from mpwds.feed.viewing.pictures import pictures
-from mpwds.feed.viewing.tensors import TensorStatistics
+from mpwds.viewing.pictures import pictures
+from mpwds.viewing.tensors import TensorStatistics
 from tests.feed.viewing.statuses import client, reading, status, worker
 
 

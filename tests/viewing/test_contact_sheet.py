@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from mpwds.feed.viewing.contact_sheet import contact_sheet, write_contact_sheet
+from mpwds.viewing.contact_sheet import contact_sheet, write_contact_sheet
 
 
 @pytest.mark.parametrize("size", [4, 8, 33, 64, 65, 300])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpwds.feed.viewing.tensors import BINS, TensorStatistics, leaves
+from mpwds.viewing.tensors import BINS, TensorStatistics, leaves
 
 
 def statistics(*batches):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpwds.feed.viewing.pictures import Pictures, pictures, tile
-from mpwds.feed.viewing.tensors import TensorFigures, TensorStatistics
-from mpwds.feed.viewing.wording import number, printable, shape_text
+from mpwds.viewing.pictures import Pictures, pictures, tile
+from mpwds.viewing.tensors import TensorFigures, TensorStatistics
+from mpwds.viewing.wording import number, printable, shape_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

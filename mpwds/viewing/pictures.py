@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpwds.feed.viewing.tensors import Leaf, Values, leaves
+from mpwds.viewing.tensors import Leaf, Values, leaves
 
 if TYPE_CHECKING:
     from PIL.Image import Image

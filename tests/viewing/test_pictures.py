@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds.feed.viewing.pictures import pictures
+from mpwds.viewing.pictures import pictures
 
 LABELS = np.arange(5)
 

@@ -1,0 +1,237 @@
+"""IndexedDataset: one class for all shards whose samples can be read by number."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from mpwds.mistakes import explained
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline, chain
+from mpwds.pipeline.filter import Applying, plain
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.indexed.opening import opened
+from mpwds.pipeline.indexed.orders import Shuffling
+from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.stages.select import select
+from mpwds.pipeline.stream import Stream
+
+Dataset = TypeVar("Dataset", bound="IndexedDataset")
+
+
+class IndexedDataset(DataPipeline):
+    """A dataset whose samples are read by number: ``ds[i]``, in stored order, or in a random one.
+
+    Samples are as the shards have them: those of tar shards are dicts of bytes, as ``WebDataset`` yields
+    them. ``decode``, ``map``, ``to_tuple`` and other methods that make one element of one return an
+    ``IndexedDataset`` again. Those that do not (``batched``, ``shuffle``, ``select`` with a function) return
+    a pipeline, which is iterated and has no ``ds[i]``.
+
+    Iterating it reads the share of this rank and worker, in the order that ``shuffle`` says; each ``iter()``
+    is another epoch. The iterator has ``state_dict()`` and ``load_state_dict(state)``, and continues exactly
+    where it was. ``MultiLoader`` does all this in many processes. torch's DataLoader iterates it too if
+    ``shuffle`` is set. Otherwise it is map-style: a sampler may choose the samples.
+
+    Args:
+        source: One of these:
+
+            - tar shards: a URL or path with braces, a list of names, or a local folder;
+            - a wids description (``.json``), a file or a URL;
+            - an MDS dataset of either version: its folder or URL;
+            - an object with ``urls``, ``lengths`` and ``read(shard, index)``: see
+              ``mpwds.storage.indexed.shards.IndexedShards``;
+            - a pipeline that begins at one of these and whose stages make one element of one, such as
+              ``WebDataset(urls).decode().to_tuple("png", "cls")``;
+            - a list or map-style dataset.
+        shuffle: The order of an epoch. ``"global"`` is a permutation of all samples. ``"chunked"`` reads
+            chunks of consecutive samples in random order, and shuffles each. ``"shards"`` reads shards in
+            random order. ``False`` keeps the order of the samples.
+        chunksize: Samples in a chunk.
+        seed: Determines the order and all other random choices, with the epoch; 0 by default. A loader's
+            seed overrides it.
+
+    Raises:
+        ValueError: ``shuffle`` is unknown, ``chunksize`` below 1, or there are no shards.
+        TypeError: ``source`` is of another kind, or a stage of it does not make one element of one.
+        IndexError: ``ds[i]``, and there is no sample ``i``.
+        ShardError: A shard is damaged.
+
+    Example:
+        >>> ds = IndexedDataset(range(8), shuffle="global")
+        >>> ds[3], ds[-1], len(ds), ds[2:6][0]
+        (3, 7, 8, 2)
+        >>> tens = ds.map(lambda n: 10 * n)
+        >>> tens[3], list(tens), list(tens)
+        (30, [70, 20, 40, 50, 10, 60, 30, 0], [10, 50, 60, 40, 70, 20, 30, 0])
+    """
+
+    _access: tuple[object, Stream[Any]] | None = None  # the stream that ds[i] used last, and what it is for
+
+    @explained
+    def __init__(
+        self,
+        source: Any,
+        shuffle: Shuffling = False,
+        *,
+        chunksize: int = 2000,
+        seed: int | None = None,
+    ) -> None:
+        shards, called, stages, seed_of_source = opened(source)
+        super().__init__(seed=seed_of_source if seed is None else seed)
+        self.pipeline = [IndexedSamples(shards, shuffle, chunksize), *stages]
+        shown = options(shuffle=(shuffle, False), chunksize=(chunksize, 2000), seed=(seed, None))
+        self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
+
+    @property
+    def source(self) -> IndexedSamples:
+        """The first part of the pipeline, which has the shards and the order."""
+        source: IndexedSamples = self.pipeline[0]
+        return source
+
+    @property
+    def map_style(self) -> bool:
+        """Whether torch's DataLoader, or its sampler, chooses the samples: if this dataset has no order."""
+        return not self.source.shuffle
+
+    def __len__(self) -> int:
+        """The number of samples, of all ranks and workers together; or what ``with_length`` set."""
+        return len(self.source) if self._length is None else self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self: Dataset, index: slice) -> Dataset: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Sample ``index``, or, for a slice, a dataset of those samples, which reads none of them yet.
+
+        Stages draw the random numbers of the epoch that the next ``iter()`` runs: see ``set_epoch``.
+        """
+        source = self.source
+        if isinstance(index, slice):
+            return self._with(replace(source, chosen=source.numbers[index]))
+        try:
+            position = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"a sample's index is a whole number or a slice, got {index!r}; select([...]) takes several"
+            ) from None
+        return self._element(source.number(position), position)
+
+    def select(
+        self, predicate: Callable[[Any], object] | Iterable[int], handler: Handler = reraise_exception
+    ) -> Any:
+        """The samples of some indices, as an ``IndexedDataset``; or those for which a function is true.
+
+        Args:
+            predicate: Indices, in the order in which the dataset is to have them, or a mask: one boolean for
+                each sample. With a function of an element the result is a pipeline, whose length is unknown.
+            handler: Called when the function raises an exception; the default raises it.
+
+        Raises:
+            IndexError: There is no sample of that index, or not as many booleans as samples.
+            TypeError: The indices are not whole numbers.
+
+        Example:
+            >>> ds = IndexedDataset(range(6))
+            >>> list(ds.select([5, 0, 0])), list(ds.select(lambda n: n > 3))
+            ([5, 0, 0], [4, 5])
+        """
+        if callable(predicate):
+            return self.compose(select(predicate, handler))
+        indices = np.asarray(predicate if hasattr(predicate, "__len__") else list(predicate))
+        if indices.size == 0:
+            indices = indices.astype(np.int64)
+        if indices.ndim != 1 or indices.dtype.kind not in "iub":
+            raise TypeError("select takes indices (whole numbers), a mask of booleans, or a function")
+        return self._with(self.source.of(indices))
+
+    def compose(self, *stages: Any, **keywords: Any) -> Any:
+        """A copy with more stages; a plain pipeline if they do not make one element of one."""
+        extended = super().compose(*stages, **keywords)
+        extended.__dict__.pop("_access", None)
+        if extended._obstacle() is None:
+            return extended
+        iterated = object.__new__(DataPipeline)
+        iterated.__dict__.update(extended.__dict__)
+        return iterated
+
+    stream = DataPipeline.stream  # named here, so that loaders do not take __iter__ for a subclass's own
+
+    def __iter__(self) -> ResumableIterator:
+        return ResumableIterator(self, self._next_context())
+
+    def __repr__(self) -> str:
+        samples, shards = len(self.source), len(self.source.shards.urls)
+        return f"{super().__repr__()}\n{_counted(samples, 'sample')} in {_counted(shards, 'shard')}"
+
+    def __reduce__(self) -> Any:
+        rebuild, (kind, attributes) = super().__reduce__()
+        return rebuild, (kind, {name: value for name, value in attributes.items() if name != "_access"})
+
+    def _with(self: Dataset, source: IndexedSamples) -> Dataset:
+        changed = self.compose()
+        changed.pipeline[0] = source
+        return changed  # type: ignore[no-any-return]
+
+    def _obstacle(self) -> object:
+        """The first stage that does not make one element of one; ``None`` if there is none."""
+        return next((stage for stage in self.stages if not isinstance(stage, Applying)), None)
+
+    def _element(self, number: int, position: int) -> Any:
+        context = self._context() if len(self.pipeline) > 1 else ALONE  # to find it takes 3 us
+        key = context, len(self.pipeline)
+        if self._access is None or self._access[0] != key:
+            if (obstacle := self._obstacle()) is not None:
+                raise TypeError(f"{obstacle} does not make one element of one: there is no ds[i] behind it")
+            seeded = replace(context, seed=self._seed)
+            self._access = key, chain(self.source, list(self.stages), seeded)
+        element = self._access[1].fetch(number)
+        if element is None:
+            raise ValueError(
+                f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
+            )
+        return element
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class ResumableIterator(Iterator[Any]):
+    """Iterates over one epoch of a dataset."""
+
+    def __init__(self, dataset: IndexedDataset, context: Context) -> None:
+        self._dataset = dataset
+        self._begin(context)
+
+    def _begin(self, context: Context) -> None:
+        self._context = context
+        self._stream = self._dataset.stream(context)
+        self._elements = plain(self._stream)
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and where the iterator is in it. Survives JSON and msgpack."""
+        context = self._context
+        return {"epoch": context.epoch, "run": context.run, "stream": self._stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues behind the last element that was delivered before ``state`` was taken.
+
+        The dataset's next ``iter()`` is the epoch after that.
+
+        Raises:
+            ValueError: The dataset has another number of samples than it had then.
+        """
+        self._begin(replace(self._context, epoch=state["epoch"], run=state["run"]))
+        self._stream.load_state_dict(state["stream"])
+        self._dataset._epoch = state["epoch"] + 1

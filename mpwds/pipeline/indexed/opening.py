@@ -1,0 +1,125 @@
+"""Opens what an ``IndexedDataset`` is made of: shards of any kind, and the stages behind them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.filter import Applying
+from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.sources.directory_shards import shards_in
+from mpwds.pipeline.sources.elements import Indexed
+from mpwds.pipeline.sources.samples import TarSamples
+from mpwds.pipeline.sources.shards import (
+    NonEmpty,
+    ShardList,
+    SimpleShardList,
+    SplitByNode,
+    SplitByWorker,
+    given_urls,
+    listed,
+)
+from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
+from mpwds.pipeline.stream import Stage
+from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.shards import IndexedShards
+from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import is_local, local_path
+
+_DEALING = (
+    SplitByNode,
+    SplitByWorker,
+    NonEmpty,
+    Shuffle,
+    Detshuffle,
+)  # who reads shards when: it does not count
+
+
+class Opened(NamedTuple):
+    """Shards, how their source prints, the stages behind them, and the pipeline's seed if it has one."""
+
+    shards: IndexedShards
+    called: str
+    stages: Sequence[Stage] = ()
+    seed: int | None = None
+
+
+def opened(source: Any, cache: ShardCache | None = None) -> Opened:
+    """Opens the source of an ``IndexedDataset``; ``cache`` keeps copies of shards that are not local."""
+    if isinstance(source, DataPipeline):
+        return _of_pipeline(source, cache)
+    if hasattr(source, "urls") and hasattr(source, "lengths") and hasattr(source, "read"):
+        return Opened(source, f"{type(source).__name__}(...)")
+    if isinstance(source, (str, os.PathLike)):
+        return _named(os.fspath(source), cache)
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
+        return _tar_shards(list(map(os.fspath, source)), cache)
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return Opened(ElementsAsShard(source), type(source).__name__)
+    raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
+
+
+def _named(name: str, cache: ShardCache | None) -> Opened:
+    if is_local(name) and os.path.isdir(local_path(name)):
+        return Opened(TarShards(shards_in(name), cache=cache), repr(name))
+    return _tar_shards(given_urls(name), cache)
+
+
+def _tar_shards(given: str | list[str], cache: ShardCache | None) -> Opened:
+    return Opened(TarShards(expand_urls(given), cache=cache), listed(given))
+
+
+def _of_pipeline(pipeline: DataPipeline, cache: ShardCache | None) -> Opened:
+    if pipeline._epochs != ONCE:
+        raise TypeError(f"IndexedDataset: call {pipeline._epochs} behind it, not in its source")
+    origin, *stages = pipeline.parts
+    before: Sequence[Stage] = ()
+    if isinstance(origin, DataPipeline):
+        shards, called, before, _ = _of_pipeline(origin, cache)
+    elif isinstance(origin, (ShardList, SimpleShardList)):
+        while stages and isinstance(stages[0], _DEALING):
+            del stages[0]
+        reader = stages.pop(0) if stages else None
+        if not isinstance(reader, TarSamples) or reader.select_files or reader.rename_files:
+            raise TypeError(
+                f"IndexedDataset: expected tarfile_to_samples() behind {origin}, without select_files and "
+                f"rename_files, got {reader}"
+            )
+        shards, called, _, _ = _tar_shards(origin._given, reader.cache or cache)
+    elif isinstance(origin, IndexedSamples):
+        shards, called, _, _ = opened(origin.shards)
+    elif isinstance(origin, Indexed):
+        shards, called, _, _ = opened(origin.elements)
+    else:
+        raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
+    obstacle = next((stage for stage in stages if not isinstance(stage, Applying)), None)
+    if obstacle is not None:
+        raise TypeError(
+            f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "
+            'behind the IndexedDataset, and shuffle="global" chooses an order, for example'
+        )
+    return Opened(shards, called, (*before, *stages), pipeline._seed)
+
+
+class ElementsAsShard:
+    """A list or map-style dataset as one shard, so that it can be read in any order.
+
+    Example:
+        >>> ElementsAsShard("abc").read(0, 2)
+        'c'
+    """
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self.urls = [type(elements).__name__]
+        self.lengths = [len(elements)]
+        self._elements = elements
+
+    def read(self, shard: int, index: int) -> Any:
+        return self._elements[index]
+
+    def close(self) -> None:
+        """Nothing is open."""

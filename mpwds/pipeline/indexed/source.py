@@ -1,0 +1,187 @@
+"""Source of a pipeline: samples of indexed shards, in any order."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import one_sample
+from mpwds.pipeline.indexed.orders import Shuffling, check_shuffling, order_of, places_of
+from mpwds.pipeline.indexed.permutation import Numbers
+from mpwds.pipeline.notes import check_whole, explain
+from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.storage.indexed.shards import IndexedShards
+
+_BLOCK = 4096  # places whose samples are found at once
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedSamples:
+    """Source of a pipeline: the samples of indexed shards.
+
+    The samples of an epoch are divided among ranks and workers: see ``orders.places_of``. Seed and epoch
+    determine the order. A sample's address is its number in the shards, counted through all of them.
+
+    Args:
+        shards: Where the samples are.
+        shuffle: In which order an epoch reads them: see ``orders.order_of``.
+        chunksize: Samples of a chunk, for ``shuffle="chunked"``.
+        chosen: The numbers of the samples that there are, in order; all by default.
+
+    Example:
+        >>> from mpwds.pipeline.indexed.opening import ElementsAsShard
+        >>> source = IndexedSamples(ElementsAsShard("abcde"), "global")
+        >>> list(source.stream())
+        [(4, 'e'), (1, 'b'), (2, 'c'), (0, 'a'), (3, 'd')]
+    """
+
+    shards: IndexedShards
+    shuffle: Shuffling = False
+    chunksize: int = 2000
+    chosen: range | Numbers | None = None
+
+    samples_in = staticmethod(one_sample)
+
+    def __post_init__(self) -> None:
+        check_shuffling(self.shuffle)
+        check_whole("IndexedDataset", "chunksize", self.chunksize, least=1)
+
+    def __str__(self) -> str:
+        shuffle = f", shuffle={self.shuffle!r}" if self.shuffle else ""
+        return f"IndexedSamples({type(self.shards).__name__}{shuffle})"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def close(self) -> None:
+        self.shards.close()
+
+    @property
+    def numbers(self) -> range | Numbers:
+        """The samples' numbers in the shards, in order."""
+        if self.chosen is not None:
+            return self.chosen
+        return range(int(self._ends[-1]) if len(self._ends) else 0)
+
+    def of(self, positions: Numbers) -> IndexedSamples:
+        """A source of the samples at some positions, or for which an array of booleans is true."""
+        if positions.dtype == bool:
+            if len(positions) != len(self):
+                raise IndexError(f"a mask of {len(positions)} booleans for {len(self)} samples")
+            positions = np.flatnonzero(positions)
+        wrong = positions[(positions < -len(self)) | (positions >= len(self))]
+        if len(wrong):
+            raise IndexError(f"there is no sample {wrong[0]} among {len(self)} samples")
+        return replace(self, chosen=self._numbers_at(positions % max(len(self), 1)))
+
+    def number(self, position: int) -> int:
+        """The number of the sample at a position, which counts from the end if it is negative."""
+        try:
+            return int(self.numbers[position])
+        except IndexError:
+            raise IndexError(f"there is no sample {position} among {len(self)} samples") from None
+
+    def place(self, number: int) -> tuple[int, int]:
+        """A sample's shard, and its index in that shard."""
+        shard = bisect.bisect_right(self._end_list, number)
+        return shard, number - (self._end_list[shard - 1] if shard else 0)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return _IndexedStream(self, context)
+
+    def count_in(self, context: Context) -> int:
+        return len(places_of(self.shuffle, len(self), context))
+
+    def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
+        """The samples at ``places`` of an epoch: their numbers, shards, and indices in them."""
+        moment = context.alike_on_ranks().moment
+        facts = (context.seed or 0, moment)
+        order = order_of(self.shuffle, len(self), self._shard_starts, self.chunksize, *facts)
+        for first in range(0, len(places), _BLOCK):
+            block = places[first : first + _BLOCK]
+            numbers = self._numbers_at(order(np.arange(block.start, block.stop, block.step)))
+            shards = np.searchsorted(self._ends, numbers, "right")
+            indices = numbers - np.where(shards, self._ends[shards - 1], 0)
+            yield from zip(numbers.tolist(), shards.tolist(), indices.tolist(), strict=True)
+
+    @functools.cached_property
+    def _ends(self) -> Numbers:
+        """The number after each shard's last sample."""
+        return np.cumsum(np.array(self.shards.lengths, np.int64))
+
+    @functools.cached_property
+    def _end_list(self) -> list[int]:
+        return self._ends.tolist()  # type: ignore[no-any-return]
+
+    def _numbers_at(self, positions: Numbers) -> Numbers:
+        numbers = self.numbers
+        return numbers.start + numbers.step * positions if isinstance(numbers, range) else numbers[positions]
+
+    def _shard_starts(self) -> Numbers:
+        """The positions at which another shard begins."""
+        numbers = self.numbers
+        if isinstance(numbers, range) and numbers.step == 1:
+            starts = np.clip(self._ends[:-1] - numbers.start, 0, len(numbers))
+        else:
+            shards = np.searchsorted(self._ends, self._numbers_at(np.arange(len(numbers))), "right")
+            starts = np.flatnonzero(np.diff(shards)) + 1
+        return np.unique(np.append(0, starts))
+
+
+class _IndexedStream:
+    def __init__(self, source: IndexedSamples, context: Context) -> None:
+        self._source = source
+        self._context = context
+        self._read = source.shards.read
+        self._places = places_of(source.shuffle, len(source), context)
+        self._shard = -1  # the one read last
+        self._begin(0)
+
+    def _begin(self, cursor: int) -> None:
+        self._cursor = cursor
+        self._samples = self._source.read_in(self._context, self._places[cursor:])
+
+    def __iter__(self) -> _IndexedStream:
+        return self
+
+    def __next__(self) -> tuple[Address, Any]:
+        number, shard, index = next(self._samples)
+        self._cursor += 1
+        if shard != self._shard:
+            self._shard = shard
+            if self._context.on_shard is not None:
+                self._context.on_shard(self._source.shards.urls[shard])
+        try:
+            return number, self._read(shard, index)
+        except Exception as error:
+            explain(error, self._source, self, number)
+            raise
+
+    def fetch(self, address: Any) -> Any:
+        try:
+            return self._read(*self._source.place(address))
+        except Exception as error:
+            explain(error, self._source, self, address)
+            raise
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        shard, index = self._source.place(address)
+        url = self._source.shards.urls[shard]
+        return Description.of_sample(element, Description(f"sample {index} of {url}", url))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor, "samples": len(self._source)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["samples"] != len(self._source):
+            raise ValueError(
+                f"the state is of a dataset of {state['samples']} samples, this one has {len(self._source)}: "
+                "begin the epoch anew, or open the dataset as it was"
+            )
+        self._begin(state["cursor"])

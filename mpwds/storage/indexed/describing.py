@@ -1,0 +1,251 @@
+"""Making and changing descriptions of datasets: what the commands ``mpwds index`` do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
+from mpwds.storage.indexed.offsets import to_text
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import is_local, url_scheme
+from mpwds.storage.tar.entries import read_entries
+from mpwds.storage.tar.header import BLOCK
+from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
+from mpwds.storage.writing.destinations import open_destination
+
+_JOBS = 8
+_PIECE_BYTES = 1 << 20
+
+
+def create_description(
+    urls: Sequence[str],
+    *,
+    name: str | None = None,
+    base: str | None = None,
+    info: str | None = None,
+    relative_to: str | None = None,
+    offsets: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[str], object] = lambda url: None,
+) -> dict[str, Any]:
+    """Reads shards, and returns the description of a dataset of them, sorted by URL.
+
+    Each shard is read once, as a stream; compressed shards are counted, too.
+
+    Args:
+        urls: The shards: paths or URLs.
+        name: The dataset's name; by default the words of the first shard's name. Empty for none.
+        base: Where relative URLs of shards start for readers; by default at the description's folder.
+        info: Text about the dataset.
+        relative_to: The folder that the description is for: local shards get paths relative to it.
+        offsets: Whether the description is to carry where samples begin, 2 or 3 bytes a sample.
+        jobs: How many shards to read at a time, in threads; by default as many as CPUs, up to 8.
+        progress: Called with the URL of each shard that has been read, in their order.
+
+    Raises:
+        ValueError: There are no shards, or one is given twice.
+        ShardError: A shard is damaged.
+        OSError: A shard cannot be read.
+
+    Source:
+        ``widsindex create`` of webdataset 0.2.100.
+
+    Example:
+        >>> import tempfile, mpwds
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with mpwds.TarWriter(f"{folder}/x.tar") as sink:
+        ...         sizes = [sink.write({"__key__": f"{n}", "cls": n}) for n in range(3)]
+        ...     digits = create_description([f"{folder}/x.tar"], name="digits")
+        >>> digits["name"], digits["shardlist"][0]["nsamples"], digits["shardlist"][0]["filesize"]
+        ('digits', 3, 10240)
+    """
+    urls = list(urls)
+    if not urls:
+        raise ValueError("there are no shards to describe")
+    if len(set(urls)) < len(urls):
+        twice = next(url for number, url in enumerate(urls) if url in urls[:number])
+        raise ValueError(f"{twice} is given twice")
+    shards = []
+    with ThreadPoolExecutor(jobs or min(_JOBS, os.cpu_count() or 1)) as pool:
+        for url, shard in zip(urls, pool.map(lambda url: describe_shard(url, offsets), urls), strict=True):
+            if relative_to is not None and is_local(url) and not url_scheme(url) and not os.path.isabs(url):
+                shard["url"] = os.path.relpath(url, relative_to or ".")
+            shards.append(shard)
+            progress(url)
+    shards.sort(key=lambda shard: str(shard["url"]))
+    result: dict[str, Any] = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
+    name = _words(os.path.splitext(urls[0])[0]) if name is None else name
+    given = {"name": name or None, "base": base, "info": info}
+    return {**result, **{key: value for key, value in given.items() if value is not None}}
+
+
+def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
+    """The entry of a shard in a description: ``url``, ``md5sum``, ``nsamples`` and ``filesize``.
+
+    With ``offsets``, also where its samples begin, unless it is compressed. Raises as
+    :func:`create_description`.
+    """
+    starts = array("I")
+    last_key = ""
+    with gopen(url) as stream:
+        hashed = _Hashed(stream)
+        for name, offset, _ in read_entries(url, 0, lambda url, offset: cast(BinaryIO, hashed)):
+            key, _ = split_name(name)
+            if key and key != last_key:
+                starts.append(offset // BLOCK)
+                last_key = key
+        hashed.read_rest()
+    entry: dict[str, Any] = {
+        "url": url,
+        "md5sum": hashed.digest.hexdigest(),
+        "nsamples": len(starts),
+        "filesize": hashed.size,
+    }
+    if offsets and compression_of(hashed.start) is None:
+        starts.append(hashed.size // BLOCK)
+        entry["offsets"] = to_text(starts, hashed.size)
+    return entry
+
+
+class _Hashed:
+    """A stream's bytes, as they pass by: their digest, number and beginning."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.digest = hashlib.md5(usedforsecurity=False)
+        self.size = 0
+        self.start = b""
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        piece = self._stream.read(size)
+        self.start = self.start or piece[:LOOK_BYTES]
+        self.size += len(piece)
+        self.digest.update(piece)
+        return piece
+
+    def close(self) -> None:
+        """Nothing: the stream is not read to its end yet."""
+
+    def read_rest(self) -> None:
+        while self.read(_PIECE_BYTES):
+            pass
+
+
+def update_description(
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    info: str | None = None,
+    base: str | None = None,
+    keep: bool | None = None,
+    directory: str | None = None,
+    rebase: bool = False,
+) -> dict[str, Any]:
+    """Changes a description file, and keeps the earlier one as ``PATH.bak``.
+
+    Args:
+        path: A local file. One without a name gets that of the file.
+        name: The dataset's name.
+        info: Text about the dataset.
+        base: Where relative URLs start.
+        keep: Whether readers should keep copies of its shards.
+        directory: Replaces the folder of each shard's URL; empty to leave the file's name alone.
+        rebase: Make the one folder that all shards are in the ``base``, and leave the files' names.
+
+    Returns:
+        The description as it is now.
+
+    Raises:
+        ValueError: ``rebase``, and the shards are in several folders.
+        SpecError: The file is no description.
+
+    Source:
+        ``widsindex update`` of webdataset 0.2.100.
+    """
+    path = os.fspath(path)
+    data = read_description(path)
+    given = {"name": name, "info": info, "base": base, "keep": keep}
+    data.update({key: value for key, value in given.items() if value is not None})
+    shards = data.get("shardlist", [])
+    if rebase:
+        folders = {_absolute_folder(shard["url"]) for shard in shards}
+        if len(folders) != 1:
+            raise ValueError(f"{path}: the shards are in {len(folders)} folders, so none can be the base")
+        data["base"] = folders.pop()
+        directory = directory or ""
+    if directory is not None:
+        for shard in shards:
+            shard["url"] = os.path.join(directory, urlsplit(shard["url"]).path.rpartition("/")[2])
+        shards.sort(key=lambda shard: str(shard["url"]))
+    data.setdefault("name", os.path.splitext(os.path.basename(path))[0])
+    shutil.copy2(path, path + ".bak")
+    write_description(data, path)
+    return data
+
+
+def write_description(description: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a description to a path or URL. The file appears when it is complete."""
+    destination = open_destination(path)
+    try:
+        rest = memoryview(json.dumps(description, indent=2).encode())
+        while rest:
+            rest = rest[destination.stream.write(rest) :]
+        destination.publish()
+    except BaseException:
+        destination.discard()
+        raise
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``mpwds index info`` shows of a description; ``bytes`` counts shards whose size is known."""
+
+    name: str | None
+    info: str | None
+    base: str
+    shards: int
+    samples: int
+    bytes: int
+    first: str
+    last: str
+    datasets: tuple[str, ...]
+
+
+def summarize(source: str | os.PathLike[str]) -> Summary:
+    """Sums up a description, with the shards that it refers to. Raises as ``load_description``."""
+    whole = load_description(source)
+    shards = whole["shardlist"]
+    return Summary(
+        name=whole.get("name"),
+        info=whole.get("info"),
+        base=whole.get("base") or folder_of(os.fspath(source)),
+        shards=len(shards),
+        samples=sum(shard["nsamples"] for shard in shards),
+        bytes=sum(shard.get("filesize", 0) for shard in shards),
+        first=shards[0]["url"],
+        last=shards[-1]["url"],
+        datasets=tuple(str(part.get("name") or part.get("source_url")) for part in whole.get("datasets", [])),
+    )
+
+
+def _absolute_folder(url: str) -> str:
+    """A shard's folder, as a URL."""
+    folder = folder_of(url)
+    return folder if url_scheme(folder) else f"file://{os.path.abspath(folder)}"
+
+
+def _words(path: str) -> str:
+    """The distinct words of a path, joined by hyphens; numbers are left out."""
+    words = [word for word in re.split(r"[^a-zA-Z0-9_]+", path) if not re.fullmatch(r"[0-9]*", word)]
+    return "-".join(dict.fromkeys(words))

@@ -1,0 +1,1 @@
+"""What batches and samples look like: pictures, statistics of tensors, contact sheets."""

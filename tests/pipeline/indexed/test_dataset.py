@@ -1,0 +1,206 @@
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpwds
+from tests.pipeline.indexed.letters import Letters
+
+
+def keys(dataset):
+    return [sample["__key__"] for sample in dataset]
+
+
+@given(index=st.integers(-30, 30), lengths=st.lists(st.integers(0, 5), max_size=5))
+def test_it_is_indexed_as_a_list_is(index, lengths):
+    dataset = mpwds.IndexedDataset(Letters(*lengths))
+    samples = list(dataset)
+    assert len(dataset) == len(samples) == sum(lengths)
+    try:
+        expected = samples[index]
+    except IndexError:
+        with pytest.raises(IndexError, match=f"no sample {index} among {len(samples)} samples"):
+            dataset[index]
+    else:
+        assert dataset[index] == dataset[np.int64(index)] == expected
+
+
+positions = st.none() | st.integers(-15, 15)
+
+
+@given(start=positions, stop=positions, step=positions.filter(lambda n: n != 0), again=positions)
+def test_a_slice_is_a_dataset_of_those_samples(start, stop, step, again):
+    numbers = list(range(12))
+    part = mpwds.IndexedDataset(range(12))[start:stop:step]
+    assert list(part) == [part[i] for i in range(len(part))] == numbers[start:stop:step]
+    assert list(part[again:]) == numbers[start:stop:step][again:]
+
+
+def test_what_is_no_index_is_refused():
+    for wrong in ("3", 1.0, None, [1, 2]):
+        with pytest.raises(
+            TypeError, match=r"whole number or a slice, got .*; select\(\[...\]\) takes several"
+        ):
+            mpwds.IndexedDataset(range(4))[wrong]
+
+
+class TestSelect:
+    def test_takes_indices_in_any_order_and_more_than_once(self):
+        chosen = mpwds.IndexedDataset(range(10, 20)).select([9, 0, -1, 0])
+        assert list(chosen) == [19, 10, 19, 10]
+        assert chosen[1] == 10
+        assert list(chosen[::2].select([1])) == [19]
+
+    def test_takes_a_mask(self):
+        assert list(mpwds.IndexedDataset(range(4)).select(np.arange(4) % 2 == 1)) == [1, 3]
+
+    def test_takes_an_iterator_and_nothing(self):
+        assert list(mpwds.IndexedDataset(range(4)).select(iter([2]))) == [2]
+        assert list(mpwds.IndexedDataset(range(4)).select([])) == []
+
+    def test_takes_a_function_and_is_then_a_pipeline(self):
+        even = mpwds.IndexedDataset(range(6)).select(lambda n: n % 2 == 0)
+        assert list(even) == [0, 2, 4]
+        assert not hasattr(even, "__getitem__")
+
+    @pytest.mark.parametrize(
+        ("wrong", "error", "message"),
+        [
+            ([0, 4], IndexError, "no sample 4 among 4 samples"),
+            ([-5], IndexError, "no sample -5"),
+            ([True], IndexError, "a mask of 1 booleans for 4 samples"),
+            ([0.5], TypeError, "select takes indices"),
+            (["a"], TypeError, "select takes indices"),
+            ([[0]], TypeError, "select takes indices"),
+        ],
+    )
+    def test_refuses_what_is_not_there(self, wrong, error, message):
+        with pytest.raises(error, match=message):
+            mpwds.IndexedDataset(range(4)).select(wrong)
+
+
+class TestStages:
+    def test_apply_to_a_sample_as_an_epoch_applies_them(self):
+        dataset = mpwds.IndexedDataset(range(20), "global").map(
+            lambda n: (n, random.random(), np.random.rand())
+        )
+        dataset.set_epoch(4)
+        one_by_one = [dataset[i] for i in range(20)]
+        epoch = list(dataset)
+        assert sorted(epoch) == one_by_one
+        assert sorted(dataset) != one_by_one  # the next epoch draws others
+
+    def test_leave_the_programs_random_numbers_alone(self):
+        dataset = mpwds.IndexedDataset(range(3)).map(lambda n: random.random())
+        before = random.getstate()
+        assert dataset[0] != dataset[1]
+        assert random.getstate() == before
+
+    def test_decode_samples_of_tar_shards(self, tar_shards):
+        dataset = mpwds.IndexedDataset(tar_shards).decode().to_tuple("cls", "txt")
+        assert [dataset[i] for i in (0, 3, 4, -1)] == [(0, "a"), (3, "a"), (4, "c"), (10, "c")]
+
+    def test_that_batch_or_shuffle_make_a_pipeline(self):
+        dataset = mpwds.IndexedDataset(range(4))
+        batches = dataset.map(abs).batched(2)
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
+        assert type(batches) is type(dataset.shuffle(3)) is mpwds.DataPipeline
+
+    def test_that_is_appended_and_batches_leaves_no_index(self):
+        dataset = mpwds.IndexedDataset(range(4))
+        dataset.append(mpwds.batched(2))
+        with pytest.raises(
+            TypeError, match=r"batched\(2\) does not make one element of one: there is no ds\[i\]"
+        ):
+            dataset[0]
+
+    def test_that_drops_a_sample_is_an_error_for_that_index(self):
+        dataset = mpwds.IndexedDataset(range(4)).map(lambda n: n if n else None)
+        assert list(dataset) == [1, 2, 3]
+        assert dataset[1] == 1
+        with pytest.raises(ValueError, match="a stage dropped sample 0: it returned None"):
+            dataset[0]
+
+    def test_that_fails_names_stage_and_sample(self):
+        with pytest.raises(ZeroDivisionError) as caught:
+            mpwds.IndexedDataset(Letters(2)).map(lambda sample: 1 / 0)[1]
+        assert caught.value.__notes__ == ['in map(<lambda>), on sample "a1" of a.tar']
+
+
+@given(
+    kind=st.sampled_from(["global", "chunked", "shards", False]),
+    stop=st.integers(0, 12),
+    epoch=st.integers(0, 3),
+)
+def test_its_iterator_continues_where_another_was(kind, stop, epoch):
+    def dataset():
+        return mpwds.IndexedDataset(Letters(4, 0, 7), kind, chunksize=3, seed=5).map(
+            lambda s: (s["__key__"], random.random())
+        )
+
+    first = dataset()
+    first.set_epoch(epoch)
+    iterator = iter(first)
+    for _ in range(stop):
+        next(iterator, None)
+    state = json.loads(json.dumps(iterator.state_dict()))
+    rest, following = list(iterator), list(first)
+    second = dataset()
+    resumed = iter(second)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    assert list(second) == following
+
+
+def test_epochs_are_in_different_orders_and_repeat_with_the_seed():
+    dataset, same = (mpwds.IndexedDataset(range(100), "global", seed=3) for _ in range(2))
+    epochs = [list(dataset) for _ in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(100))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert [list(same) for _ in range(3)] == epochs
+
+
+def test_without_an_order_of_its_own_torch_takes_it_as_map_style():
+    assert not isinstance(mpwds.IndexedDataset(range(4)), torch.utils.data.IterableDataset)
+    assert isinstance(mpwds.IndexedDataset(range(4), "global"), torch.utils.data.IterableDataset)
+
+
+def test_it_is_pickled_without_what_is_open(tar_shards):
+    dataset = mpwds.IndexedDataset(tar_shards).decode()
+    assert dataset[2]["cls"] == 2
+    assert pickle.loads(pickle.dumps(dataset))[2]["cls"] == 2
+
+
+def test_closing_it_closes_the_shards_and_it_opens_them_again():
+    shards = Letters(2)
+    with mpwds.IndexedDataset(shards) as dataset:
+        assert dataset[0]["__key__"] == "a0"
+    assert shards.closed == 1
+    assert dataset[1]["__key__"] == "a1"
+
+
+def test_it_prints_as_it_was_made_with_its_size(tar_shards):
+    dataset = mpwds.IndexedDataset(tar_shards, "chunked", chunksize=10).decode("rgb8")
+    assert repr(dataset).splitlines() == [
+        f"IndexedDataset({tar_shards!r}, shuffle='chunked', chunksize=10)",
+        "    .decode('rgb8')",
+        "11 samples in 3 shards",
+    ]
+    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 sample in 1 shard"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shuffle": True}, "shuffle must be one of 'global'"),
+        ({"shuffle": "chunked", "chunksize": 0}, "chunksize must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mpwds.IndexedDataset(range(3), **arguments)
