@@ -10,7 +10,7 @@ Shards = Annotated[
     list[str],
     typer.Argument(
         metavar="SHARDS...",
-        help="Tar shards, plain or compressed: paths, URLs, train-{000..131}.tar, or - for standard input.",
+        help="Tar shards or descriptions (.json): paths, URLs, train-{000..131}.tar; - for standard input.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs: an object a line.")]

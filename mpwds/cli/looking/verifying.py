@@ -62,7 +62,7 @@ class Report:
         samples: How many there are.
         problems: The first of what is wrong.
         problem_count: How many problems there are in all.
-        sets: How many samples have each set of fields.
+        sets: How many samples, of those that are not damaged, have each set of fields.
         places: The first samples of each set, without their data.
         keys: A number of 64 bits for each key.
         is_readable: Whether anything could be read.
@@ -83,10 +83,10 @@ class Report:
         if len(self.problems) < _MOST_KEPT:
             self.problems.append(problem)
 
-    def count(self, sample: Sample) -> None:
-        """Counts a sample, and its fields if no damage interrupts it."""
+    def count(self, sample: Sample, is_sound: bool) -> None:
+        """Counts a sample, and its fields unless it is known to be damaged."""
         self.samples += 1
-        if sample.interrupted:
+        if not is_sound:
             return
         fields = tuple(sorted(member.field for member in sample.members))
         if fields not in self.sets and len(self.sets) >= _MOST_SETS:
@@ -99,7 +99,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verify:
-    """Function that reads a shard from end to end and reports what is wrong with it."""
+    """Function that reads a shard from end to end, and reports what is wrong with it."""
 
     decode: bool
 
@@ -111,9 +111,12 @@ class Verify:
                     if isinstance(found, Problem):
                         report.add(found)
                     elif isinstance(found, Sample):
-                        report.count(found)
-                        for problem in check(found):
+                        problems = list(check(found))
+                        for problem in problems:
                             report.add(problem)
+                        report.count(found, not (problems or found.interrupted))
+            for what in shard.contradictions(report.samples):
+                report.add(Problem(shard.name, 0, "", "", what))
         except (OSError, ShardError) as error:
             report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {error}"))
             report.is_readable = False
@@ -127,7 +130,7 @@ def usual_fields(reports: Sequence[Report]) -> frozenset[str]:
     for report in reports:
         for fields, count in report.sets.items():
             counts.update(dict.fromkeys(fields, count))
-    total = sum(report.samples for report in reports)
+    total = sum(report.sets.total() for report in reports)
     return frozenset(name for name, count in counts.items() if count >= _USUAL_SHARE * total)
 
 
