@@ -155,6 +155,8 @@ from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
+from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
+from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.patterns import expand_urls as expand_urls

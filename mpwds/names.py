@@ -87,6 +87,8 @@ FURTHER_NAMES = {
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",
     "mpwds.pipeline.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
+    "mpwds.storage.mds.writer_v1": "StreamingDatasetWriter",
+    "mpwds.storage.mds.writer_v2": "MDSWriter",
     "mpwds.storage.streams.gopen": "gopen_schemes",
     "mpwds.storage.streams.patterns": "expand_urls",
     "mpwds.storage.streams.urls": "enforce_security",

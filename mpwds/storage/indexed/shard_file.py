@@ -15,7 +15,7 @@ class ShardFile:
 
     Args:
         url: The shard's name in errors.
-        stream: The open file.
+        stream: The open file, which is closed: a descriptor of its own stays open.
 
     Attributes:
         end: Its size in bytes.
@@ -23,16 +23,17 @@ class ShardFile:
         read: ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer.
     """
 
-    __slots__ = ("_stream", "end", "read", "url", "version")
+    __slots__ = ("_descriptor", "end", "read", "url", "version")
 
     def __init__(self, url: str, stream: BinaryIO) -> None:
         self.url = url
-        self._stream = stream
-        descriptor = stream.fileno()
-        status = os.fstat(descriptor)
+        # A stream warns that it was not closed if the garbage collector finds it before this object.
+        with stream:
+            self._descriptor = os.dup(stream.fileno())
+        status = os.fstat(self._descriptor)
         self.end = status.st_size
         self.version = status.st_mtime_ns
-        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, descriptor)
+        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
 
     def __del__(self) -> None:
-        self._stream.close()
+        os.close(self._descriptor)

@@ -1,0 +1,153 @@
+"""Compresses and decompresses the shards of MDS datasets."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from mpwds.imports import require
+
+_PIECE_BYTES = 1024 * 1024
+_HINT = "{} compression needs {}: pip install 'mpwds[mds]'"
+
+# Name, which is also the end of file names: levels, default level.
+_LEVELS: dict[str, tuple[range, int | None]] = {
+    "br": (range(12), 11),
+    "bz2": (range(1, 10), 9),
+    "gz": (range(10), 9),
+    "snappy": (range(0), None),
+    "zstd": (range(1, 23), 3),
+}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to compress shards. ``extension`` is its name, and the end of the names of compressed files."""
+
+    extension: str
+    level: int | None
+
+    @staticmethod
+    def of(name: str) -> Compression:
+        """The compression of a name as in an index.
+
+        Args:
+            name: ``"br"``, ``"bz2"``, ``"gz"``, ``"snappy"`` or ``"zstd"``; all but snappy with ``":LEVEL"``
+                if you like.
+
+        Raises:
+            ValueError: There is no such compression.
+
+        Source:
+            ``streaming.base.compression``, for names, levels and defaults.
+
+        Example:
+            >>> packed = Compression.of("gz:1").compress(bytes(1000))
+            >>> len(packed) < 100 and Compression.of("gz").decompress(packed, 1000) == bytes(1000)
+            True
+        """
+        extension, colon, digits = name.partition(":")
+        levels, level = _LEVELS.get(extension, (None, None))
+        if levels is None:
+            raise ValueError(f"there is no compression {name!r}: choose one of {', '.join(_LEVELS)}")
+        if not colon:
+            return Compression(extension, level)
+        if not (digits.isascii() and digits.isdigit() and int(digits) in levels):
+            known = f"levels are {levels[0]} to {levels[-1]}" if levels else "it has no levels"
+            raise ValueError(f"there is no compression {name!r}: {known}")
+        return Compression(extension, int(digits))
+
+    def compress(self, data: bytes) -> bytes:
+        """The compressed bytes, the same ones each time. Raises ``ImportError`` if a package is missing."""
+        return _COMPRESS[self.extension](data, self.level)
+
+    def decompress(self, data: bytes, limit_bytes: int) -> bytes:
+        """The original bytes, of which there may be ``limit_bytes``.
+
+        Raises:
+            ValueError: They are more, or the data is damaged.
+            ImportError: A package is missing.
+        """
+        try:
+            return _DECOMPRESS[self.extension](data, limit_bytes)
+        except (ImportError, MemoryError):
+            raise
+        except Exception as error:  # each library has errors of its own
+            raise ValueError(
+                f"its {self.extension} data is damaged: {error or type(error).__name__}"
+            ) from error
+
+
+def _brotli() -> Any:
+    return require("brotli", _HINT.format("br", "brotli"))
+
+
+def _snappy() -> Any:
+    return require("snappy", _HINT.format("snappy", "python-snappy"))
+
+
+def _zstandard() -> Any:
+    return require("zstandard", _HINT.format("zstd", "zstandard"))
+
+
+_COMPRESS: dict[str, Callable[[bytes, Any], bytes]] = {
+    "br": lambda data, level: _brotli().compress(data, quality=level),
+    "bz2": bz2.compress,
+    "gz": lambda data, level: gzip.compress(data, level, mtime=0),
+    "snappy": lambda data, level: _snappy().compress(data),
+    "zstd": lambda data, level: _zstandard().ZstdCompressor(level).compress(data),
+}
+
+
+def _read_all(stream: BinaryIO | Any, limit_bytes: int) -> bytes:
+    pieces, size = [], 0
+    while piece := stream.read(_PIECE_BYTES):
+        size += len(piece)
+        _check(size, limit_bytes)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _check(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise ValueError(f"it becomes more than the {limit_bytes} bytes that are expected")
+
+
+def _decompress_brotli(data: bytes, limit_bytes: int) -> bytes:
+    decompressor = _brotli().Decompressor()
+    pieces = [decompressor.process(data, output_buffer_limit=_PIECE_BYTES)]
+    size = len(pieces[0])
+    while not decompressor.is_finished():
+        _check(size, limit_bytes)
+        if decompressor.can_accept_more_data():
+            raise ValueError("it is truncated")
+        pieces.append(decompressor.process(b"", output_buffer_limit=_PIECE_BYTES))
+        size += len(pieces[-1])
+    _check(size, limit_bytes)
+    return b"".join(pieces)
+
+
+def _decompress_snappy(data: bytes, limit_bytes: int) -> bytes:
+    size = 0
+    for place, byte in enumerate(data[:5]):  # the length comes first, seven bits a byte
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            break
+    _check(size, limit_bytes)
+    original: bytes = _snappy().uncompress(data)
+    return original
+
+
+_DECOMPRESS: dict[str, Callable[[bytes, int], bytes]] = {
+    "br": _decompress_brotli,
+    "bz2": lambda data, limit: _read_all(bz2.BZ2File(io.BytesIO(data)), limit),
+    "gz": lambda data, limit: _read_all(gzip.GzipFile(fileobj=io.BytesIO(data)), limit),
+    "snappy": _decompress_snappy,
+    "zstd": lambda data, limit: _read_all(
+        _zstandard().ZstdDecompressor().stream_reader(data, read_across_frames=True), limit
+    ),
+}

@@ -1,0 +1,238 @@
+"""How MDS version 2 encodes the values of a column."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from mpwds.storage.mds import image_encodings as images
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a column's values become bytes, and values again.
+
+    Attributes:
+        name: As in an index: ``"int"``, ``"ndarray:float32:3,4"``.
+        size: Bytes that every value has; ``None`` if they differ.
+        encode: The bytes of a value; a ``ValueError`` or ``TypeError`` if it has none.
+        decode: The value of bytes; raises some exception if they have none.
+    """
+
+    name: str
+    size: int | None
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def encoding(name: str, allow_pickle: bool = False) -> Encoding:
+    """The encoding of a name as in an index.
+
+    Bytes are what is stored, whatever the encoding: a JPEG file's go into a column ``"jpeg"`` as they are.
+
+    Args:
+        name: One of these:
+
+            ===================================== ============================================================
+            ``bytes str int json``                64 bits for ``int``
+            ``uint8`` ... ``float64``             a NumPy scalar
+            ``str_int str_float str_decimal``     of any size, as decimal digits
+            ``ndarray``                           ``ndarray:float32`` fixes the type, ``ndarray:float32:3,4``
+                                                  the shape too
+            ``jpeg png``                          a PIL image
+            ``pil``                               a PIL image, not compressed
+            ``list[jpeg] list[png] list[pil]``    a list of them
+            ``jpeg_array``                        PIL images, made of a list of JPEG files' bytes
+            ``pkl``                               a pickle
+            ===================================== ============================================================
+        allow_pickle: Whether ``pkl`` is allowed. Whoever made the data can then run code here.
+
+    Raises:
+        ValueError: There is no such encoding, or it is ``pkl``, and that is not allowed.
+
+    Source:
+        ``streaming.base.format.mds.encodings``.
+
+    Example:
+        >>> encoding("ndarray:uint8").encode(np.zeros((2, 3), np.uint8))
+        b'\\x08\\x02\\x03\\x00\\x00\\x00\\x00\\x00\\x00'
+    """
+    kind, _, details = name.partition(":")
+    if kind == "ndarray":
+        return _ndarray(name, details)
+    if name == "pkl" and not allow_pickle:
+        raise ValueError(
+            "reading pickles runs code that they hold: pass allow_pickle=True if you trust their origin"
+        )
+    if name not in _ENCODINGS:
+        raise ValueError(
+            f"there is no encoding {name!r}: choose one of {', '.join(_ENCODINGS)}, ndarray, ndarray:TYPE or "
+            "ndarray:TYPE:SHAPE (ndarray:float32:3,4)"
+        )
+    return _ENCODINGS[name]
+
+
+def _encoding(
+    name: str,
+    kind: type | tuple[type, ...],
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    size: int | None = None,
+) -> Encoding:
+    def checked(value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, kind):
+            names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+            raise TypeError(f"{name} takes {names} or bytes, got {type(value).__name__}")
+        return encode(value)
+
+    return Encoding(name, size, checked, decode)
+
+
+def _scalar(name: str) -> Encoding:
+    dtype = np.dtype(name).newbyteorder("<")
+
+    def encode(value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        return np.asarray(dtype.type(value), dtype).tobytes()
+
+    return Encoding(name, dtype.itemsize, encode, lambda data: np.frombuffer(data, dtype)[0])
+
+
+_INT = struct.Struct("<q")
+
+
+def _encode_int(value: int) -> bytes:
+    try:
+        return _INT.pack(value)
+    except struct.error as error:
+        raise ValueError(f"int takes 64 bits, got {value}: str_int takes more") from error
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode()
+
+
+# The types of scalars and arrays, and the byte that names each.
+_TYPE_CODES = {
+    "uint8": 8,
+    "int8": 9,
+    "uint16": 16,
+    "int16": 17,
+    "float16": 18,
+    "uint32": 32,
+    "int32": 33,
+    "float32": 34,
+    "uint64": 64,
+    "int64": 65,
+    "float64": 66,
+}
+
+_ENCODINGS = {
+    each.name: each
+    for each in (
+        _encoding("bytes", bytes, bytes, bytes),
+        _encoding("str", str, str.encode, bytes.decode),
+        _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
+        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
+        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
+        _encoding(
+            "str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())
+        ),
+        _encoding("json", object, _encode_json, json.loads),
+        *map(_scalar, _TYPE_CODES),
+        _encoding("pil", object, images.encode_raw, images.decode_raw),
+        _encoding("jpeg", object, images.encode_jpeg, images.decode_file),
+        _encoding("png", object, images.encode_png, images.decode_file),
+        _encoding("jpeg_array", (list, tuple), images.encode_files, images.decode_files),
+        _encoding("jpegarray", (list, tuple), images.encode_files, images.decode_files),
+        _encoding(
+            "list[pil]", list, images.encode_list(images.encode_raw), images.decode_list(images.decode_raw)
+        ),
+        _encoding(
+            "list[jpeg]", list, images.encode_list(images.encode_jpeg), images.decode_list(images.decode_file)
+        ),
+        _encoding(
+            "list[png]", list, images.encode_list(images.encode_png), images.decode_list(images.decode_file)
+        ),
+        _encoding("pkl", object, pickle.dumps, pickle.loads),
+    )
+}
+
+_TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _TYPE_CODES.items()}
+_SHAPE_TYPES = [np.dtype(name) for name in ("u1", "<u2", "<u4", "<u8")]
+_MOST_AXES = 63
+
+
+def _ndarray(name: str, details: str) -> Encoding:
+    """The encoding of arrays: [type] [axes and width of an axis's length, lengths] values.
+
+    A type or shape that ``details`` states is not stored.
+    """
+    type_name, _, shape_text = details.partition(":")
+    if details and type_name not in _TYPE_CODES:
+        raise ValueError(f"{name!r} has an unknown type: choose one of {', '.join(_TYPE_CODES)}")
+    fixed_code = _TYPE_CODES[type_name] if details else None
+    shape: tuple[int, ...] | None = None
+    if ":" in details:
+        axes = shape_text.split(",")
+        if not all(axis.isascii() and axis.isdigit() and int(axis) for axis in axes):
+            raise ValueError(f"{name!r} has an invalid shape: write lengths above zero, ndarray:float32:3,4")
+        shape = tuple(map(int, axes))
+
+    def encode(value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{name} takes a numpy.ndarray or bytes, got {type(value).__name__}")
+        code = _TYPE_CODES.get(value.dtype.name)
+        if code is None or fixed_code not in (None, code):
+            raise TypeError(f"{name} does not take arrays of {value.dtype.name}")
+        if shape not in (None, value.shape):
+            raise ValueError(f"{name} does not take arrays of shape {value.shape}")
+        head = b"" if fixed_code is not None else bytes([code])
+        if shape is None:
+            head += _encode_shape(value.shape)
+        return head + value.astype(_TYPES[code], copy=False).tobytes()
+
+    def decode(data: bytes) -> Any:
+        at = 0
+        code = fixed_code
+        if code is None:
+            code, at = data[0], 1
+        if code not in _TYPES:
+            raise ValueError(f"type {code} of an array is unknown")
+        decoded_shape = shape
+        if decoded_shape is None:
+            axes, width = data[at] >> 2, data[at] & 3
+            lengths = np.frombuffer(data, _SHAPE_TYPES[width], axes, at + 1)
+            at += 1 + lengths.nbytes
+            decoded_shape = tuple(lengths.tolist())
+        dtype = _TYPES[code]
+        if len(data) - at != math.prod(decoded_shape) * dtype.itemsize:
+            raise ValueError(
+                f"an array of {dtype} and shape {decoded_shape} does not have {len(data) - at} bytes"
+            )
+        return np.frombuffer(data, dtype, offset=at).reshape(decoded_shape)
+
+    fixed = None if shape is None or fixed_code is None else math.prod(shape) * _TYPES[fixed_code].itemsize
+    return Encoding(name, fixed, encode, decode)
+
+
+def _encode_shape(shape: tuple[int, ...]) -> bytes:
+    if not shape or not all(shape) or len(shape) > _MOST_AXES:
+        raise ValueError(
+            f"ndarray takes arrays of 1 to {_MOST_AXES} axes, none of length 0, got one of shape {shape}"
+        )
+    width = next(width for width in range(4) if max(shape) < 1 << (8 << width))
+    return bytes([len(shape) << 2 | width]) + np.array(shape, _SHAPE_TYPES[width]).tobytes()

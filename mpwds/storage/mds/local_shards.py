@@ -1,0 +1,311 @@
+"""The files of a dataset's shards, on a local disk and uncompressed: fetched there when they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from mpwds.errors import ShardError, StreamError, StreamNotFound
+from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.indexed.shard_file import ShardFile
+from mpwds.storage.mds.compression import Compression
+from mpwds.storage.mds.hashes import mismatch
+from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import PendingFile
+
+_PIECE_BYTES = 1024 * 1024
+_OPEN_FILES = 100
+_SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as an index describes it; ``size`` is ``None`` if the index does not say."""
+
+    name: str
+    size: int | None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """A shard as it is read, and the compressed file that it comes from, if there is one.
+
+    Attributes:
+        raw: The uncompressed file. Its size is known.
+        packed: The compressed file.
+        compression: How it is compressed.
+    """
+
+    raw: StoredFile
+    packed: StoredFile | None = None
+    compression: str = ""
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file that a writer left."""
+        return self.packed or self.raw
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a dataset is, and where its shards are read.
+
+    Attributes:
+        local: The folder in which shards are read.
+        remote: The folder or URL that they are fetched from; ``None`` if they are in ``local``.
+        retries: Further attempts, when fetching fails.
+        timeout_s: Seconds that fetching one file may take.
+    """
+
+    local: str
+    remote: str | None
+    retries: int
+    timeout_s: float
+
+    @staticmethod
+    def of(
+        local: str | os.PathLike[str] | None,
+        remote: str | os.PathLike[str] | None,
+        split: str | None = None,
+        retries: int = 2,
+        timeout_s: float = 60.0,
+    ) -> Place:
+        """The place that a user's arguments name.
+
+        A ``local`` that is the URL of another machine counts as ``remote``, and a ``remote`` folder without
+        ``local`` is read where it is. What is fetched without ``local`` goes to a folder of this user's in
+        the temporary directory.
+
+        Raises:
+            ValueError: Neither is given, or a number is negative.
+        """
+        if local is not None and remote is None and not is_local(local):
+            local, remote = None, local
+        if local is None and remote is not None and is_local(remote):
+            local, remote = remote, None
+        if retries < 0 or timeout_s <= 0:
+            raise ValueError(f"retries ({retries}) must not be negative, the time-out ({timeout_s}) positive")
+        source = None if remote is None else os.path.join(os.fspath(remote), split or "")
+        if local is not None:
+            folder = os.path.join(os.path.expanduser(local_path(local)), split or "")
+        elif source is not None:
+            folder = _own_folder(source)
+        else:
+            raise ValueError(
+                "an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL"
+            )
+        if source is not None and is_local(source):
+            source = os.path.abspath(os.path.expanduser(local_path(source)))
+            source = None if source == os.path.abspath(folder) else source
+        return Place(os.path.abspath(folder), source, retries, timeout_s)
+
+    def url(self, name: str) -> str:
+        """Where the dataset's file of this name comes from."""
+        return os.path.join(self.local if self.remote is None else self.remote, name)
+
+    def load_index(self, name: str) -> bytes:
+        """The dataset's index: the local file, or, if there is none, the remote one, which is kept there.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        path = os.path.join(self.local, name)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            return file.read()
+        if self.remote is None:
+            raise FileNotFoundError(
+                f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
+            )
+        data = self.fetch(name)
+        os.makedirs(self.local, exist_ok=True)
+        pending = PendingFile(path)
+        pending.stream.write(data)
+        pending.publish()
+        return data
+
+    def fetch(self, name: str) -> bytes:
+        """A file of the dataset. Raises ``StreamError`` if it cannot be read."""
+        url = self.url(name)
+        for attempt in range(self.retries + 1):
+            try:
+                return _read(url, time.monotonic() + self.timeout_s)
+            except (FileNotFoundError, StreamNotFound):
+                raise
+            except OSError:
+                if attempt == self.retries:
+                    raise
+        raise AssertionError
+
+
+def _read(url: str, deadline: float) -> bytes:
+    pieces = []
+    with gopen(url) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            pieces.append(piece)
+            if time.monotonic() > deadline:
+                raise StreamError(
+                    f"{without_credentials(url)} was not fetched in time: raise the time-out", url
+                )
+    return b"".join(pieces)
+
+
+def _own_folder(remote: str) -> str:
+    """A folder for what comes from ``remote``, into which nobody else can put anything."""
+    parent = os.path.join(tempfile.gettempdir(), f"mpwds-mds-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent, 0o700)
+    found = os.lstat(parent)
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{parent} is not this user's alone: pass local=, a folder for the shards")
+    return os.path.join(parent, hashlib.blake2s(remote.encode(), digest_size=16).hexdigest())
+
+
+@dataclass(frozen=True)
+class _Fetcher:
+    """Opens a shard's uncompressed bytes, for the cache."""
+
+    place: Place
+    files: Mapping[str, ShardFiles]  # by the cache's URL
+    validate_hash: str | None
+
+    def __call__(self, url: str, offset: int) -> BinaryIO:
+        shard = self.files[url]
+        data = self.place.fetch(shard.stored.name)
+        shown = without_credentials(self.place.url(shard.stored.name))
+        wrong = _wrong_size(len(data), shard.stored) or mismatch(data, _to_check(shard, self.validate_hash))
+        if wrong:
+            raise ShardError(f"{shown} is damaged: {wrong}")
+        if shard.packed is not None:
+            limit = shard.raw.size or 0
+            try:
+                data = Compression.of(shard.compression).decompress(data, limit)
+            except ValueError as error:
+                raise ShardError(f"{shown} is damaged: {error}") from error
+            if wrong := _wrong_size(len(data), shard.raw):
+                raise ShardError(f"{shown} is damaged: decompressed, {wrong}")
+        stream = io.BytesIO(data)
+        stream.seek(offset)
+        return stream
+
+    def name(self, url: str) -> str:
+        return self.files[url].raw.name
+
+
+def _wrong_size(found: int, expected: StoredFile) -> str:
+    same = expected.size in (None, found)
+    return "" if same else f"it has {found} bytes, and the index says {expected.size}"
+
+
+def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]:
+    """The hashes to compare: the one that the user names, or all."""
+    hashes = shard.stored.hashes
+    if validate_hash is None:
+        return hashes
+    if validate_hash not in hashes:
+        listed = f"it lists {', '.join(sorted(hashes))}" if hashes else "it lists none"
+        raise ValueError(f"the index has no {validate_hash} hash of {shard.stored.name}: {listed}")
+    return {validate_hash: hashes[validate_hash]}
+
+
+class LocalShards:
+    """Opens shards. Fetches each one first, once on a machine, and uncompresses it.
+
+    Shards that are in the folder already are read there. Their sizes are compared with the index, and their
+    hashes if ``validate_hash`` is given; what is fetched is compared with all hashes of the index. Some files
+    stay open. Objects can be pickled, and used in forks and threads.
+
+    Args:
+        place: Where the dataset is.
+        files: The shards' files.
+        validate_hash: The only hash to compare.
+        cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
+
+    Raises:
+        ValueError: ``validate_hash`` is not among the index's hashes.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        files: Sequence[ShardFiles],
+        validate_hash: str | None = None,
+        cache_limit: int | None = None,
+    ) -> None:
+        self._place = place
+        self._files = files
+        self._validate_hash = validate_hash
+        self._urls = [_SCHEME + place.url(shard.stored.name) for shard in files]
+        if validate_hash is not None:
+            for shard in files:
+                _to_check(shard, validate_hash)
+        fetcher = _Fetcher(place, dict(zip(self._urls, files, strict=True)), validate_hash)
+        limit = -1 if cache_limit is None else cache_limit
+        self._cache = ShardCache(place.local, limit, fetcher.name, validator=None, opener=fetcher)
+        self._open: dict[int, ShardFile] = {}
+        self._checked: set[int] = set()
+
+    def open(self, shard: int) -> ShardFile:
+        """A shard's file, which stays open for a while.
+
+        Raises:
+            ShardError: It is missing, or its size or hash is wrong.
+            StreamError: It cannot be fetched or kept.
+        """
+        file = self._open.get(shard)
+        if file is None:
+            # The one that was opened first goes, so that a hit changes nothing: other threads may read.
+            for oldest in list(self._open)[: len(self._open) + 1 - _OPEN_FILES]:
+                self._open.pop(oldest, None)
+            file = self._open[shard] = self._opened(shard)
+        return file
+
+    def prefetch(self, shard: int) -> None:
+        """Begins to fetch a shard in the background, unless it is there."""
+        if self._is_fetched(shard):
+            self._cache.prefetch(self._urls[shard])
+
+    def close(self) -> None:
+        """Closes the open files."""
+        self._open.clear()
+
+    def _is_fetched(self, shard: int) -> bool:
+        return self._place.remote is not None or self._files[shard].packed is not None
+
+    def _opened(self, shard: int) -> ShardFile:
+        expected = self._files[shard].raw
+        path = os.path.join(self._place.local, expected.name)
+        try:
+            stream = self._fetched(shard) if self._is_fetched(shard) else open_at(path)
+        except FileNotFoundError as error:
+            raise ShardError(
+                f"the index names the shard {path}, and there is no such file: {error}"
+            ) from error
+        file = ShardFile(path, stream)
+        wrong = _wrong_size(file.end, expected)
+        name = self._validate_hash
+        if not wrong and name is not None and name in expected.hashes and shard not in self._checked:
+            with open(path, "rb") as whole:
+                wrong = mismatch(whole.read(), {name: expected.hashes[name]})
+            self._checked.add(shard)
+        if wrong:
+            raise ShardError(f"{path} is damaged: {wrong}")
+        return file
+
+    def _fetched(self, shard: int) -> BinaryIO:
+        try:
+            return self._cache.open_whole(self._urls[shard])
+        except NotKept:  # perhaps for lack of room beside the shards that are open here
+            self._open.clear()
+            return self._cache.open_whole(self._urls[shard])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}

@@ -1,0 +1,177 @@
+"""Where the writers of MDS datasets put their files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from mpwds.errors import StreamError
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import PendingFile, open_destination
+
+_DATASET = re.compile(r"index\.json|shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?|\..*\.partial")
+_MOST_THREADS = 4
+
+
+class Output:
+    """The files of one dataset: shards in any order, then, once all of them are complete, the index.
+
+    Shards are made and stored in threads. A file appears under its name when it is complete. The first error
+    of a thread is raised by the next ``add``, or by ``finish``; then there will be no index.
+
+    Args:
+        out: The dataset's folder or URL, or both, of which the folder comes first.
+        keep_local: Whether a dataset that goes to a URL stays in the folder, too.
+        exist_ok: Whether to remove a dataset that is in the folder. Other files stay there.
+        index_name: The index's name.
+        own: Matches the names of the writer's files; the folder may have others. ``None`` if it may not.
+        threads: Number of threads; each holds a shard in memory.
+        retries: Further attempts, when sending a file fails.
+
+    Raises:
+        FileExistsError: The folder is not empty, or the URL has an index.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | tuple[str, str],
+        keep_local: bool,
+        exist_ok: bool,
+        index_name: str,
+        own: re.Pattern[str] | None = None,
+        threads: int | None = None,
+        retries: int = 2,
+    ) -> None:
+        self.local, self.remote = _places(out, keep_local)
+        self._keep_local = keep_local or self.remote is None
+        self._retries = retries
+        if self.local is not None and self._keep_local:
+            _prepare(self.local, exist_ok, own)
+        if self.remote is not None and is_local(self.remote):
+            _prepare(self.remote, exist_ok, own)
+        elif self.remote is not None and not exist_ok:
+            _refuse_existing(f"{self.remote}/{index_name}")
+        self._index_name = index_name
+        threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(threads, "storing shards")
+        self._most = threads + 1
+        self._running: list[Future[None]] = []
+        self._finished = False
+
+    def add(self, store: Callable[[], None]) -> None:
+        """Runs a function that makes a shard and calls ``store``. Waits while there are many already."""
+        if self._finished:
+            raise ValueError("the dataset is finished: no more samples can be written to it")
+        while len(self._running) >= self._most or (self._running and self._running[0].done()):
+            self._running[0].result()
+            del self._running[0]
+        self._running.append(self._threads.submit(store))
+
+    def store(self, name: str, *pieces: bytes) -> None:
+        """Writes a file, and sends it to the URL."""
+        if self.local is not None and self._keep_local:
+            pending = PendingFile(os.path.join(self.local, name))
+            if os.path.exists(pending.path):
+                pending.discard()
+                raise FileExistsError(f"{pending.path} exists already, and is not overwritten")
+            for piece in pieces:
+                _write(pending.stream.write, piece)
+            pending.publish()
+        if self.remote is not None:
+            for attempt in range(self._retries + 1):
+                try:
+                    self._send(f"{self.remote}/{name}", pieces)
+                    break
+                except OSError:
+                    if attempt == self._retries:
+                        raise
+
+    def _send(self, url: str, pieces: tuple[bytes, ...]) -> None:
+        destination = open_destination(url)
+        try:
+            for piece in pieces:
+                _write(destination.stream.write, piece)
+        except BaseException:
+            destination.discard()
+            raise
+        destination.publish()
+
+    def finish(self, make_index: Callable[[], bytes]) -> None:
+        """Waits until all shards are stored, then stores the index. Does nothing the second time."""
+        if self._finished:
+            return
+        try:
+            for each in self._running:
+                each.result()
+            self.store(self._index_name, make_index())
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Ends without an index. Shards that are complete stay."""
+        if not self._finished:
+            self._finished = True
+            self._running.clear()
+            self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_finished", True) and not sys.is_finalizing():
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            warnings.warn(
+                f"the MDS dataset {self.local or self.remote} has no index: its writer was dropped before it "
+                "was finished; use `with`, or call finish()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _write(write: Callable[[memoryview], int | None], data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[write(view) or len(view) :]
+
+
+def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> tuple[str | None, str | None]:
+    """The folder and the URL."""
+    if isinstance(out, (tuple, list)):
+        if len(out) != 2:
+            raise ValueError(f"out must be a folder, a URL, or a folder and a URL, got {out!r}")
+        local: str | None = os.fspath(out[0])
+        remote = os.fspath(out[1])
+    elif is_local(out):
+        return os.path.abspath(os.path.expanduser(local_path(out))), None
+    else:
+        local, remote = (tempfile.mkdtemp() if keep_local else None), os.fspath(out)
+    if is_local(remote):
+        remote = os.path.abspath(os.path.expanduser(local_path(remote)))
+    return None if local is None else os.path.abspath(os.path.expanduser(local)), remote.rstrip("/")
+
+
+def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
+    os.makedirs(folder, exist_ok=True)
+    names = sorted(name for name in os.listdir(folder) if own is None or own.fullmatch(name))
+    if names and not exist_ok:
+        raise FileExistsError(
+            f"{folder} holds files already ({names[0]}), and nothing there is overwritten: choose another "
+            "folder, or, with MDSWriter, pass exist_ok=True to remove the dataset in it"
+        )
+    for name in filter(_DATASET.fullmatch, names):  # the index first
+        os.unlink(os.path.join(folder, name))
+
+
+def _refuse_existing(url: str) -> None:
+    try:
+        with gopen(url) as stream:
+            stream.read(1)
+    except (FileNotFoundError, StreamError):
+        return
+    raise FileExistsError(
+        f"{without_credentials(url)} exists, and no dataset is overwritten: choose another place, or pass "
+        "exist_ok=True"
+    )

@@ -1,0 +1,133 @@
+"""The samples of MDS shards of version 1, by number."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpwds.errors import ShardError
+from mpwds.storage.mds.compression import Compression
+from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
+from mpwds.storage.mds.local_shards import LocalShards, Place, ShardFiles, StoredFile
+
+_MOST_TABLES = 100
+_INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
+
+
+class MDS1Shards:
+    """The samples of an MDS dataset of version 1 (composer's), by shard and number. Fields are bytes.
+
+    The arguments, attributes and errors are those of ``MDSShards``, as far as they are here.
+
+    Attributes:
+        fields: The fields' names.
+
+    Example:
+        >>> import tempfile
+        >>> from mpwds import StreamingDatasetWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with StreamingDatasetWriter(folder, ["cls"]) as sink:
+        ...         sink.write_sample({"cls": b"7"})
+        ...     MDS1Shards(folder).read(0, 0)
+        {'cls': b'7'}
+    """
+
+    def __init__(
+        self,
+        local: str | os.PathLike[str] | None = None,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        cache_limit: int | None = None,
+        retries: int = 2,
+        timeout_s: float = 60.0,
+    ) -> None:
+        place = Place.of(local, remote, None, retries, timeout_s)
+        data, end = _load_index(place)
+        self._index = parse_index(data, os.path.join(place.local, INDEX_NAME + end))
+        sizes = self._index.bytes_per_shard.tolist()
+        files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
+        self._files = LocalShards(place, files, cache_limit=cache_limit)
+        self.urls: Sequence[str] = [os.path.join(place.local, each.raw.name) for each in files]
+        self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
+        self.fields = self._index.fields
+        self._sizes = struct.Struct(f"<{len(self.fields)}q")
+        self._tables: dict[int, npt.NDArray[np.int64]] = {}
+
+    def read(self, shard: int, index: int) -> dict[str, bytes]:
+        """The fields of a sample, by name. Raises as ``MDSShards.read``."""
+        if not 0 <= index < self.lengths[shard]:
+            raise IndexError(
+                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
+            )
+        file = self._files.open(shard)
+        size = self._index.sample_sizes
+        if isinstance(size, int):
+            start = index * size
+        else:
+            start, stop = self._offsets(shard)[index : index + 2].tolist()
+            size = stop - start
+        return self._split(file.read(size, start), file.url, start, index)
+
+    def _split(self, data: bytes, path: str, offset: int, index: int) -> dict[str, bytes]:
+        end = self._sizes.size
+        sizes = self._sizes.unpack_from(data) if len(data) >= end else (-1,)
+        if min(sizes, default=0) < 0 or end + sum(sizes) != len(data):
+            raise ShardError(
+                f"{path} is damaged at offset {offset}: the sizes of the fields of sample {index} do not add "
+                f"up to its {len(data)} bytes"
+            )
+        sample = {}
+        for name, size in zip(self.fields, sizes, strict=True):
+            start = end
+            end += size
+            sample[name] = data[start:end]
+        return sample
+
+    def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        """Where the samples of a shard begin; kept for some shards."""
+        offsets = self._tables.get(shard)
+        if offsets is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            offsets = self._tables[shard] = self._index.offsets(shard)
+        return offsets
+
+    def prefetch(self, shard: int) -> None:
+        """Begins to fetch a shard in the background, unless it is there."""
+        self._files.prefetch(shard)
+
+    def close(self) -> None:
+        """Closes the files that are open; the next ``read`` opens them again."""
+        self._files.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sizes": None, "_tables": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sizes = struct.Struct(f"<{len(self.fields)}q")
+
+
+def _files(name: str, size: int, end: str) -> ShardFiles:
+    raw = StoredFile(name, size)
+    return ShardFiles(raw, StoredFile(name + end, None), "gz") if end else ShardFiles(raw)
+
+
+def _load_index(place: Place) -> tuple[bytes, str]:
+    """The index, uncompressed, and the end of the names of compressed files."""
+    try:
+        return place.load_index(INDEX_NAME), ""
+    except FileNotFoundError as error:
+        try:
+            packed = place.load_index(INDEX_NAME + ".gz")
+        except FileNotFoundError:
+            raise error from None
+    try:
+        return Compression.of("gz").decompress(packed, _INDEX_LIMIT_BYTES), ".gz"
+    except ValueError as error:
+        raise ShardError(f"{place.url(INDEX_NAME)}.gz is damaged: {error}") from error

@@ -1,0 +1,216 @@
+"""The samples of MDS shards of version 2, by number."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpwds.errors import DecodeError, ShardError
+from mpwds.storage.indexed.shard_file import ShardFile
+from mpwds.storage.mds import index_v1
+from mpwds.storage.mds.encodings import Encoding, encoding
+from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
+from mpwds.storage.mds.local_shards import LocalShards, Place
+
+_COUNT = struct.Struct("<I")
+_BOUNDS = struct.Struct("<2I")
+
+
+class MDSShards:
+    """The samples of an MDS dataset of version 2, by shard and number.
+
+    Shards are read in the folder ``local``. With ``remote``, each shard is fetched when it is first read, by
+    one process of the machine while others wait, uncompressed, and compared with the index's hashes. Objects
+    can be pickled, and used in forks and threads.
+
+    Args:
+        local: The dataset's folder, or the one to which shards are fetched. The URL of another machine counts
+            as ``remote``. Without ``local``, shards are fetched to a folder of yours in the temporary
+            directory.
+        remote: The dataset's URL or folder, if it is not in ``local``.
+        split: A folder below both.
+        decode: Whether fields are values; without it they are bytes as they are stored.
+        allow_pickle: Whether columns of pickles may be decoded, which runs code that they hold.
+        validate_hash: Compare this hash alone; of shards that are in ``local`` already, too.
+        cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
+        retries: Further attempts to fetch a file.
+        timeout_s: Seconds that fetching a file may take.
+
+    Attributes:
+        urls: Paths of the shards' files, uncompressed.
+        lengths: The number of samples in each.
+        columns: The first shard's columns: names, and their encodings.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        ShardError: The index is damaged.
+        ValueError: An argument is invalid, or a column holds pickles.
+
+    Source:
+        ``streaming.base.format.mds``.
+
+    Example:
+        >>> import tempfile
+        >>> from mpwds import MDSWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with MDSWriter(columns={"cls": "int"}, out=folder) as sink:
+        ...         sink.write({"cls": 7})
+        ...     MDSShards(folder).read(0, 0)
+        {'cls': 7}
+    """
+
+    def __init__(
+        self,
+        local: str | os.PathLike[str] | None = None,
+        remote: str | os.PathLike[str] | None = None,
+        split: str | None = None,
+        *,
+        decode: bool = True,
+        allow_pickle: bool = False,
+        validate_hash: str | None = None,
+        cache_limit: int | None = None,
+        retries: int = 2,
+        timeout_s: float = 60.0,
+    ) -> None:
+        place = Place.of(local, remote, split, retries, timeout_s)
+        path = os.path.join(place.local, INDEX_NAME)
+        shards = parse_index(_load(place), path)
+        self._files = LocalShards(place, [shard.files for shard in shards], validate_hash, cache_limit)
+        self.urls: Sequence[str] = [os.path.join(place.local, shard.files.raw.name) for shard in shards]
+        self.lengths: Sequence[int] = [shard.samples for shard in shards]
+        self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}
+        self._decode = decode
+        self._allow_pickle = allow_pickle
+        self._columns = [shard.columns for shard in shards]
+        self._checked: set[int] = set()  # shards whose number of samples was compared
+        self._make_decoders(path)
+
+    def _make_decoders(self, path: str) -> None:
+        made: dict[Columns, ColumnDecoder] = {}
+        for columns in self._columns:
+            if columns not in made:
+                try:
+                    encodings = {
+                        name: encoding(each, self._allow_pickle or not self._decode) for name, each in columns
+                    }
+                except ValueError as error:
+                    raise ValueError(f"{path}: a column cannot be decoded: {error}") from error
+                made[columns] = ColumnDecoder(encodings, self._decode)
+        self._decoders = [made[columns] for columns in self._columns]
+
+    def read(self, shard: int, index: int) -> dict[str, Any]:
+        """The fields of a sample, by name.
+
+        Raises:
+            ShardError: The shard is damaged. The message names file and offset.
+            DecodeError: A field cannot be decoded. The message names file, offset and field.
+            StreamError: The shard cannot be fetched.
+            IndexError: There is no such sample.
+        """
+        if not 0 <= index < self.lengths[shard]:
+            raise IndexError(
+                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
+            )
+        file = self._files.open(shard)
+        if shard not in self._checked:
+            self._check_head(file, shard)
+        at = 4 + 4 * index
+        start, end = _BOUNDS.unpack(file.read(8, at))
+        if not 8 + 4 * self.lengths[shard] <= start <= end <= file.end:
+            raise ShardError(
+                f"{file.url} is damaged at offset {at}: sample {index} cannot lie at {start} to {end}"
+            )
+        return self._decoders[shard].decode(file.read(end - start, start), file.url, start, index)
+
+    def _check_head(self, file: ShardFile, shard: int) -> None:
+        """Compares the number of samples."""
+        expected = self.lengths[shard]
+        head = file.read(4, 0)
+        (count,) = _COUNT.unpack(head) if len(head) == 4 else (None,)
+        if count != expected or 8 + 4 * expected > file.end:
+            raise ShardError(
+                f"{file.url} is damaged at offset 0: it says it has {count} samples, and the index {expected}"
+            )
+        self._checked.add(shard)
+
+    def prefetch(self, shard: int) -> None:
+        """Begins to fetch a shard in the background, unless it is there."""
+        self._files.prefetch(shard)
+
+    def close(self) -> None:
+        """Closes the files that are open; the next ``read`` opens them again."""
+        self._files.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_decoders"]  # functions
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_decoders("")
+
+
+def _load(place: Place) -> bytes:
+    try:
+        return place.load_index(INDEX_NAME)
+    except FileNotFoundError as error:
+        names = (index_v1.INDEX_NAME, index_v1.INDEX_NAME + ".gz")
+        if any(os.path.exists(os.path.join(place.local, name)) for name in names):
+            raise FileNotFoundError(
+                f"{place.local} holds an MDS dataset of version 1: StreamingDataset reads it"
+            ) from error
+        raise
+
+
+class ColumnDecoder:
+    """Makes the fields of samples' bytes: sizes of the fields that vary, then all fields."""
+
+    def __init__(self, columns: Mapping[str, Encoding], decode: bool = True) -> None:
+        self._columns = [
+            (name, each.size, each.decode if decode and each.name != "bytes" else None)
+            for name, each in columns.items()
+        ]
+        varying = [each for each in columns.values() if each.size is None]
+        self._sizes = struct.Struct(f"<{len(varying)}I")
+        self._fixed = self._sizes.size + sum(each.size or 0 for each in columns.values())
+
+    def decode(self, data: bytes, path: str, offset: int, index: int) -> dict[str, Any]:
+        """The fields of sample ``index``, which begins at ``offset`` of the file."""
+        if len(data) < self._fixed:
+            raise _wrong_sizes(path, offset, index, self._fixed, len(data))
+        sizes = self._sizes.unpack_from(data)
+        if self._fixed + sum(sizes) != len(data):
+            raise _wrong_sizes(path, offset, index, self._fixed + sum(sizes), len(data))
+        varying = iter(sizes)
+        end = self._sizes.size
+        sample = {}
+        for name, size, decode in self._columns:
+            start = end
+            end += next(varying) if size is None else size
+            field = data[start:end]
+            if decode is None:
+                sample[name] = field
+                continue
+            try:
+                sample[name] = decode(field)
+            except ImportError:
+                raise
+            except Exception as error:  # decoders raise all kinds for damaged data
+                raise DecodeError(
+                    f"the field {name!r} of sample {index} of {path}, at offset {offset + start}, cannot be "
+                    f"decoded: {type(error).__name__}: {error}",
+                    key=str(index),
+                    url=path,
+                    field=name,
+                ) from error
+        return sample
+
+
+def _wrong_sizes(path: str, offset: int, index: int, needed: int, found: int) -> ShardError:
+    return ShardError(
+        f"{path} is damaged at offset {offset}: the fields of sample {index} need {needed} bytes, and it has "
+        f"{found}"
+    )

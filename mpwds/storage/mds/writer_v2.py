@@ -1,0 +1,207 @@
+"""Writes MDS datasets of version 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mpwds.storage.mds.compression import Compression
+from mpwds.storage.mds.encodings import encoding
+from mpwds.storage.mds.hashes import digest
+from mpwds.storage.mds.index_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
+from mpwds.storage.mds.output import Output
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])?b)?", re.IGNORECASE)
+_POWERS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_BYTES_A_SAMPLE = 4  # in the shard's table
+
+
+class MDSWriter:
+    """Writes an MDS dataset of version 2: shards and an index, for ``MDSDataset`` and mosaicml-streaming.
+
+    Files are the same, byte for byte, as those of mosaicml-streaming; those that are compressed are the same
+    once they are uncompressed. Each file appears when it is complete, the index after all shards. An
+    exception inside ``with`` leaves the shards that are complete, without an index.
+
+    Args:
+        columns: The name and encoding of each column: ``{"image": "jpeg", "cls": "int"}``. All encodings:
+            ``mpwds.storage.mds.encodings.encoding``.
+        out: The dataset's folder or URL; or folder and URL, for ``keep_local``.
+        keep_local: Keep a dataset that goes to a URL in the folder, too.
+        compression: ``"br"``, ``"bz2"``, ``"gz"``, ``"snappy"`` or ``"zstd"``, with a level if you like:
+            ``"zstd:7"``.
+        hashes: Names of hashes that the index lists, in alphabetical order: ``["sha1", "xxh64"]``.
+        size_limit: The most bytes in a shard, uncompressed; also ``"64mb"``, of 1024 kB each. ``None`` for
+            one shard. A sample that is larger has a shard of its own.
+        progress_bar: Has no effect; programs for mosaicml-streaming pass it.
+        max_workers: Threads that hash, compress and send shards; each holds one in memory. By default up to
+            4.
+        retry: Further attempts, when sending a file fails.
+        exist_ok: Remove a dataset that is in the folder already. Other files there stay.
+        allow_pickle: Whether columns may be ``"pkl"``.
+
+    Attributes:
+        shards: What the index says about each shard so far.
+
+    Raises:
+        FileExistsError: The folder is not empty, or the URL has an index.
+        ValueError: An argument is invalid. While writing: a value cannot be encoded.
+        KeyError: While writing: a sample lacks a column.
+        TypeError: While writing: a value is of the wrong type. A sample that raises is not written.
+        OSError: While writing: a file cannot be stored.
+
+    Source:
+        ``streaming.MDSWriter`` (mosaicml-streaming 0.13).
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with MDSWriter(columns={"text": "str", "cls": "int"}, out=folder, hashes=["md5"]) as sink:
+        ...         for number in range(3):
+        ...             sink.write({"text": "abc", "cls": number})
+        ...     sorted(os.listdir(folder))
+        ['index.json', 'shard.00000.mds']
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        out: str | os.PathLike[str] | tuple[str, str],
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = 1 << 26,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 2,
+        exist_ok: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.columns = dict(columns)
+        self._compression = Compression.of(compression) if compression else None
+        self._hashes = _check_hashes(hashes or [])
+        self._size_limit = _bytes_of(size_limit)
+        names = tuple(sorted(self.columns.items()))
+        self._columns = [(name, encoding(each, allow_pickle)) for name, each in names]
+        if self._compression is not None:
+            self._compression.compress(b"")  # a missing package shows now
+        self._common = describe_columns(names, compression or None, self._hashes, self._size_limit)
+        self._head = json.dumps(self._common, sort_keys=True).encode()
+        self._sizes = struct.Struct(f"<{sum(each.size is None for _, each in self._columns)}I")
+        self.shards: list[dict[str, Any]] = []
+        self._output = Output(out, keep_local, exist_ok, INDEX_NAME, None, max_workers, retry)
+        self.local, self.remote = self._output.local, self._output.remote
+        self._begin_shard()
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
+        sizes, fields = [], [b""]
+        for name, column in self._columns:
+            try:
+                field = column.encode(sample[name])
+            except KeyError:
+                raise KeyError(
+                    f"the sample has no field {name!r}: it has {sorted(map(str, sample))}"
+                ) from None
+            except (TypeError, ValueError, OverflowError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"the field {name!r} cannot be encoded: {error}") from error
+            if column.size is None:
+                sizes.append(len(field))
+            elif len(field) != column.size:
+                raise ValueError(
+                    f"the field {name!r} has {len(field)} bytes, and {column.name} has {column.size}"
+                )
+            fields.append(field)
+        if max(sizes, default=0) < OFFSET_LIMIT:
+            fields[0] = self._sizes.pack(*sizes)
+        data = b"".join(fields)
+        size = len(data) + _BYTES_A_SAMPLE
+        if self._size_limit and self._size_limit < self._size + size:
+            self._end_shard()
+        if self._size + size >= OFFSET_LIMIT:
+            raise ValueError(f"a shard cannot have {self._size + size} bytes, 4 GiB or more: set size_limit")
+        self._samples.append(data)
+        self._size += size
+
+    def finish(self) -> None:
+        """Waits until all shards are stored, then writes the index. Does nothing the second time."""
+        if self._samples:
+            self._end_shard()
+        self._output.finish(lambda: dump_index(self.shards))
+
+    def _begin_shard(self) -> None:
+        self._samples: list[bytes] = []
+        self._size = 8 + len(self._head)
+
+    # A first sample above the limit has an empty shard before it, as it has in mosaicml-streaming.
+    def _end_shard(self) -> None:
+        samples, name = self._samples, f"shard.{len(self.shards):05}.mds"
+        shard = {**self._common, "samples": len(samples)}
+        self._output.add(lambda: self._store(name, samples, shard))
+        self.shards.append(shard)
+        self._begin_shard()
+
+    def _store(self, name: str, samples: list[bytes], shard: dict[str, Any]) -> None:
+        offsets = np.zeros(len(samples) + 1, np.int64)
+        np.cumsum([len(sample) for sample in samples], out=offsets[1:])
+        offsets += 4 + 4 * len(offsets) + len(self._head)
+        table = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes()
+        data = b"".join([table, self._head, *samples])
+        samples.clear()
+        shard["raw_data"] = self._describe(name, data)
+        shard["zip_data"] = None
+        if self._compression is not None:
+            name, data = f"{name}.{self._compression.extension}", self._compression.compress(data)
+            shard["zip_data"] = self._describe(name, data)
+        self._output.store(name, data)
+
+    def _describe(self, name: str, data: bytes) -> dict[str, Any]:
+        hashes = {each: digest(each, data) for each in self._hashes}
+        return {"basename": name, "bytes": len(data), "hashes": hashes}
+
+    def __enter__(self) -> MDSWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self._output.discard()
+
+
+def _check_hashes(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or list(names) != sorted(set(names)):
+        raise ValueError(
+            f"hashes must be a list of names, each once and in alphabetical order, got {names!r}"
+        )
+    for name in names:
+        digest(name, b"")
+    return list(names)
+
+
+def _bytes_of(size: int | str | None) -> int | None:
+    """A number of bytes, also of text such as ``"64mb"``; ``None`` for 0.
+
+    Example:
+        >>> _bytes_of("1.5kb"), _bytes_of("100"), _bytes_of(None)
+        (1536, 100, None)
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise ValueError(f"size_limit must be a number of bytes, or text such as '64mb', got {size!r}")
+        size = int(float(match[1]) * 1024 ** _POWERS[match[2] and match[2].lower()])
+    if size is not None and not 0 <= size < OFFSET_LIMIT:
+        raise ValueError(f"size_limit must be below 4 GiB, since offsets have 32 bits, got {size}")
+    return int(size) if size else None

@@ -1,0 +1,141 @@
+"""Encodings of MDS version 2, on their own: values survive, and damaged bytes are errors."""
+
+import io
+import re
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
+
+from mpwds import DecodeError, ShardError
+from mpwds.storage.mds.encodings import encoding
+from mpwds.storage.mds.shards_v2 import ColumnDecoder
+
+VALUES = {
+    "bytes": st.binary(),
+    "str": st.text(),
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "str_int": st.integers(),
+    "str_float": st.floats(allow_nan=False),
+    "str_decimal": st.decimals(allow_nan=False),
+    "json": st.recursive(
+        st.none() | st.booleans() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    ),
+}
+EVERY = [
+    *VALUES,
+    *("ndarray", "ndarray:float32", "ndarray:uint8:3,4", "uint8", "float64"),
+    *("pil", "jpeg", "png", "jpeg_array", "list[pil]", "list[jpeg]", "list[png]"),
+]
+DTYPES = st.sampled_from(["u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", ">i4", ">f8"])
+
+
+@pytest.mark.parametrize("name", VALUES)
+@given(data=st.data())
+def test_values_survive(name, data):
+    value = data.draw(VALUES[name])
+    column = encoding(name)
+    assert column.decode(column.encode(value)) == value
+
+
+@given(arrays.arrays(DTYPES, arrays.array_shapes(max_dims=5)))
+def test_arrays_survive(array):
+    column = encoding("ndarray")
+    found = column.decode(column.encode(array))
+    assert (found.dtype, found.shape) == (array.dtype.newbyteorder("="), array.shape)
+    np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_decoded_or_refused_with_file_and_offset(name, data):
+    decoder = ColumnDecoder({"x": encoding(name)})
+    sizes = b"" if encoding(name).size else struct.pack("<I", len(data))
+    try:
+        decoder.decode(sizes + data, "shard.mds", 1000, 7)
+        message = ""
+    except (DecodeError, ShardError) as error:
+        message = str(error)
+    assert not message or re.search("(?=.*sample 7)(?=.*shard.mds)(?=.*at offset 100)", message)
+
+
+@pytest.mark.parametrize("name", ["pil", "list[pil]", "list[jpeg]", "jpeg_array", "ndarray"])
+def test_numbers_that_promise_gigabytes_take_no_memory(name):
+    data = {
+        "pil": struct.pack("<3I", 60_000, 60_000, 3) + b"RGB",
+        "list[pil]": struct.pack("<2I", 0, 2**32 - 1),
+        "list[jpeg]": struct.pack("<3I", 0, 1, 2**32 - 1),
+        "jpeg_array": struct.pack("<2I", 2**31, 5),
+        "ndarray": bytes([66, 2 << 2 | 3]) + struct.pack("<2Q", 2**40, 2**40),
+    }[name]
+    column = encoding(name)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="do not|does not|end at"):
+            column.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_jpeg_file_is_stored_as_it_is(tmp_path):
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", (9, 9), "red").save(path, quality=20)
+    with Image.open(path) as image:
+        assert encoding("jpeg").encode(image) == path.read_bytes()
+
+
+def test_postscript_in_an_image_column_is_not_run():
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    with pytest.raises(OSError, match="cannot identify"):
+        encoding("jpeg").decode(data)
+
+
+def test_a_truncated_image_is_an_error():
+    stream = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(stream, "PNG")
+    with pytest.raises(OSError, match="truncated"):
+        encoding("png").decode(stream.getvalue()[:-500])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("int", 2**63, "str_int takes more"),
+        ("int", "1", "int takes int or bytes, got str"),
+        ("str", 1, "str takes str or bytes, got int"),
+        ("uint8", 256, "out of bounds"),
+        ("json", {1, 2}, "not JSON serializable"),
+        ("ndarray", [1], "takes a numpy.ndarray"),
+        ("ndarray", np.zeros(()), "1 to 63 axes"),
+        ("ndarray", np.zeros((2, 0)), "none of length 0"),
+        ("ndarray", np.zeros(2, "c8"), "does not take arrays of complex64"),
+        ("ndarray:int32", np.zeros(2), "does not take arrays of float64"),
+        ("ndarray:int32:2", np.zeros(3, np.int32), "shape"),
+        ("jpeg", np.zeros((3, 3)), "takes PIL images or bytes"),
+        ("list[png]", [1], "takes PIL images"),
+    ],
+)
+def test_values_of_another_kind_are_refused(name, value, message):
+    with pytest.raises((TypeError, ValueError, OverflowError), match=message):
+        encoding(name).encode(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("jpg", "no encoding 'jpg': choose one of bytes, str"),
+        ("ndarray:float", "unknown type"),
+        ("ndarray:int8:2,0", "invalid shape"),
+        ("ndarray:int8:", "invalid shape"),
+        ("pkl", "allow_pickle=True"),
+    ],
+)
+def test_encodings_that_do_not_exist_are_errors(name, message):
+    with pytest.raises(ValueError, match=message):
+        encoding(name)

@@ -1,0 +1,242 @@
+"""Shards that are fetched from elsewhere: once, checked, uncompressed, and kept within a limit."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from mpwds import MDSWriter, ShardError, StreamError, StreamingDatasetWriter
+from mpwds.storage.mds.shards_v1 import MDS1Shards
+from mpwds.storage.mds.shards_v2 import MDSShards
+
+SAMPLES = [{"text": f"{n} " * 10, "number": n} for n in range(200)]
+
+
+@pytest.fixture
+def remote(tmp_path, web):
+    """Writes a dataset and serves it; returns its URL."""
+
+    def serve(**options):
+        folder = tmp_path / "written"
+        with MDSWriter(
+            columns={"text": "str", "number": "int"}, out=folder, size_limit=2000, **options
+        ) as sink:
+            for sample in SAMPLES:
+                sink.write(sample)
+        web.files.update({f"/data/{path.name}": path.read_bytes() for path in folder.iterdir()})
+        return web.url("/data")
+
+    return serve
+
+
+def read(shards):
+    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
+
+
+def asked(web):
+    return [path for method, path, _ in web.requests if method == "GET"]
+
+
+@pytest.mark.parametrize("compression", [None, "gz", "zstd"])
+def test_each_file_is_fetched_once_and_shards_are_uncompressed(tmp_path, web, remote, compression):
+    url = remote(compression=compression)
+    local = tmp_path / "local"
+    shards = MDSShards(local, url)
+    assert asked(web) == ["/data/index.json"]
+    assert read(shards) == SAMPLES
+    assert read(MDSShards(local, url)) == SAMPLES
+    assert sorted(asked(web)) == sorted(web.files)
+    fetched = [name for name in os.listdir(local) if not name.startswith(".")]
+    assert sorted(fetched) == ["index.json", *(f"shard.{n:05}.mds" for n in range(len(shards.lengths)))]
+
+
+def test_only_the_shards_that_are_read_are_fetched(tmp_path, web, remote):
+    shards = MDSShards(tmp_path / "local", remote())
+    assert shards.read(2, 0) == SAMPLES[sum(shards.lengths[:2])]
+    assert asked(web) == ["/data/index.json", "/data/shard.00002.mds"]
+
+
+def test_a_split_is_a_folder_below_both(tmp_path, web, remote):
+    url = remote()
+    shards = MDSShards(tmp_path / "local", os.path.dirname(url), "data")
+    assert read(shards) == SAMPLES
+    assert (tmp_path / "local" / "data" / "index.json").exists()
+
+
+def test_a_dataset_without_a_local_folder_goes_to_the_temporary_one(tmp_path, monkeypatch, remote):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert read(MDSShards(remote())) == SAMPLES
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("mpwds-mds-*")] == [0o700]
+
+
+def test_a_folder_of_another_user_in_the_temporary_one_is_refused(tmp_path, monkeypatch, remote):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"mpwds-mds-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="pass local="):
+        MDSShards(remote())
+
+
+def test_a_remote_folder_is_copied(tmp_path, remote):
+    remote(compression="gz")
+    assert read(MDSShards(tmp_path / "local", tmp_path / "written")) == SAMPLES
+    assert not list((tmp_path / "written").glob("*.mds"))
+    assert list((tmp_path / "local").glob("*.mds"))
+
+
+def test_processes_of_a_machine_share_what_is_fetched(tmp_path, web, remote):
+    url = remote(compression="gz", hashes=["sha1"])
+    program = """if True:
+        import sys
+        from mpwds.storage.mds.shards_v2 import MDSShards
+        shards = MDSShards(sys.argv[1], sys.argv[2])
+        for shard, length in enumerate(shards.lengths):
+            for number in range(length):
+                shards.read(shard, number)
+    """
+    arguments = [sys.executable, "-c", program, str(tmp_path / "local"), url]
+    readers = [subprocess.Popen(arguments, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [(reader.communicate(), reader.returncode) for reader in readers] == [((None, b""), 0)] * 3
+    shards = [path for path in asked(web) if "shard" in path]
+    assert sorted(shards) == sorted(set(shards))
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_a_damaged_file_is_an_error_that_names_its_hashes(tmp_path, web, remote, compression):
+    url = remote(compression=compression, hashes=["md5", "xxh64"])
+    name = "/data/shard.00001.mds" + (".gz" if compression else "")
+    web.files[name] = web.files[name][:-1] + b"?"
+    shards = MDSShards(tmp_path / "local", url)
+    assert shards.read(0, 0) == SAMPLES[0]
+    with pytest.raises(ShardError, match=rf"{name} is damaged: its md5 is \w+, and the index says \w+"):
+        shards.read(1, 0)
+    assert not (tmp_path / "local" / "shard.00001.mds").exists()
+
+
+def test_a_file_of_another_size_is_an_error_with_both(tmp_path, web, remote):
+    url = remote()
+    web.files["/data/shard.00000.mds"] += b"?"
+    with pytest.raises(ShardError, match="shard.00000.mds is damaged: it has .* bytes, and the index says"):
+        MDSShards(tmp_path / "local", url).read(0, 0)
+
+
+@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
+def test_compressed_data_that_is_damaged_is_an_error(tmp_path, web, remote, compression):
+    url = remote(compression=compression)
+    name = f"/data/shard.00000.mds.{compression}"
+    middle = len(web.files[name]) // 2
+    web.files[name] = web.files[name][:middle] + bytes(9) + web.files[name][middle + 9 :]
+    with pytest.raises(ShardError, match="shard.00000.mds.* is damaged") as caught:
+        shards = MDSShards(tmp_path / "local", url)
+        shards.read(0, 0)
+        raise ShardError("shard.00000.mds is damaged") from AssertionError("snappy has no checksum")
+    assert compression == "snappy" or not isinstance(caught.value.__cause__, AssertionError)
+
+
+@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
+def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
+    tmp_path, web, remote, compression
+):
+    from mpwds.storage.mds.compression import Compression
+
+    url = remote(compression=compression)
+    name = f"/data/shard.00000.mds.{compression}"
+    bomb = Compression.of(compression).compress(bytes(50_000_000))
+    index = web.files["/data/index.json"].decode()
+    web.files["/data/index.json"] = index.replace(
+        f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}'
+    ).encode()
+    web.files[name] = bomb
+    with pytest.raises(ShardError, match="more than the"):
+        MDSShards(tmp_path / "local", url).read(0, 0)
+
+
+def test_the_user_may_choose_the_hash(tmp_path, web, remote):
+    url = remote(hashes=["md5", "sha1"])
+    assert read(MDSShards(tmp_path / "local", url, validate_hash="sha1")) == SAMPLES
+    with pytest.raises(ValueError, match="no sha256 hash of shard.00000.mds: it lists md5, sha1"):
+        MDSShards(tmp_path / "local", url, validate_hash="sha256")
+
+
+def test_a_chosen_hash_is_compared_for_local_shards_too(tmp_path, remote):
+    remote(hashes=["md5"])
+    with open(tmp_path / "written" / "shard.00000.mds", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    with pytest.raises(ShardError, match="shard.00000.mds is damaged: its md5 is"):
+        MDSShards(tmp_path / "written", validate_hash="md5").read(0, 0)
+
+
+def test_what_is_kept_stays_below_the_limit(tmp_path, remote):
+    local = tmp_path / "local"
+    shards = MDSShards(local, remote(), cache_limit=8_000)
+    assert read(shards) == SAMPLES
+    kept = [path.stat().st_size for path in local.glob("shard.*.mds")]
+    shards.close()
+    assert sum(kept) <= 8_000
+
+
+def test_fetching_is_tried_again(tmp_path, web, remote):
+    url = remote()
+    local = tmp_path / "local"
+    shards = MDSShards(local, url, retries=1)
+    web.plan[:] = [{"status": 400}]
+    assert shards.read(0, 0) == SAMPLES[0]
+    web.plan[:] = [{"status": 400}] * 2
+    with pytest.raises(StreamError, match="400"):
+        shards.read(1, 0)
+    assert shards.read(1, 0)
+
+
+def test_a_dataset_that_is_not_there_is_an_error_at_once(tmp_path, web):
+    with pytest.raises(FileNotFoundError, match="index.json"):
+        MDSShards(tmp_path / "local", web.url("/nothing"))
+    with pytest.raises(FileNotFoundError, match="no index.json in .*nowhere"):
+        MDSShards(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="needs local="):
+        MDSShards()
+
+
+def test_a_dataset_of_version_1_is_named_as_that(tmp_path):
+    with StreamingDatasetWriter(tmp_path, ["x"]) as sink:
+        sink.write_sample({"x": b""})
+    with pytest.raises(FileNotFoundError, match="version 1: StreamingDataset reads it"):
+        MDSShards(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_version_1_is_fetched_as_well(tmp_path, web, compression):
+    samples = [{"x": b"%d" % n} for n in range(200)]
+    with StreamingDatasetWriter(tmp_path / "written", ["x"], 500, compression) as sink:
+        sink.write_samples(samples)
+    web.files.update({f"/{path.name}": path.read_bytes() for path in (tmp_path / "written").iterdir()})
+    shards = MDS1Shards(tmp_path / "local", web.url(""))
+    assert read(pickle.loads(pickle.dumps(shards))) == samples
+    assert len(list((tmp_path / "local").glob("0*.mds"))) == len(shards.lengths)
+    assert read(MDS1Shards(tmp_path / "written")) == samples
+
+
+def test_a_dataset_is_written_to_a_url_index_last(tmp_path, web):
+    with MDSWriter(columns={"x": "bytes"}, out=web.url("/new"), size_limit=100) as sink:
+        for number in range(9):
+            sink.write({"x": bytes([number] * 30)})
+    puts = [path for method, path, _ in web.requests if method == "PUT"]
+    assert puts[-1] == "/new/index.json"
+    assert len(puts) == 1 + len(sink.shards)
+    web_files = {path: data for path, data in web.files.items() if path.startswith("/new/")}
+    assert set(web_files) == set(puts)
+    with pytest.raises(FileExistsError, match="/new/index.json exists"):
+        MDSWriter(columns={"x": "bytes"}, out=web.url("/new"))
+
+
+def test_a_dataset_that_goes_elsewhere_stays_here_on_request(tmp_path):
+    for keep in (False, True):
+        places = tmp_path / f"here {keep}", tmp_path / f"there {keep}"
+        with MDSWriter(columns={"x": "bytes"}, out=tuple(map(str, places)), keep_local=keep) as sink:
+            sink.write({"x": b"abc"})
+        here, there = (sorted(os.listdir(place)) if place.exists() else [] for place in places)
+        assert there == ["index.json", "shard.00000.mds"]
+        assert here == (there if keep else [])

@@ -1,0 +1,299 @@
+"""Version 2 of MDS, mosaicml-streaming's: interrupted writers, damage, and data that lies."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpwds import DecodeError, MDSWriter, ShardError
+from mpwds.storage.mds.index_v2 import parse_index
+from mpwds.storage.mds.shards_v2 import MDSShards
+
+COLUMNS = {"text": "str", "number": "int"}
+SAMPLES = [{"text": "abc" * n, "number": n} for n in range(20)]
+
+
+def write(folder, samples=SAMPLES, columns=COLUMNS, **options):
+    with MDSWriter(columns=columns, out=folder, **options) as sink:
+        for sample in samples:
+            sink.write(sample)
+    return folder
+
+
+def read(shards):
+    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def change_index(folder, change):
+    index = json.loads((folder / "index.json").read_text())
+    change(index["shards"][0])
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def change_shard(folder, offset, data):
+    with open(folder / "shard.00000.mds", "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_samples_are_read_as_they_were_written(tmp_path):
+    shards = MDSShards(write(tmp_path, size_limit=500))
+    assert len(shards.lengths) > 1
+    assert read(shards) == SAMPLES
+    assert read(pickle.loads(pickle.dumps(shards))) == SAMPLES
+    assert shards.columns == COLUMNS
+
+
+def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
+    shards = MDSShards(write(tmp_path, size_limit=500))
+    read(shards)
+    shards.close()
+    assert shards.read(0, 1) == SAMPLES[1]
+    shards.close()
+
+
+def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.mds.local_shards._OPEN_FILES", 10)
+    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300))
+    assert len(shards.lengths) > 50
+    before = len(os.listdir("/proc/self/fd"))
+    read(shards)
+    assert len(os.listdir("/proc/self/fd")) <= before + 10
+
+
+def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
+    with MDSWriter(columns=COLUMNS, out=tmp_path) as sink:
+        sink.write(SAMPLES[1])
+        with pytest.raises(KeyError, match="no field 'number'"):
+            sink.write({"text": ""})
+        with pytest.raises(TypeError, match="'number' cannot be encoded: int takes int"):
+            sink.write({"text": "", "number": 1.5})
+        with pytest.raises(ValueError, match="'number' has 3 bytes, and int has 8"):
+            sink.write({"text": "", "number": b"abc"})
+    assert read(MDSShards(tmp_path)) == SAMPLES[1:2]
+
+
+def test_an_exception_while_writing_leaves_no_index(tmp_path):
+    with pytest.raises(ZeroDivisionError), MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=300) as sink:
+        for sample in SAMPLES:
+            sink.write(sample)
+        raise ZeroDivisionError
+    assert "index.json" not in files(tmp_path)
+    with pytest.raises(FileNotFoundError, match="did not finish"):
+        MDSShards(tmp_path)
+
+
+def test_a_writer_that_is_killed_leaves_complete_shards_and_no_index(tmp_path):
+    program = """if True:
+        import sys
+        from mpwds import MDSWriter
+        sink = MDSWriter(columns={"x": "bytes"}, out=sys.argv[1], size_limit=100_000)
+        for number in range(10**9):
+            sink.write({"x": bytes(1000)})
+            if number == 1000:
+                print("writing", flush=True)
+    """
+    writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"writing\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    sizes = {len(data) for name, data in files(tmp_path).items() if name.startswith("shard.")}
+    assert len(sizes) == 1  # none is half written
+    assert "index.json" not in files(tmp_path)
+
+
+def test_a_writer_that_is_dropped_warns_that_there_is_no_index(tmp_path):
+    sink = MDSWriter(columns=COLUMNS, out=tmp_path)
+    sink.write(SAMPLES[0])
+    with pytest.warns(RuntimeWarning, match="has no index"):
+        del sink
+
+
+def test_existing_data_is_not_overwritten(tmp_path):
+    before = files(write(tmp_path))
+    with pytest.raises(FileExistsError, match="nothing there is overwritten"):
+        MDSWriter(columns=COLUMNS, out=tmp_path)
+    with pytest.raises(FileExistsError, match="nothing there is overwritten"):
+        MDSWriter(columns=COLUMNS, out=(str(tmp_path / "staging"), str(tmp_path)))
+    assert files(tmp_path) == before
+
+
+def test_exist_ok_replaces_the_dataset_and_nothing_else(tmp_path):
+    write(tmp_path, size_limit=300)
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, SAMPLES[:2], exist_ok=True)
+    assert sorted(files(tmp_path)) == ["index.json", "notes.txt", "shard.00000.mds"]
+    assert read(MDSShards(tmp_path)) == SAMPLES[:2]
+
+
+def test_finishing_twice_does_nothing_and_then_writing_is_an_error(tmp_path):
+    with MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=300) as sink:
+        sink.write(SAMPLES[0])
+        sink.finish()
+    with pytest.raises(ValueError, match="is finished"):
+        for sample in SAMPLES:
+            sink.write(sample)
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_index(tmp_path, monkeypatch):
+    def no_space(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, size_limit=300)
+    assert files(tmp_path) == {}
+
+
+def test_more_than_an_offset_can_say_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.mds.writer_v2.OFFSET_LIMIT", 1000)
+    with pytest.raises(ValueError, match="4 GiB or more: set size_limit"):
+        write(tmp_path, SAMPLES * 10, size_limit=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": {"x": "jpg"}}, "no encoding 'jpg'"),
+        ({"columns": {"x": "pkl"}}, "allow_pickle=True"),
+        ({"compression": "lzma"}, "no compression 'lzma': choose one of br"),
+        ({"compression": "gz:10"}, "levels are 0 to 9"),
+        ({"compression": "snappy:1"}, "has no levels"),
+        ({"hashes": ["sha1", "md5"]}, "alphabetical"),
+        ({"hashes": ["sha1", "sha1"]}, "alphabetical"),
+        ({"hashes": ["crc"]}, "no hash 'crc'"),
+        ({"size_limit": "64 apples"}, "64mb"),
+        ({"size_limit": 2**32}, "below 4 GiB"),
+        ({"size_limit": -1}, "below 4 GiB"),
+    ],
+)
+def test_wrong_arguments_are_errors(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        MDSWriter(**{"columns": COLUMNS, "out": tmp_path / "x", **options})
+    assert not (tmp_path / "x").exists()
+
+
+def test_pickles_are_not_read_unless_that_is_allowed(tmp_path):
+    write(tmp_path, [{"x": {1: 2}}], {"x": "pkl"}, allow_pickle=True)
+    with pytest.raises(ValueError, match="index.json: .* pass allow_pickle=True if you trust"):
+        MDSShards(tmp_path)
+    assert MDSShards(tmp_path, allow_pickle=True).read(0, 0) == {"x": {1: 2}}
+    assert MDSShards(tmp_path, decode=False).read(0, 0) == {"x": pickle.dumps({1: 2})}
+
+
+def test_a_missing_shard_is_an_error_that_names_it(tmp_path):
+    os.unlink(write(tmp_path) / "shard.00000.mds")
+    with pytest.raises(ShardError, match="shard.00000.mds, and there is no such file"):
+        MDSShards(tmp_path).read(0, 0)
+
+
+def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
+    write(tmp_path)
+    size = os.path.getsize(tmp_path / "shard.00000.mds")
+    os.truncate(tmp_path / "shard.00000.mds", size - 1)
+    with pytest.raises(ShardError, match=f"shard.00000.mds is damaged: it has {size - 1} bytes, .* {size}"):
+        MDSShards(tmp_path).read(0, 0)
+
+
+def test_another_number_of_samples_is_an_error_with_both(tmp_path):
+    change_shard(write(tmp_path), 0, b"\x15")
+    with pytest.raises(ShardError, match="at offset 0: it says it has 21 samples, and the index 20"):
+        MDSShards(tmp_path).read(0, 0)
+
+
+def test_damaged_offsets_and_sizes_are_errors_with_file_and_offset(tmp_path):
+    write(tmp_path)
+    shards = MDSShards(tmp_path)
+    change_shard(tmp_path, 4 + 4 * 3, b"\xff\xff\xff\xff")
+    with pytest.raises(ShardError, match="shard.00000.mds is damaged at offset 16: sample 3 cannot lie at"):
+        shards.read(0, 3)
+    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
+    change_shard(tmp_path, start, b"\xff")
+    with pytest.raises(ShardError, match=f"damaged at offset {start}: the fields of sample 5 need"):
+        shards.read(0, 5)
+
+
+def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
+    write(tmp_path)
+    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
+    change_shard(tmp_path, start + 12, b"\xff")
+    with pytest.raises(
+        DecodeError, match=f"'text' of sample 5 of .*.mds, at offset {start + 12}.*utf-8"
+    ) as caught:
+        MDSShards(tmp_path).read(0, 5)
+    assert (caught.value.field, caught.value.url) == ("text", str(tmp_path / "shard.00000.mds"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_is_an_error_or_other_data_but_no_crash(tmp_path, data):
+    if not files(tmp_path):
+        write(tmp_path)
+    size = os.path.getsize(tmp_path / "shard.00000.mds")
+    before = (tmp_path / "shard.00000.mds").read_bytes()
+    for _ in range(data.draw(st.integers(1, 3))):
+        change_shard(
+            tmp_path, data.draw(st.integers(0, size - 1)), data.draw(st.binary(min_size=1, max_size=1))
+        )
+    shards = MDSShards(tmp_path)
+    for number in range(20):
+        try:
+            shards.read(0, number)
+            message = ""
+        except (ShardError, DecodeError) as error:
+            message = str(error)
+        assert not message or "shard.00000.mds" in message
+    (tmp_path / "shard.00000.mds").write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda shard: shard.update(version=3), r"\$.shards\[0\]: version 3"),
+        (lambda shard: shard.update(format="csv"), "the format 'csv'"),
+        (lambda shard: shard.pop("samples"), "no 'samples'"),
+        (lambda shard: shard.update(samples="9"), "'samples' is '9', expected int"),
+        (lambda shard: shard.update(samples=-1), "-1 samples"),
+        (lambda shard: shard["raw_data"].update(basename="../x"), "'../x'"),
+        (lambda shard: shard["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd'"),
+        (lambda shard: shard["raw_data"].update(bytes=2**40), "bytes"),
+        (lambda shard: shard.update(compression="gz"), "zip_data"),
+        (lambda shard: shard.update(column_names=["a", "a"]), "do not belong together"),
+        (lambda shard: shard.update(column_sizes=[None, 4]), "'text' .str. have|'number' .int. have 8 bytes"),
+        (lambda shard: shard.update(column_encodings=["int", "zip"]), "no encoding 'zip'"),
+    ],
+)
+def test_a_wrong_index_is_an_error_with_file_and_place(tmp_path, change, message):
+    change_index(write(tmp_path), change)
+    with pytest.raises(ShardError, match=message) as caught:
+        MDSShards(tmp_path)
+    assert str(tmp_path / "index.json") in str(caught.value)
+
+
+KEYS = st.sampled_from(["version", "shards", "format", "samples", "raw_data", "column_names"]) | st.text()
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x)))
+def test_any_json_is_an_index_or_an_error(value):
+    try:
+        parse_index(json.dumps(value).encode(), "index.json")
+        message = ""
+    except ShardError as error:
+        message = str(error)
+    assert not message or "index.json" in message
+
+
+def test_an_index_that_is_not_json_is_an_error_with_its_place(tmp_path):
+    (tmp_path / "index.json").write_text('{"version": 2, "shar')
+    with pytest.raises(ShardError, match="index.json is damaged, it is not JSON: .*column"):
+        MDSShards(tmp_path)
