@@ -17,9 +17,10 @@ class Expression:
 
     Names are fields: ``cls == 3 and len(jpg) > 1000 and json.width > 200``. Text, numbers, ``json``, ``npy``
     and the like are decoded; other fields are bytes. ``mask.png`` is the field of that name, or else what
-    ``mask`` holds under ``png``; ``field["2.png"]`` reaches names that Python does not allow. ``key`` is the
-    sample's key. There are ``and or not``, comparisons, ``in``, arithmetic of numbers, ``[index]``, and the
-    functions ``len abs int float str lower``. A comparison with something that a sample lacks is false.
+    ``mask`` holds under ``png``. ``mask`` is ``mask.png``, too, if no other field begins so.
+    ``field["2.png"]`` reaches names that Python does not allow. ``key`` is the sample's key. There are ``and
+    or not``, comparisons, ``in``, arithmetic of numbers, ``[index]``, and the functions ``len abs int float
+    str lower``. A comparison with something that a sample lacks is false.
 
     Args:
         text: The condition.
@@ -51,7 +52,7 @@ class Expression:
 
     def needs(self, field: str) -> bool:
         """Whether a field is one of those that the expression names."""
-        return any(name == field or name.startswith(f"{field}.") for name in self._names)
+        return any(name == field or _begins(name, field) or _begins(field, name) for name in self._names)
 
     def __call__(self, fields: Mapping[str, bytes], key: str = "") -> bool:
         """Whether the condition holds for a sample's fields, which are given as bytes."""
@@ -141,8 +142,9 @@ class _Fields:
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
             field = ".".join(parts[:count])
-            if field in self._encoded:
-                value = self._field(field)
+            longer = [each for each in self._encoded if _begins(each, field)]
+            if field in self._encoded or len(longer) == 1:
+                value = self._field(field if field in self._encoded else longer[0])
                 for part in parts[count:]:
                     value = _item(value, part)
                 return value
@@ -167,6 +169,10 @@ def _name_of(node: ast.expr) -> str | None:
         case ast.Subscript(value=ast.Name(id="field"), slice=ast.Constant(value=str() as name)):
             return name
     return None
+
+
+def _begins(name: str, part: str) -> bool:
+    return name.startswith(f"{part}.")
 
 
 def _item(value: Any, index: Any) -> Any:

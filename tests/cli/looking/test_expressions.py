@@ -35,6 +35,7 @@ FIELDS = {
         'key == "n/1" and "n/" in key',
         "len(npy) == 3",
         "float(cls) / 2 == 1.5",
+        "len(seg) == 4",
     ],
 )
 def test_holds(text):
