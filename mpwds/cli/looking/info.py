@@ -54,7 +54,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
         problems = [printing.problem_object(problem) for problem in total.problems]
         printing.print_json({"shards": len(found), **total.as_dict(), "first_problems": problems})
         return int(total.problem_count > 0)
-    console = Console()
+    console = Console(highlight=False)
     by_shard = printing.table("shards", ("shard", "samples", "data", "damaged places"), rows, ("shard",))
     if len(found) > len(rows):
         by_shard.caption = f"and {len(found) - len(rows):,} more shards; --json lists all of them"

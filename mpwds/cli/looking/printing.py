@@ -112,11 +112,16 @@ def table(
 def problem_table(problems: Sequence[Problem], total: int) -> Table:
     """The first problems in a table, with a note about the others."""
     rows = [
-        (without_credentials(each.shard), f"{each.offset:,}", each.key, each.field, each.what)
+        (
+            without_credentials(each.shard),
+            f"{each.offset:,}",
+            ": ".join(filter(None, (each.key, each.field))),
+            each.what,
+        )
         for each in problems[:_MOST_ROWS]
     ]
-    words = ("shard", "key", "field", "what is wrong")
-    found = table("problems", ("shard", "offset", "key", "field", "what is wrong"), rows, words)
+    columns = ("shard", "offset", "sample", "what is wrong")
+    found = table("problems", columns, rows, ("shard", "sample", "what is wrong"))
     if total > len(rows):
         found.caption = f"and {total - len(rows):,} more; --json lists all of them"
     return found

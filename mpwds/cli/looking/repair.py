@@ -114,7 +114,7 @@ def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
 
     from mpwds.cli.looking import printing
 
-    console = Console()
+    console = Console(highlight=False)
     if problems:
         console.print(printing.problem_table(problems, len(problems)))
         console.print()

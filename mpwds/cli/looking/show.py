@@ -14,6 +14,8 @@ from mpwds.cli.feed.options import Insecure, Keys, Timeout
 from mpwds.cli.looking import options
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mpwds.feed.viewing.watching import Watched
     from mpwds.viewing.pictures import Pictures
     from mpwds.viewing.tensors import TensorFigures
@@ -74,7 +76,7 @@ def show(
 
     sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
     if save is None:
-        _print(sheet.sections, sheet.figures)
+        _print(sheet.sections, _histograms(sheet.figures))
     else:
         from mpwds.viewing.contact_sheet import draw_sheet, write_png
 
@@ -102,12 +104,13 @@ def _show_feed(
     finally:
         watched.close()
     if save is None:
+        from mpwds.cli.feed import tables
         from mpwds.viewing.pictures import pictures
         from mpwds.viewing.tensors import TensorStatistics
 
         statistics = TensorStatistics()
         statistics.add(batch)
-        _print([("", pictures(batch))], statistics.read())
+        _print([("", pictures(batch))], tables.tensors(statistics.read()))
         return
     from mpwds.viewing.contact_sheet import write_contact_sheet
 
@@ -115,18 +118,31 @@ def _show_feed(
     print(f"wrote {save}")
 
 
-def _print(sections: Sequence[tuple[str, Pictures]], figures: Sequence[TensorFigures]) -> None:
+def _print(sections: Sequence[tuple[str, Pictures]], figures: Table) -> None:
     from rich.console import Console
 
     from mpwds.cli.feed import tables
 
     console = Console()
+    has_colours = console.color_system is not None and not console.no_color
     for title, shown in sections:
         if title:
             console.print(title, style="bold", markup=False, highlight=False)
-        console.print(tables.batch_pictures(shown, console.width, console.color_system is not None))
+        console.print(tables.batch_pictures(shown, console.width, has_colours))
         console.print()
-    console.print(tables.tensors(figures))
+    console.print(figures)
+
+
+def _histograms(figures: Sequence[TensorFigures]) -> Table:
+    from mpwds.cli.feed.tables import sparkline
+    from mpwds.cli.looking.printing import table
+    from mpwds.viewing.wording import number
+
+    rows = [
+        (each.path, f"{each.elements:,}", *map(number, (each.low, each.mean, each.high)), sparkline(each))
+        for each in figures
+    ]
+    return table("", ("histogram of", "samples", "least", "mean", "largest", ""), rows, ("histogram of", ""))
 
 
 def _serve(watched: Watched, port: int) -> NoReturn:

@@ -35,7 +35,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, json: Json = 
         for problem in problems:
             printing.print_json(printing.problem_object(problem))
         return int(count > 0)
-    counted, console = printing.counted, Console()
+    counted, console = printing.counted, Console(highlight=False)
     if problems:
         console.print(printing.problem_table(problems, count))
         console.print()
