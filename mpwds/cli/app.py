@@ -50,6 +50,17 @@ COMMANDS = {
         "mpwds.cli.looking.verify", "Check shards: headers, keys, checksums, fields; list what is damaged."
     ),
     "repair": Entry("mpwds.cli.looking.repair", "Write a copy of shards without what is damaged in them."),
+    "create": Entry(
+        "mpwds.cli.making.create",
+        "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
+    ),
+    "convert": Entry(
+        "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
+    ),
+    "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
+    "bench": Entry(
+        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
@@ -113,7 +124,7 @@ class _Command(TyperCommand):
         repeatable = {
             name for param in self.params if getattr(param, "multiple", False) for name in param.opts
         }
-        ctx.obj.command = self.name
+        ctx.obj.command = ctx.command_path.partition(" ")[2]
         return super().parse_args(ctx, _repeated(args, repeatable))
 
 
@@ -135,8 +146,12 @@ def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
 
 
 def _load(name: str) -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    if isinstance(function, typer.Typer):  # a command with commands of its own
+        for each in function.registered_commands:
+            each.cls = _Command
+        return typer.main.get_command(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     paragraphs = inspect.cleandoc(function.__doc__ or COMMANDS[name].help).split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     app.command(name, cls=_Command, help=text)(function)
