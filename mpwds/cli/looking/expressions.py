@@ -51,8 +51,8 @@ class Expression:
             raise self._error("it is nested too deeply") from None
 
     def needs(self, field: str) -> bool:
-        """Whether a field is one of those that the expression names."""
-        return any(name == field or _begins(name, field) or _begins(field, name) for name in self._names)
+        """Whether a field may be one of those that the expression names."""
+        return any(name.partition(".")[0] == field.partition(".")[0] for name in self._names)
 
     def __call__(self, fields: Mapping[str, bytes], key: str = "") -> bool:
         """Whether the condition holds for a sample's fields, which are given as bytes."""

@@ -10,7 +10,8 @@ Shards = Annotated[
     list[str],
     typer.Argument(
         metavar="SHARDS...",
-        help="Tar shards or descriptions (.json): paths, URLs, train-{000..131}.tar; - for standard input.",
+        help="Tar shards, descriptions (.json) or MDS datasets: paths, URLs, train-{000..131}.tar; - for "
+        "standard input.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs: an object a line.")]

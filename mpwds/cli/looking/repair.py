@@ -60,10 +60,12 @@ def repair(
     from mpwds.cli.looking import printing, verifying
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.repairing import Copy, Repair
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.sources import TarShard, shards_of
 
     with ExitStack() as stack:
         given = shards_of([_saved(stack) if url == "-" else url for url in shards])
+        if not all(isinstance(shard, TarShard) for shard in given):
+            raise typer.BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
         targets = [""] * len(given) if in_place else _targets(output, [shard.name for shard in given])
         reports = list(each(given, verifying.Verify(decode), jobs, "verifying"))
         required = frozenset[str]() if keep_incomplete else verifying.usual_fields(reports)

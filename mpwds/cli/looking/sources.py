@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mpwds.cli.looking.mds import mds_shards
 from mpwds.cli.looking.samples import Found, Wants, read_shard
+from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import is_local, local_path
 
 _PIECE_BYTES = 1 << 20
 
@@ -70,14 +74,21 @@ class TarShard:
 
 
 def shards_of(urls: Sequence[str]) -> list[Shard]:
-    """The shards that patterns, URLs and descriptions (``.json``) name, in order."""
-    shards: list[Shard] = []
-    for url in (url for pattern in urls for url in expand_urls(pattern)):
-        if url.partition("?")[0].endswith(".json"):
-            shards += [
-                TarShard(each["url"], each["nsamples"], each.get("filesize"), each.get("md5sum"))
-                for each in load_description(url)["shardlist"]
-            ]
-        else:
-            shards.append(TarShard(url))
-    return shards
+    """The shards that patterns, URLs, descriptions (``.json``), MDS datasets and folders name, in order."""
+    return [
+        shard
+        for pattern in urls
+        for url in expand_urls(pattern)
+        for shard in mds_shards(url) or _tar_shards(url)
+    ]
+
+
+def _tar_shards(url: str) -> list[TarShard]:
+    if is_local(url) and os.path.isdir(local_path(url)):
+        return [TarShard(each) for each in shards_in(local_path(url))]
+    if not url.partition("?")[0].endswith(".json"):
+        return [TarShard(url)]
+    return [
+        TarShard(each["url"], each["nsamples"], each.get("filesize"), each.get("md5sum"))
+        for each in load_description(url)["shardlist"]
+    ]

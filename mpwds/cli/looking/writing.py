@@ -92,12 +92,15 @@ def _as_json(field: str, data: bytes) -> Any:
 
 
 def write_tar(samples: Whole, stream: BinaryIO) -> None:
-    """Writes the members of the samples to a tar archive, as they are."""
+    """Writes a tar archive of the samples; members of tar shards stay as they are."""
     if stream.isatty():
         raise ValueError("a tar archive is nothing for a terminal: redirect the output to a file or a pipe")
-    with TarWriter(stream) as sink:
+    with TarWriter(stream, encoder=False) as sink:
         for sample in samples:
-            sink.write_blocks(b"".join(member.blocks for member in sample.members))
+            if all(member.header for member in sample.members):
+                sink.write_blocks(b"".join(member.blocks for member in sample.members))
+            else:
+                sink.write({"__key__": sample.key, **sample.data()})
 
 
 def write_files(samples: Whole, folder: str, force: bool) -> tuple[int, int]:
