@@ -27,20 +27,13 @@ COMMANDS = {
         "mpwds.cli.demo.demo",
         "Train a small network from tar shards, on handwritten digits or your own images.",
     ),
-    "serve": Entry(
-        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
-    ),
-    "monitor": Entry(
-        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
+    "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),
+    "info": Entry(
+        "mpwds.cli.looking.info", "Sum up shards: samples, bytes, fields with types and shapes, damage."
     ),
     "show": Entry(
         "mpwds.cli.looking.show",
         "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
-    ),
-    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
-    "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),
-    "info": Entry(
-        "mpwds.cli.looking.info", "Sum up shards: samples, bytes, fields with types and shapes, damage."
     ),
     "cat": Entry(
         "mpwds.cli.looking.cat", "Write fields or samples of shards to standard output: bytes, JSON or tar."
@@ -58,9 +51,26 @@ COMMANDS = {
         "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
     ),
     "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
+    "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
+    "shuffle": Entry(
+        "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
+    ),
+    "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry(
+        "mpwds.cli.resharding.proc",
+        "Process shards through your pipeline, in parallel; can continue.",
+    ),
     "bench": Entry(
         "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
     ),
+    "serve": Entry(
+        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
+    ),
+    "monitor": Entry(
+        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
+    ),
+    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
