@@ -118,7 +118,8 @@ class Verify:
             for what in shard.contradictions(report.samples):
                 report.add(Problem(shard.name, 0, "", "", what))
         except (OSError, ShardError) as error:
-            report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {error}"))
+            reason = getattr(error, "strerror", None) or str(error)
+            report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {reason}"))
             report.is_readable = False
         report.keys = np.array(sorted(map(_hash, check.offsets)), np.uint64)
         return report
