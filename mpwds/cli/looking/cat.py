@@ -10,6 +10,9 @@ import typer
 from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
 
 Tar = Annotated[bool, typer.Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")]
+Whole = Annotated[
+    bool, typer.Option("--shards", help="Join whole shards into one, as `mpwds merge SHARDS... -` does.")
+]
 Lines = Annotated[bool, typer.Option("--lines", help="End each field with a newline.")]
 
 
@@ -23,6 +26,7 @@ def cat(
     lines: Lines = False,
     json: Json = False,
     tar: Tar = False,
+    whole: Whole = False,
 ) -> int:
     """Write fields of shards to standard output, one behind the other, as they are stored.
 
@@ -30,8 +34,15 @@ def cat(
     with --tar, the samples become a shard. Samples that damage may have made incomplete are left out, and
     named on standard error; the exit status is 1 then.
     """
-    if json + tar + lines > 1:
-        raise typer.BadParameter("--json, --tar and --lines exclude each other")
+    if json + tar + lines + whole > 1:
+        raise typer.BadParameter("--json, --tar, --lines and --shards exclude each other")
+    if whole:
+        if key or number or where or fields or limit is not None:
+            raise typer.BadParameter("--shards joins whole shards: choose samples and fields with --tar")
+        from mpwds.cli.resharding.commands import merge
+
+        merge(shards, "-")
+        return 0
     from mpwds.cli.looking.choosing import make_choice
     from mpwds.cli.looking.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_fields, write_json, write_tar

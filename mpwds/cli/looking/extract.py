@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Fields, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.looking.options import Fields, Force, Keys, Limit, Numbers, Shards, Where
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
 def extract(

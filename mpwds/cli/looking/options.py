@@ -41,3 +41,4 @@ Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]

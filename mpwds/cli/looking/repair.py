@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import sys
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Jobs, Json, Shards
+from mpwds.cli.looking.options import Force, Jobs, Json, Shards
 from mpwds.cli.looking.verify import Decode
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import is_local
 
 if TYPE_CHECKING:
     from mpwds.cli.looking.repairing import Copy
@@ -45,6 +44,7 @@ def repair(
     in_place: InPlace = False,
     keep_incomplete: KeepIncomplete = False,
     decode: Decode = False,
+    force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
 ) -> int:
@@ -66,7 +66,10 @@ def repair(
         given = shards_of([_saved(stack) if url == "-" else url for url in shards])
         if not all(isinstance(shard, TarShard) for shard in given):
             raise typer.BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
-        targets = [""] * len(given) if in_place else _targets(output, [shard.name for shard in given])
+        names = [shard.name for shard in given]
+        if in_place and not all(map(is_local, names)):
+            raise typer.BadParameter("--in-place is for local shards: say --output for those at URLs")
+        targets = [""] * len(given) if in_place else _targets(output, names, force)
         reports = list(each(given, verifying.Verify(decode), jobs, "verifying"))
         required = frozenset[str]() if keep_incomplete else verifying.usual_fields(reports)
         if not keep_incomplete:
@@ -93,21 +96,18 @@ def _saved(stack: ExitStack) -> str:
     return file.name
 
 
-def _targets(output: str, names: Sequence[str]) -> list[str]:
-    """Where the copies go. Makes a local folder for them; raises if one of them exists."""
+def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
+    """Where the copies go, in folders that exist. Raises ``FileExistsError`` unless ``force``."""
+    from mpwds.cli.outputs import make_folders, refuse_existing
+
     if len(names) == 1 and not output.endswith("/") and not os.path.isdir(output):
         targets = [output]
     else:
         targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]
         if len({*targets}) < len(targets):
-            raise typer.BadParameter(
-                "two shards have the same name, in different folders: repair them one by one"
-            )
-        if is_local(output):
-            os.makedirs(local_path(output), exist_ok=True)
-    for target in targets:
-        if target != "-" and is_local(target) and os.path.isfile(local_path(target)):
-            raise FileExistsError(errno.EEXIST, "it exists already: write the copy elsewhere", target)
+            raise typer.BadParameter("two shards have the same name: repair them one by one")
+    refuse_existing(targets, force)
+    make_folders(targets)
     return targets
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 from mpwds.cli.looking.samples import Problem, Sample, all_data
 from mpwds.cli.looking.sources import Shard
 from mpwds.cli.looking.verifying import Checker
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import local_path, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _MOST_KEPT = 1000
@@ -64,12 +65,17 @@ class Repair:
         if copy.target:
             self._write(copy, copy.target)
             return copy
-        name = copy.shard.name
-        os.link(name, name + _KEPT_AS)  # fails if there is one already
+        path = local_path(copy.shard.name)
+        kept = path + _KEPT_AS
         try:
-            self._write(copy, name)
+            os.link(path, kept)
+        except FileExistsError:
+            message = "it exists already, with what an earlier repair replaced: move it elsewhere"
+            raise FileExistsError(errno.EEXIST, message, kept) from None
+        try:
+            self._write(copy, path)
         except BaseException:
-            os.unlink(name + _KEPT_AS)
+            os.unlink(kept)
             raise
         return copy
 

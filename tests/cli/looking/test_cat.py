@@ -106,5 +106,15 @@ def test_a_terminal_gets_no_bytes_that_are_not_text(command, shard, options):
     assert b"redirect the output" in errors
 
 
+def test_whole_shards_are_joined(cat, shards, entries, tmp_path):
+    (tmp_path / "joined.tar").write_bytes(cat(shards, "--shards").stdout)
+    each = [entry.blocks for number in range(3) for entry in entries(tmp_path / f"train-{number}.tar")]
+    assert [entry.blocks for entry in entries(tmp_path / "joined.tar")] == each
+
+
+def test_whole_shards_have_all_their_samples(run, shard):
+    assert run("cat", shard, "--shards", "-k", "n1/*").returncode == 2
+
+
 def test_one_way_of_writing_at_a_time(run, shard):
     assert run("cat", shard, "--json", "--tar").returncode == 2
