@@ -43,8 +43,8 @@ def cat(
 
         merge(shards, "-")
         return 0
-    from mpwds.cli.looking.choosing import make_choice
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.choosing import make_choice
+    from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_fields, write_json, write_tar
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))

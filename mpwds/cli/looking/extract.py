@@ -26,9 +26,9 @@ def extract(
     No file is written outside of the folder, and none is replaced without --force. Samples that damage may
     have made incomplete are left out, and named on standard error; the exit status is 1 then.
     """
-    from mpwds.cli.looking.choosing import make_choice
     from mpwds.cli.looking.printing import counted
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.choosing import make_choice
+    from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_files
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))

@@ -12,7 +12,7 @@ from mpwds.cli.looking.options import Jobs, Json, Shards
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpwds.cli.looking.figures import ShardFigures
+    from mpwds.cli.looking.showing.figures import ShardFigures
 
 _LOOKS = 10  # samples of each shard
 _MOST_SHARDS = 20
@@ -35,9 +35,9 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     from rich.console import Console
 
     from mpwds.cli.looking import printing
-    from mpwds.cli.looking.figures import ShardFigures, SumUp
     from mpwds.cli.looking.parallel import each
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.cli.looking.showing.figures import ShardFigures, SumUp
     from mpwds.viewing.wording import size
 
     found = shards_of(shards)

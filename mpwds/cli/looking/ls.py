@@ -9,7 +9,7 @@ import typer
 from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
 
 if TYPE_CHECKING:
-    from mpwds.cli.looking.samples import Problem
+    from mpwds.cli.looking.samples.reading import Problem
 
 Long = Annotated[bool, typer.Option("--long", "-l", help="A line for each field: offset, bytes, name.")]
 
@@ -30,9 +30,9 @@ def ls(
     are read, and the fields that --where needs.
     """
     from mpwds.cli.looking import printing
-    from mpwds.cli.looking.choosing import make_choice, read_chosen
-    from mpwds.cli.looking.samples import no_data
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.choosing import make_choice, read_chosen
+    from mpwds.cli.looking.samples.reading import no_data
+    from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.viewing.wording import size
 
     choice = make_choice(key, number, where, fields, limit)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpwds.cli.looking.samples import Problem, Sample
+from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.viewing.wording import printable, size
 

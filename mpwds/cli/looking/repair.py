@@ -17,8 +17,8 @@ from mpwds.cli.looking.verify import Decode
 from mpwds.storage.streams.urls import is_local
 
 if TYPE_CHECKING:
-    from mpwds.cli.looking.repairing import Copy
-    from mpwds.cli.looking.samples import Problem
+    from mpwds.cli.looking.checking.repairing import Copy
+    from mpwds.cli.looking.samples.reading import Problem
 
 Output = Annotated[
     str,
@@ -57,10 +57,11 @@ def repair(
         raise typer.BadParameter(
             "say where the copies go with --output, or replace damaged shards with --in-place"
         )
-    from mpwds.cli.looking import printing, verifying
+    from mpwds.cli.looking import printing
+    from mpwds.cli.looking.checking import verifying
+    from mpwds.cli.looking.checking.repairing import Copy, Repair
     from mpwds.cli.looking.parallel import each
-    from mpwds.cli.looking.repairing import Copy, Repair
-    from mpwds.cli.looking.sources import TarShard, shards_of
+    from mpwds.cli.looking.samples.sources import TarShard, shards_of
 
     with ExitStack() as stack:
         given = shards_of([_saved(stack) if url == "-" else url for url in shards])

@@ -70,9 +70,9 @@ def show(
         return 0
     if web:
         raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
-    from mpwds.cli.looking.choosing import make_choice
-    from mpwds.cli.looking.sheet import make_sheet
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.choosing import make_choice
+    from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.cli.looking.showing.sheet import make_sheet
 
     sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
     if save is None:

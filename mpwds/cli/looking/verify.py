@@ -23,9 +23,10 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, json: Json = 
     """
     from rich.console import Console
 
-    from mpwds.cli.looking import printing, verifying
+    from mpwds.cli.looking import printing
+    from mpwds.cli.looking.checking import verifying
     from mpwds.cli.looking.parallel import each
-    from mpwds.cli.looking.sources import shards_of
+    from mpwds.cli.looking.samples.sources import shards_of
 
     reports = list(each(shards_of(shards), verifying.Verify(decode), jobs, "verifying"))
     verifying.add_incomplete(reports)

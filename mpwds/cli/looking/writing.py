@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mpwds.cli.looking.choosing import Choice, read_chosen
 from mpwds.cli.looking.folder import Folder, UnsafeName
 from mpwds.cli.looking.printing import progress, warn_of
-from mpwds.cli.looking.samples import Problem, Sample
-from mpwds.cli.looking.sources import Shard
+from mpwds.cli.looking.samples.choosing import Choice, read_chosen
+from mpwds.cli.looking.samples.reading import Problem, Sample
+from mpwds.cli.looking.samples.sources import Shard
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable

@@ -6,9 +6,9 @@ import pytest
 import soundfile
 
 import mpwds
-from mpwds.cli.looking.choosing import make_choice
-from mpwds.cli.looking.sheet import make_sheet
-from mpwds.cli.looking.sources import shards_of
+from mpwds.cli.looking.samples.choosing import make_choice
+from mpwds.cli.looking.samples.sources import shards_of
+from mpwds.cli.looking.showing.sheet import make_sheet
 
 
 def sound():

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 import mpwds
-from mpwds.cli.looking.checks import check_checksums
+from mpwds.cli.looking.checking.checks import check_checksums
 
 
 @pytest.fixture

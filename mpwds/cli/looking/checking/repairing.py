@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpwds.cli.looking.samples import Problem, Sample, all_data
-from mpwds.cli.looking.sources import Shard
-from mpwds.cli.looking.verifying import Checker
+from mpwds.cli.looking.checking.verifying import Checker
+from mpwds.cli.looking.samples.reading import Problem, Sample, all_data
+from mpwds.cli.looking.samples.sources import Shard
 from mpwds.storage.streams.urls import local_path, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.cli.looking.choosing import Choice, read_chosen
 from mpwds.cli.looking.printing import counted, progress, warn_of
-from mpwds.cli.looking.samples import Problem, Sample
-from mpwds.cli.looking.sources import Shard
+from mpwds.cli.looking.samples.choosing import Choice, read_chosen
+from mpwds.cli.looking.samples.reading import Problem, Sample
+from mpwds.cli.looking.samples.sources import Shard
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpwds.cli.looking.checks import check_checksums, make_decoder
-from mpwds.cli.looking.samples import Problem, Sample, all_data
-from mpwds.cli.looking.sources import Shard
+from mpwds.cli.looking.checking.checks import check_checksums, make_decoder
+from mpwds.cli.looking.samples.reading import Problem, Sample, all_data
+from mpwds.cli.looking.samples.sources import Shard
 from mpwds.errors import ShardError
 
 _USUAL_SHARE = 0.95

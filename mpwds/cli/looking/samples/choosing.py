@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 
 import typer
 
-from mpwds.cli.looking.expressions import Expression
-from mpwds.cli.looking.samples import Member, Problem, Sample, Wants
-from mpwds.cli.looking.sources import Shard
+from mpwds.cli.looking.samples.expressions import Expression
+from mpwds.cli.looking.samples.reading import Member, Problem, Sample, Wants
+from mpwds.cli.looking.samples.sources import Shard
 
 
 @dataclass(frozen=True)

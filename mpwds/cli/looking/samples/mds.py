@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.cli.looking.samples import Found, Member, Problem, Sample, Wants
+from mpwds.cli.looking.samples.reading import Found, Member, Problem, Sample, Wants
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.mds import index_v1

@@ -3,7 +3,7 @@ import subprocess
 import pytest
 
 import mpwds
-from mpwds.cli.looking.mds import mds_shards
+from mpwds.cli.looking.samples.mds import mds_shards
 
 COLUMNS = {"image": "jpeg", "label": "int", "text": "str", "info": "json", "tags": "jpeg_array"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.looking.expressions import Expression
+from mpwds.cli.looking.samples.expressions import Expression
 
 buffer = io.BytesIO()
 np.save(buffer, np.zeros((3, 4)))

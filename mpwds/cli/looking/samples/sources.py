@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpwds.cli.looking.mds import mds_shards
-from mpwds.cli.looking.samples import Found, Wants, read_shard
+from mpwds.cli.looking.samples.mds import mds_shards
+from mpwds.cli.looking.samples.reading import Found, Wants, read_shard
 from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.gopen import gopen

@@ -6,9 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpwds.cli.looking.describing import FieldFigures
-from mpwds.cli.looking.samples import Problem, Sample
-from mpwds.cli.looking.sources import Shard
+from mpwds.cli.looking.samples.reading import Problem, Sample
+from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.looking.showing.describing import FieldFigures
 
 _MOST_PROBLEMS = 100
 _MOST_FIELDS = 1000
