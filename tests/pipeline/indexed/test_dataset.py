@@ -202,6 +202,7 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
     [
         ({"shuffle": True}, "shuffle must be one of 'global'"),
         ({"shuffle": "chunked", "chunksize": 0}, "chunksize must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
