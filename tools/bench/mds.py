@@ -4,8 +4,8 @@
     python tools/bench/mds.py --quick        # a fifth of the samples
 
 Both packages run in turn in one process, on the same shards, which are in the page cache. A figure is the
-median of the rounds, in samples a second; the ratio is the median of the rounds' ratios. Samples of 300 bytes
-have a number and a text; those of 100 kB a number and bytes.
+best of the rounds, in samples a second. Samples of 300 bytes have a number and a text; those of 100 kB a number
+and bytes.
 
 ``in order``: a ``for`` loop over the dataset; of mosaicml-streaming's two classes, ``StreamingDataset`` and
 ``LocalDataset``, the faster one counts. ``at random``: ``dataset[i]``, of its ``LocalDataset``.
@@ -22,7 +22,6 @@ import contextlib
 import os
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -67,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = arguments.rounds or (3 if arguments.quick else 5)
     streaming = import_streaming(unused=("torchvision", "transformers"))
-    print(f"samples/s, median of {rounds} rounds; load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
+    print(f"samples/s, best of {rounds} rounds; load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
     print(f"{'':<26}{'streaming':>12}{'mpwds':>12}{'ratio':>8}{'goal':>8}")
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         for name, columns, make, to_read, to_write, goal in KINDS:
@@ -153,10 +152,9 @@ def show(name: str, count: int, runs: dict[str, Run], rounds: int, goal: float) 
             began = time.perf_counter()
             runs[each]()
             seconds[each].append(time.perf_counter() - began)
-    theirs = [min(times) for times in zip(*(seconds[each] for each in runs if each != "ours"), strict=True)]
-    ratio = statistics.median(other / own for other, own in zip(theirs, seconds["ours"], strict=True))
-    rates = [count / statistics.median(times) for times in (theirs, seconds["ours"])]
-    print(f"{name:<26}{rates[0]:>12,.0f}{rates[1]:>12,.0f}{ratio:>8.2f}{goal:>8.1f}", flush=True)
+    theirs = count / min(min(times) for each, times in seconds.items() if each != "ours")
+    ours = count / min(seconds["ours"])
+    print(f"{name:<26}{theirs:>12,.0f}{ours:>12,.0f}{ours / theirs:>8.2f}{goal:>8.1f}", flush=True)
 
 
 if __name__ == "__main__":
