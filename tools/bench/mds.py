@@ -4,8 +4,8 @@
     python tools/bench/mds.py --quick        # a fifth of the samples
 
 Both packages run in turn in one process, on the same shards, which are in the page cache. A figure is the
-best of the rounds, in samples a second. Samples of 300 bytes have a number and a text; those of 100 kB a number
-and bytes.
+best of the rounds, in samples a second. Samples of 300 bytes have a number and a text; those of 100 kB a
+number and bytes.
 
 ``in order``: a ``for`` loop over the dataset; of mosaicml-streaming's two classes, ``StreamingDataset`` and
 ``LocalDataset``, the faster one counts. ``at random``: ``dataset[i]``, of its ``LocalDataset``.
