@@ -11,10 +11,10 @@ import tarfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from mpwds.imports import require
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 
@@ -30,7 +30,7 @@ _READABLE_KEY = re.compile(r"(?:.*/)?[^.]+")
 _METADATA = re.compile(r"__[^/]*__(?:/|$)")
 
 
-class TarWriter:
+class TarWriter(ClosesOrDiscards):
     """Writes samples to a tar archive, one file for each field.
 
     The field ``png`` of a sample whose ``__key__`` is ``a/b`` becomes the file ``a/b.png``; fields are
@@ -128,7 +128,7 @@ class TarWriter:
             raise ValueError("the archive is closed: no more samples can be written to it")
         key, files = self._files(sample)
         try:
-            self._append(
+            self.write_blocks(
                 b"".join(
                     part
                     for header, data in files
@@ -163,7 +163,7 @@ class TarWriter:
             return
         try:
             end = 2 * tarfile.BLOCKSIZE
-            self._append(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
+            self.write_blocks(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
             if self._compressor is not None:
                 self._write_all(self._compressor.flush())
         except BaseException:
@@ -183,22 +183,12 @@ class TarWriter:
         self._closed = self.discarded = True
         self._destination.discard()
 
-    def __enter__(self) -> TarWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
-
-    def _append(self, data: bytes) -> None:
+    def write_blocks(self, data: bytes | memoryview) -> None:
+        """Append members of another tar archive as they lie there: headers, data and padding."""
         self._bytes_in_archive += len(data)
         self._write_all(data if self._compressor is None else self._compressor.compress(data))
 
-    def _write_all(self, data: bytes) -> None:
+    def _write_all(self, data: bytes | memoryview) -> None:
         while data:
             written = self._stream.write(data)
             if written is None and isinstance(self._stream, io.RawIOBase):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, BinaryIO
 
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
 
 
-class ShardWriter:
+class ShardWriter(ClosesOrDiscards):
     """Writes samples to a series of tar archives, and begins a new one when one is full.
 
     Each shard appears under its name when it is complete; an exception inside ``with`` leaves the complete
@@ -66,7 +66,7 @@ class ShardWriter:
         opener: Callable[[str], BinaryIO] | None = None,
         **kw: Any,
     ) -> None:
-        self.pattern = _check_pattern(os.fspath(pattern))
+        self.pattern = check_pattern(os.fspath(pattern))
         if maxcount < 1 or maxsize <= 0:
             raise ValueError(f"maxcount ({maxcount}) and maxsize ({maxsize}) must be positive")
         self.maxcount = maxcount
@@ -112,7 +112,7 @@ class ShardWriter:
             return
         writer.close()
         if self.verbose:
-            figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
+            figures = f"{self.count} samples, {shown_bytes(self.size)}; {self.total} samples in all"
             print(f"wrote {self.fname}: {figures}", file=sys.stderr)
         if self.post is not None:
             self.post(self.fname)
@@ -129,17 +129,6 @@ class ShardWriter:
             self._closed = True
             if self._writer is not None:
                 self._writer.discard()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _open_next(self) -> TarWriter:
         self.fname = self.pattern % self.shard
@@ -162,7 +151,7 @@ class ShardWriter:
             raise ValueError("the shard writer is closed: no more samples can be written to it")
 
 
-def _shown(size: float) -> str:
+def shown_bytes(size: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -170,7 +159,7 @@ def _shown(size: float) -> str:
     return f"{size:.3g} GB"
 
 
-def _check_pattern(pattern: str) -> str:
+def check_pattern(pattern: str) -> str:
     try:
         if pattern % 0 != pattern % 1:
             return pattern
