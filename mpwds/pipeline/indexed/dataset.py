@@ -56,8 +56,10 @@ class IndexedDataset(DataPipeline):
             seed overrides it.
         cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
         cache_size: The most bytes that it may hold; no limit if negative.
+        remote: Whether to read just the samples asked for from tar shards that are not local, by ranges; then
+            ``cache_dir`` keeps only where samples begin.
         threads: Samples that an epoch reads at a time, in each process, to hide the latency of a network or
-            disk. More than 1 needs shards that threads may share: those of this package are.
+            disk. Shards of your own then need a ``read`` that threads may call at the same time.
 
     Raises:
         ValueError: ``shuffle`` is unknown, ``chunksize`` or ``threads`` below 1, or there are no shards.
@@ -86,12 +88,13 @@ class IndexedDataset(DataPipeline):
         seed: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: float = -1,
+        remote: bool = False,
         threads: int = 1,
     ) -> None:
         # Not above: workers get shards that are open already.
         from mpwds.pipeline.indexed.opening import Copies, opened
 
-        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
+        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size, remote))
         super().__init__(seed=seed_of_source if seed is None else seed)
         self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
         shown = options(
@@ -99,6 +102,8 @@ class IndexedDataset(DataPipeline):
             chunksize=(chunksize, 2000),
             seed=(seed, None),
             cache_dir=(cache_dir, None),
+            remote=(remote, False),
+            threads=(threads, 1),
         )
         self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch.utils.data
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
@@ -132,6 +132,7 @@ class TestStages:
         assert caught.value.__notes__ == ['in map(<lambda>), on sample "a1" of a.tar']
 
 
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["global", "chunked", "shards", False]),
     stop=st.integers(0, 12),
