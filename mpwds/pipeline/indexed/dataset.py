@@ -19,7 +19,7 @@ from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Address, Stream
 
 Dataset = TypeVar("Dataset", bound="IndexedDataset")
 
@@ -78,6 +78,8 @@ class IndexedDataset(DataPipeline):
 
     _access: tuple[object, Stream[Any]] | None = None  # the stream that ds[i] used last, and what it is for
 
+    _reads = 0  # of ds[i], in a DataLoader's worker
+
     @explained
     def __init__(
         self,
@@ -131,7 +133,8 @@ class IndexedDataset(DataPipeline):
     def __getitem__(self, index: Any) -> Any:
         """Sample ``index``, or, for a slice, a dataset of those samples, which reads none of them yet.
 
-        Stages draw the random numbers of the epoch that the next ``iter()`` runs: see ``set_epoch``.
+        Stages draw the random numbers of the epoch that the next ``iter()`` runs: see ``set_epoch``. In the
+        workers of a DataLoader they draw others each time.
         """
         source = self.source
         if isinstance(index, slice):
@@ -221,7 +224,11 @@ class IndexedDataset(DataPipeline):
                 raise TypeError(f"{obstacle} does not make one element of one: there is no ds[i] behind it")
             seeded = replace(context, seed=self._seed)
             self._access = key, chain(self.source, list(self.stages), seeded)
-        element = self._access[1].fetch(number)
+        address: Address = number
+        if context.owns_process:  # a DataLoader's worker, whose later epochs are to draw other numbers
+            self._reads += 1
+            address = number, self._reads
+        element = self._access[1].fetch(address)
         if element is None:
             raise ValueError(
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
