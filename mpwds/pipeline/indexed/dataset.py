@@ -188,7 +188,9 @@ class IndexedDataset(DataPipeline):
     stream = DataPipeline.stream  # named here, so that loaders do not take __iter__ for a subclass's own
 
     def __iter__(self) -> ResumableIterator:
-        return ResumableIterator(self, self._next_context())
+        context = self._context()
+        self._epoch += 1
+        return ResumableIterator(self, context)
 
     def __repr__(self) -> str:
         source = self.source
@@ -201,7 +203,7 @@ class IndexedDataset(DataPipeline):
         """What a notebook shows: the first samples, as pictures."""
         from mpwds.pipeline.indexed.notebook import html_of
 
-        return html_of(self)
+        return html_of(repr(self), self.__getitem__, len(self.source))
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()
