@@ -10,6 +10,8 @@ import torch.utils.data
 import mpwds
 from mpwds.pipeline.indexed.opening import ElementsAsShard
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 KINDS = ["global", "chunked", "shards", False]
 
 

@@ -193,10 +193,10 @@ class IndexedDataset(DataPipeline):
         return ResumableIterator(self, context)
 
     def __repr__(self) -> str:
-        source = self.source
-        shards = source.shards
-        of_all = "" if source.chosen is None else f" of {sum(shards.lengths):,}"
-        size = f"{len(source):,}{of_all} samples in {len(shards.urls):,} shards"
+        shards = self.source.shards
+        samples, files = len(self.source), len(shards.urls)
+        of_all = "" if self.source.chosen is None else f" of {sum(shards.lengths):,}"
+        size = f"{samples:,}{of_all} sample{'s' * (samples != 1)} in {files:,} shard{'s' * (files != 1)}"
         return f"{super().__repr__()}\n{size}"
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ def opened(source: Any, copies: Copies) -> Opened:
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
         urls = expand_urls(source)
         return Opened(_tar_shards(urls, copies), listed(urls))
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
         return Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
 
@@ -92,6 +92,8 @@ def _named(name: str, copies: Copies) -> IndexedShards:
     folder = local_path(name) if is_local(name) else ""
     if os.path.isdir(folder):
         return _in_folder(folder, copies)
+    if name.endswith((".yaml", ".yml")):
+        raise ValueError(f"IndexedDataset: {name} is a specification, which mpwds.WebDataset reads")
     if name.endswith(".json"):
         return _described(name, copies)
     if not folder and name.endswith("/"):

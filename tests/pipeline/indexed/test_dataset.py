@@ -192,9 +192,9 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
         "    .decode('rgb8')",
         "11 samples in 3 shards",
     ]
-    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 samples in 1 shards"
+    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 sample in 1 shard"
     assert (
-        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shards"
+        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shard"
     )
 
 

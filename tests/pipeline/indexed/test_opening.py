@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 import mpwds
@@ -57,7 +58,7 @@ class TestSources:
         assert mpwds.IndexedDataset(Letters(1, 2))[1]["__key__"] == "b0"
 
     def test_a_map_style_dataset(self):
-        assert mpwds.IndexedDataset({0: "zero", 1: "one"})[1] == "one"
+        assert mpwds.IndexedDataset(np.arange(10, 20))[3] == 13
 
     def test_a_pipeline_of_tar_shards_with_its_stages_and_seed(self, tar_shards):
         pipeline = mpwds.WebDataset(tar_shards, shardshuffle=True, seed=7).decode().to_tuple("cls")
@@ -143,6 +144,12 @@ class TestRefusals:
     def test_of_shards_drawn_at_random(self, tar_shards):
         with pytest.raises(TypeError, match="elements of ResampledShards.* have no numbers"):
             mpwds.IndexedDataset(mpwds.WebDataset(tar_shards, resampled=True))
+
+    def test_of_specifications(self):
+        with pytest.raises(ValueError, match="train.yaml is a specification, which mpwds.WebDataset reads"):
+            mpwds.IndexedDataset("train.yaml")
+        with pytest.raises(TypeError, match="elements of a dict have no numbers"):
+            mpwds.IndexedDataset({"datasets": [{"shards": "x.tar"}]})
 
     def test_of_what_can_only_be_iterated(self):
         with pytest.raises(TypeError, match="elements of a generator have no numbers"):
