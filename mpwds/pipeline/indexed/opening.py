@@ -38,13 +38,8 @@ from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
 _LOOK_BYTES = 1 << 16  # in an index, to see what it is
-_DEALING = (
-    SplitByNode,
-    SplitByWorker,
-    NonEmpty,
-    Shuffle,
-    Detshuffle,
-)  # who reads shards when: it does not count
+# Stages that say who reads which shard when: that does not count here.
+_DEALING = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
 
 
 @dataclass(frozen=True)
