@@ -274,12 +274,13 @@ class TestRemote:
             assert [name for name in os.listdir(tmp_path / "cache") if name != ".mpwds"] == ["b.tar"]
         assert "a.tar.offsets" not in os.listdir(tmp_path / "cache/.mpwds")
 
-    def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path):
+    def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path, recwarn):
         cache = ShardCache(tmp_path / "cache", size_bytes=5_000)
         with pytest.raises(
             StreamError, match=r"a\.tar is needed whole, and the cache .* cannot keep it.* room"
         ):
             TarShards(served, [3, 4], cache=cache).read(0, 0)
+        assert [str(each.message) for each in recwarn if "is streamed" in str(each.message)] == []
 
     def test_without_a_cache_is_an_error_that_says_what_to_do(self, served):
         with pytest.raises(ValueError, match=r"a\.tar is not a local file.*give a cache"):
