@@ -7,21 +7,12 @@ import os
 import re
 from collections.abc import Sequence
 
-from mpwds.errors import StreamNotFound
-from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.cli.resharding.sink import already_there, existing, exists
+from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.destinations import open_destination
 
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
 _DIRECTIVE = re.compile(r"[-_.]?%\d*d")
-_DIRECTIVE_ALONE = re.compile(r"%\d*d")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?) *([kKmMgGtT]?[iI]?[bB]?)")
-_UNITS = {
-    f"{letter}{binary}{byte}": (1024 if binary else 1000) ** power
-    for power, letter in enumerate(("", "k", "m", "g", "t"))
-    for binary in ("", "i")
-    for byte in ("", "b")
-}
 
 
 def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:
@@ -80,48 +71,18 @@ def write_file(url: str, data: bytes) -> None:
     destination.publish()
 
 
-def refuse_existing(urls: Sequence[str], force: bool = False) -> None:
-    """Raises ``FileExistsError`` if one of the files that are to be written exists, unless ``force``."""
-    existing = [] if force else [url for url in urls if _exists(url)]
-    if existing:
-        others = f" and {len(existing) - 1} others exist" if len(existing) > 1 else " exists"
-        raise FileExistsError(
-            f"{without_credentials(existing[0])}{others} already: write elsewhere, or replace by --force"
-        )
+def refuse_existing(names: Sequence[str], force: bool = False) -> None:
+    """Raises ``FileExistsError`` if a file that is to be written exists, unless ``force``.
 
-
-def refuse_existing_shards(pattern: str, force: bool = False) -> None:
-    """``refuse_existing`` for shards whose number is unknown: any that a pattern names.
-
-    Of shards that are not local, only the first is looked for.
+    A pattern stands for all local files that are of its series.
     """
-    folder, _, name = pattern.rpartition("/")
-    if "%" not in name:
-        refuse_existing([pattern], force)
-    elif force or not is_local(pattern):
-        refuse_existing([numbered(pattern, 0)], force)
-    else:
-        number = re.compile(_DIRECTIVE_ALONE.sub(r"\\d+", re.escape(name)))
-        there = (
-            sorted(os.listdir(local_path(folder) or ".")) if os.path.isdir(local_path(folder) or ".") else []
-        )
-        refuse_existing([f"{folder or '.'}/{each}" for each in there if number.fullmatch(each)])
-
-
-def parse_size(text: str) -> int:
-    """The bytes that a size says: ``500MB``, ``1.5GB``, ``64MiB``, ``3e9``.
-
-    Raises ``ValueError`` if it is no size, or not positive.
-
-    Example:
-        >>> parse_size("1.5GB"), parse_size("64KiB")
-        (1500000000, 65536)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size < 1:
-        raise ValueError(f"{text!r} is not a size, such as 500MB, 1.5GB or 64MiB")
-    return size
+    there: list[str] = []
+    for name in names:
+        first = numbered(name, 0) if "%" in name.rpartition("/")[2] else name
+        with contextlib.suppress(FileNotFoundError):  # the folder
+            there += existing(name) or filter(exists, [first])
+    if there and not force:
+        raise FileExistsError(already_there(there))
 
 
 def make_folders(urls: Sequence[str]) -> None:
@@ -129,14 +90,3 @@ def make_folders(urls: Sequence[str]) -> None:
     for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:
         if folder:
             os.makedirs(folder, exist_ok=True)
-
-
-def _exists(url: str) -> bool:
-    if url == "-" or url_scheme(url) == "pipe":
-        return False
-    if is_local(url):
-        return os.path.isfile(local_path(url))
-    with contextlib.suppress(StreamNotFound, FileNotFoundError):
-        gopen(url).close()
-        return True
-    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,8 +64,8 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import parse_size
-    from mpwds.cli.progress import Progress
+    from mpwds.cli.resharding.options import parse_size
+    from mpwds.cli.resharding.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
         if given and given not in FORMATS:
@@ -84,10 +85,11 @@ def convert(
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     size = parse_size(maxsize) if maxsize else None
+    count, total, began = 0, 0, time.monotonic()
     options = Options(maxcount, size, compression, hash_names, force)
     with (
         open_sink(kind, where, encodings, options) as sink,
-        Progress("converting", dataset.count) as progress,
+        progress(dataset.count, in_bytes=False) as advance,
     ):
         for sample in itertools.chain([first], samples):
             if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
@@ -99,16 +101,14 @@ def convert(
             nbytes = sum(map(len, converted.values()))
             converted[KEY] = sample[KEY].encode() if kind == "mds1" else sample[KEY]
             sink.write(converted)
-            progress.advance(1, nbytes)
+            count += 1
+            total += nbytes
+            advance(1, "converting")
     if as_json:
         fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        print(
-            json.dumps(
-                {"samples": progress.count, "bytes": progress.nbytes, "format": kind, "fields": fields}
-            )
-        )
-    size_text = f"{progress.nbytes / 1e6:,.1f} MB, {progress.seconds:.1f} s"
-    console.print(f"wrote {progress.count:,} samples ({size_text}) to {where} ({kind})")
+        print(json.dumps({"samples": count, "bytes": total, "format": kind, "fields": fields}))
+    size_text = f"{total / 1e6:,.1f} MB, {time.monotonic() - began:.1f} s"
+    console.print(f"wrote {count:,} samples ({size_text}) to {where} ({kind})")
 
 
 def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:

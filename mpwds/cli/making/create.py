@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,12 +83,14 @@ def create(
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from mpwds.cli.making import planning
     from mpwds.cli.making.sources import Wanted, find
     from mpwds.cli.making.writing import write_shards
-    from mpwds.cli.outputs import beside, make_folders, parse_size, refuse_existing, shard_pattern, write_file
-    from mpwds.cli.progress import Progress
+    from mpwds.cli.outputs import beside, make_folders, refuse_existing, shard_pattern, write_file
+    from mpwds.cli.resharding.options import parse_size
+    from mpwds.cli.resharding.sink import existing
 
     console = Console(stderr=output == "-" or as_json, highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
@@ -102,11 +105,12 @@ def create(
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
-        refuse_existing([*(shard.url for shard in shards), *files, *descriptions], force)
+        refuse_existing([*patterns.values(), *files, *descriptions], force)
         make_folders([shard.url for shard in shards])
         _show(console, source, found)
-        with Progress("writing", sum(len(numbers) for _, numbers in splits.values())) as progress:
-            written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), progress)
+        began = time.monotonic()
+        total = sum(len(numbers) for _, numbers in splits.values())
+        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
     rest = iter(written)
     for url, part in zip(descriptions, planned.values(), strict=False):
         files[url] = describe(url, list(itertools.islice(rest, len(part))))
@@ -114,7 +118,10 @@ def create(
         write_file(url, json.dumps(content, indent=2).encode())
     if as_json:
         print(json.dumps({"shards": [shard._asdict() for shard in written], "files": list(files)}))
-    console.print(_summary(written, progress.seconds, list(files)))
+    for pattern in patterns.values():
+        for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
+            console.print(f"{escape(name)} is of an earlier run: remove it", style="yellow")
+    console.print(_summary(written, time.monotonic() - began, list(files)))
 
 
 def _splits(

@@ -51,7 +51,7 @@ def create(
     It lists each shard with its number of samples, size and MD5 sum.
     """
     from mpwds.cli.outputs import refuse_existing
-    from mpwds.cli.progress import Progress
+    from mpwds.cli.resharding.progress import progress
     from mpwds.storage.indexed.describing import create_description, write_description
     from mpwds.storage.indexed.descriptions import folder_of
     from mpwds.storage.streams.gopen import gopen
@@ -65,7 +65,7 @@ def create(
     if info is not None:
         with gopen(info) as file:
             about = file.read().decode()
-    with Progress("reading shards", len(urls), "shards") as progress:
+    with progress(len(urls), in_bytes=False) as advance:
         description = create_description(
             urls,
             name=name,
@@ -74,7 +74,7 @@ def create(
             relative_to=None if output == "-" else folder_of(output),
             offsets=offsets,
             jobs=jobs,
-            progress=lambda url: progress.advance(1),
+            progress=lambda url: advance(1, "reading shards"),
         )
     write_description(description, output)
     samples = sum(shard["nsamples"] for shard in description["shardlist"])

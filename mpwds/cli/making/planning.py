@@ -19,7 +19,7 @@ def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[i
 
     Example:
         >>> split_in_two(5, 0.8, seed=0)
-        ([0, 1, 2, 3], [4])
+        ([0, 1, 3, 4], [2])
     """
     if not 0 < share < 1:
         raise ValueError(f"the share of training samples must be between 0 and 1, got {share:g}")

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from mpwds.cli.outputs import make_folders, numbered, refuse_existing_shards
+from mpwds.cli.outputs import make_folders, numbered, refuse_existing
 from mpwds.imports import require
 from mpwds.storage.writing.destinations import Destination, open_destination
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -60,7 +60,7 @@ def open_sink(
             raise ValueError(
                 f"--compression and --hashes are for MDS: {kind} is compressed by its name (.gz)"
             )
-        refuse_existing_shards(where, options.force)
+        refuse_existing([where], options.force)
         make_folders([where])
     if kind == "tar":
         if "%" not in where.rpartition("/")[2]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from mpwds.cli.progress import Progress
+from mpwds.cli.resharding.progress import progress
 from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -39,10 +39,15 @@ class Written(NamedTuple):
     filesize: int | None
 
 
-def write_shards(shards: Sequence[Planned], jobs: int, progress: Progress) -> list[Written]:
+def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Written]:
     """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
 
     A shard appears under its name when it is complete. Errors, and Ctrl-C, leave the complete ones.
+
+    Args:
+        shards: What to write.
+        jobs: How many processes may write.
+        total: Number of samples, for the progress on standard error.
 
     Returns:
         What was written, in the order of ``shards``.
@@ -59,9 +64,13 @@ def write_shards(shards: Sequence[Planned], jobs: int, progress: Progress) -> li
     dataset = DataPipeline(share(list(enumerate(shards)))).flatmap(_write)
     written: dict[int, Written] = {}
     try:
-        with MultiLoader(dataset, workers=jobs if jobs > 1 else 0, in_order=False, output="numpy") as loader:
-            for number, samples, nbytes, shard in loader:
-                progress.advance(samples, nbytes)
+        options: Any = {"in_order": False, "output": "numpy"}
+        with (
+            MultiLoader(dataset, workers=jobs if jobs > 1 else 0, **options) as loader,
+            progress(total, in_bytes=False) as advance,
+        ):
+            for number, samples, shard in loader:
+                advance(samples, "writing")
                 if shard is not None:
                     written[number] = Written(*shard)
     except BaseException as error:  # workers were killed, perhaps while they wrote
@@ -74,24 +83,24 @@ def write_shards(shards: Sequence[Planned], jobs: int, progress: Progress) -> li
     return [written[number] for number in range(len(shards))]
 
 
-def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, int, tuple[Any, ...] | None]]:
-    """Writes a shard; tells in between how many samples and bytes it wrote since it last told."""
+def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...] | None]]:
+    """Writes a shard; tells in between how many samples it wrote since it last told."""
     number, (url, samples) = task
     keys: set[str] = set()
-    total, unreported, nbytes = 0, 0, 0
+    told, untold, nbytes = 0, 0, 0
     with TarWriter(url, mtime=0) as sink, _naming(url):
         for sample in samples:
             key = sample["__key__"]
             if key in keys:
-                raise ValueError(f"the key {key!r} occurs twice in {without_credentials(url)}")
+                raise ValueError(f"the key {key!r} occurs twice")
             keys.add(key)
             nbytes += sink.write(sample)
-            unreported += 1
-            if nbytes >= _REPORT_BYTES:
-                yield number, unreported, nbytes, None
-                total, unreported, nbytes = total + nbytes, 0, 0
+            untold += 1
+            if nbytes - told >= _REPORT_BYTES:
+                yield number, untold, None
+                told, untold = nbytes, 0
     filesize = os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
-    yield number, unreported, nbytes, (url, len(keys), total + nbytes, filesize)
+    yield number, untold, (url, len(keys), nbytes, filesize)
 
 
 @contextmanager

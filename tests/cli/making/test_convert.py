@@ -162,7 +162,7 @@ def test_a_sample_that_does_not_fit_is_an_error_and_leaves_no_index(run, tmp_pat
         (("--columns", "cls:cls"), "no encoding 'cls'"),
         (("--columns", "txt=cls:int,txt:str"), "would have one name"),
         (("--to", "zip"), "--to zip"),
-        (("--maxsize", "0"), "not a size"),
+        (("--maxsize", "0"), "is no size"),
     ],
 )
 def test_a_wrong_argument_is_an_error(run, tmp_path, arguments, message):

@@ -119,6 +119,13 @@ def test_shards_that_exist_are_replaced_only_by_force(run, write_files, tmp_path
     assert keys(tmp_path / "x-000.tar") == ["1"]
 
 
+def test_shards_of_a_larger_run_before_are_named(run, write_files, tmp_path):
+    (tmp_path / "x-7.tar").write_bytes(b"")
+    folder = write_files({"1.txt": b""})
+    assert run("create", folder, tmp_path / "x-%d.tar").returncode == 1
+    assert "x-7.tar is of an earlier run" in run("create", folder, tmp_path / "x-%d.tar", "--force").stdout
+
+
 def test_a_description_beside_the_shards_lists_them(run, write_files, tmp_path):
     run("create", write_files(ANIMALS), tmp_path / "out", "--maxcount", 4, "--index", "--train", 0.5, "-j", 1)
     description = json.loads((tmp_path / "out" / "train.json").read_text())
@@ -143,7 +150,7 @@ def test_json_tells_what_was_written(run, write_files, tmp_path):
         ({"1.jpg": b""}, ("--from", "zip"), "--from zip"),
         ({"1.jpg": b""}, ("--train", "0.9"), "1 samples cannot be split"),
         ({"1.jpg": b""}, ("--split", "train"), "no splits"),
-        ({"1.jpg": b""}, ("--maxsize", "large"), "not a size"),
+        ({"1.jpg": b""}, ("--maxsize", "large"), "is no size"),
     ],
 )
 def test_what_cannot_be_done_is_an_error_and_writes_nothing(
