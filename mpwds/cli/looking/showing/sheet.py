@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.cli.looking.printing import counted, progress, warn_of
+from mpwds.cli.looking.printing import counted, warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.resharding.progress import progress
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
@@ -58,13 +59,13 @@ def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
         sheet.problems += 1
         warn_of(problem)
 
-    with progress("reading samples", choice.limit) as advance:
+    with progress(choice.limit, in_bytes=False) as advance:
         for sample in read_chosen(shards, choice, wants, report):
             sample.members = choice.members(sample)
             histograms.add(sample)
             if sample.is_whole and len(first) < _MOST["image"]:
                 first.append(sample)
-            advance()
+            advance(1, "reading samples")
     fields = dict.fromkeys(member.field for sample in first for member in sample.members)
     for name in sorted(fields, key=lambda name: list(_MOST).index(_kind(name)) if _kind(name) else -1):
         if _kind(name) and (shown := _section(name, first, report)).samples:
