@@ -119,11 +119,9 @@ def _show_feed(
 
 
 def _print(sections: Sequence[tuple[str, Pictures]], figures: Table) -> None:
-    from rich.console import Console
-
     from mpwds.cli.feed import tables
 
-    console = Console()
+    console = tables.console()
     has_colours = console.color_system is not None and not console.no_color
     for title, shown in sections:
         if title:

@@ -58,12 +58,10 @@ def proc(
     from mpwds.cli.feed.serve import load
     from mpwds.cli.resharding.journal import begun
     from mpwds.cli.resharding.proc_jobs import Processing
-    from mpwds.cli.resharding.reshard import ended_by_sigterm
-    from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.cli.resharding.reshard import ended_by_sigterm, shard_urls
     from mpwds.storage.writing.writers import shown_bytes
 
-    urls = [url for pattern in shards for url in expand_urls(pattern)]
-    processing = Processing(load(stages), urls, output, repeat, seed, _handler(on_error))
+    processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
     with ended_by_sigterm(), begun(processing, journal, force) as done:
         figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
