@@ -128,8 +128,7 @@ class FieldFigures:
 
     def merge(self, other: FieldFigures) -> None:
         """Adds the same field of other samples."""
-        least = [each.least for each in (self, other) if each.samples]
-        self.least = min(least, default=0)
+        self.least = min((each.least for each in (self, other) if each.samples), default=0)
         self.largest = max(self.largest, other.largest)
         self.samples += other.samples
         self.total += other.total
