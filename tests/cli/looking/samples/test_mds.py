@@ -132,6 +132,13 @@ def test_a_damaged_table_of_offsets_is_a_problem_of_its_samples_alone(run, datas
     assert len(found) == 16
 
 
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "show"])
+def test_a_dataset_without_samples_is_no_error(run, tmp_path, command):
+    with mpwds.MDSWriter(columns={"cls": "int"}, out=str(tmp_path / "mds")):
+        pass
+    assert run(command, tmp_path / "mds").returncode == 0
+
+
 def test_repair_says_what_to_do_instead(run, dataset, tmp_path):
     result = run("repair", dataset(), "-o", tmp_path / "out")
     assert result.returncode == 2
