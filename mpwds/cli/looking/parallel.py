@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from mpwds.cli.resharding.progress import progress
+from mpwds.cli.progress import progress
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from mpwds.cli.looking.printing import warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
-from mpwds.cli.resharding.progress import progress
+from mpwds.cli.progress import progress
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable

@@ -15,7 +15,7 @@ from mpwds.cli.looking.printing import counted, warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
-from mpwds.cli.resharding.progress import progress
+from mpwds.cli.progress import progress
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
