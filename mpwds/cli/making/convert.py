@@ -64,8 +64,8 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
+    from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
         if given and given not in FORMATS:
