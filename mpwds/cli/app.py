@@ -39,7 +39,7 @@ COMMANDS = {
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
     "create": Entry(
         "mpwds.cli.making.create",
-        "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
+        "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.",
     ),
     "convert": Entry(
         "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."

@@ -26,8 +26,8 @@ def create(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), a Hugging Face dataset's "
-            "folder, or - for a list on standard input."
+            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face or "
+            "MDS dataset, or - for a list on standard input."
         ),
     ],
     output: Annotated[
@@ -71,14 +71,14 @@ def create(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make tar shards of a folder of files, a list, or a Hugging Face dataset.
+    """Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.
 
     Files that agree up to the first dot of their names are a sample. A folder of folders with single files is
     one of classes: samples get the class's number as `cls`, and `classes.json` holds the names. Folders named
     train, val or test are splits.
 
     The columns of a list become fields: files that they name or hold by their extension, a label `cls`, a
-    text `txt`, and the others together `json`; --columns says it otherwise.
+    text `txt`, and the others together `json`; --columns says it otherwise. Those of MDS keep their names.
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     """
