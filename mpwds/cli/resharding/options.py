@@ -43,7 +43,8 @@ def parse_size(text: str | int) -> int:
 Shards = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARD...", help="Paths or URLs, also with braces: in-{000..099}.tar; - for standard input."
+        metavar="SHARD...",
+        help="Paths, URLs, in-{000..099}.tar, or descriptions (.json); - for standard input.",
     ),
 ]
 Output = Annotated[

@@ -27,7 +27,7 @@ def proc(
     ],
     shards: Shards,
     output: Output,
-    workers: Annotated[int, typer.Option("-j", "--workers", min=1, help="Worker processes.")] = 4,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Worker processes.")] = 4,
     repeat: Annotated[
         int, typer.Option(min=1, help="Process the shards so often, with other random numbers each time.")
     ] = 1,
@@ -58,14 +58,12 @@ def proc(
     from mpwds.cli.feed.serve import load
     from mpwds.cli.resharding.journal import begun
     from mpwds.cli.resharding.proc_jobs import Processing
-    from mpwds.cli.resharding.reshard import ended_by_sigterm
-    from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.cli.resharding.reshard import ended_by_sigterm, shard_urls
     from mpwds.storage.writing.writers import shown_bytes
 
-    urls = [url for pattern in shards for url in expand_urls(pattern)]
-    processing = Processing(load(stages), urls, output, repeat, seed, _handler(on_error))
+    processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
     with ended_by_sigterm(), begun(processing, journal, force) as done:
-        figures = _run(processing, workers, done)
+        figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)
     if as_json:

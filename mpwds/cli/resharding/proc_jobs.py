@@ -13,6 +13,7 @@ from mpwds.pipeline.filter import plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 
 
@@ -62,7 +63,7 @@ class Processing:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
         skipped = getattr(self._handler, "count", 0)
-        with TarWriter(job.output, mtime=0) as sink:
+        with TarWriter(job.output, encoder=_encoded, mtime=0) as sink:
             for sample in plain(self.dataset.stream(context)):
                 try:
                     size += sink.write(_of_round(sample, job.round))
@@ -121,6 +122,18 @@ def _handled(part: Any, handler: Handler) -> Any:
     if is_dataclass(part) and getattr(part, "handler", None) is reraise_exception:
         return replace(part, handler=handler)  # type: ignore[type-var]
     return part
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """The sample's fields as bytes. What no stage has decompressed is not compressed again."""
+    return {
+        name: value if name.startswith("_") or _is_gzip(name, value) else encode_field(name, value)
+        for name, value in sample.items()
+    }
+
+
+def _is_gzip(name: str, value: Any) -> bool:
+    return name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
 
 
 def _of_round(sample: Any, number: int) -> dict[str, Any]:

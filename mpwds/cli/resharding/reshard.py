@@ -15,6 +15,7 @@ from mpwds.cli.resharding.progress import progress
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.resharding.sink import ShardSink, existing
 from mpwds.errors import ShardError
+from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.writers import shown_bytes
@@ -36,7 +37,7 @@ def reshard(
     """Copies the samples of shards to other shards, and prints how many there are.
 
     Args:
-        patterns: The shards.
+        patterns: The shards, as for :func:`shard_urls`.
         output: As for :class:`ShardSink`, and so are the other options.
         arrange: Puts the samples in their new order.
         as_json: Print JSON.
@@ -45,7 +46,7 @@ def reshard(
         ShardError: A shard is damaged, or samples got lost.
         ValueError: A shard would be replaced by what is read from it.
     """
-    urls = [url for pattern in patterns for url in expand_urls(pattern)]
+    urls = shard_urls(patterns)
     _refuse_own_input(urls, output)
     read = 0
 
@@ -66,6 +67,17 @@ def reshard(
         if sink.samples != read:
             raise ShardError(f"{read} samples were read, but {sink.samples} written")
     _report(urls, sink, output, as_json)
+
+
+def shard_urls(patterns: list[str]) -> list[str]:
+    """The shards that URLs with braces, or descriptions (``.json``), name."""
+    urls = []
+    for url in (url for pattern in patterns for url in expand_urls(pattern)):
+        if url.partition("?")[0].endswith(".json"):
+            urls += [str(shard["url"]) for shard in load_description(url)["shardlist"]]
+        else:
+            urls.append(url)
+    return urls
 
 
 def local_size(urls: Iterable[str]) -> int | None:

@@ -1,5 +1,6 @@
 """``mpwds proc``: each shard through the user's stages to one shard."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -36,6 +37,7 @@ shuffled = [mpwds.shuffle(100)]
 unnamed = [mpwds.to_tuple("cls")]
 too_dotted = [mpwds.map(lambda sample: {**sample, "__key__": "a.b"})]
 number = 7
+untouched = []
 """
 
 
@@ -98,6 +100,15 @@ def test_repeat_makes_further_rounds_with_other_random_numbers(proc, keys, membe
         return [data.split()[1] for name, *_, data in members(shard) if name.endswith(".txt")]
 
     assert set(texts("out-0.tar")).isdisjoint(texts("out-2.tar"))
+
+
+@pytest.mark.parametrize("name", ["untouched", "stages"])
+def test_compressed_fields_are_not_compressed_twice(run, make_shard, members, name):
+    fields = {"a.txt.gz": gzip.compress(b"text"), "b.bin.gz": gzip.compress(b"bytes")}
+    make_shard("in.tar", {"x": fields})
+    run("proc", f"pipeline.py:{name}", "in.tar", "out.tar")
+    contents = [gzip.decompress(data) for name, *_, data in members("out.tar") if name.endswith(".gz")]
+    assert contents == [b"text", b"bytes"]
 
 
 class TestOnError:

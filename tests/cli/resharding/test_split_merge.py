@@ -100,6 +100,13 @@ def test_urls_are_read_and_written(run, two_shards, members):
     assert members("all.tar") == two_shards
 
 
+def test_descriptions_name_shards(run, two_shards, members):
+    shardlist = [{"url": f"in-{shard}.tar", "nsamples": 10} for shard in range(2)]
+    Path("all.json").write_text(json.dumps({"wids_version": 1, "shardlist": shardlist}))
+    run("merge", "all.json", "all.tar")
+    assert members("all.tar") == two_shards
+
+
 def test_what_belongs_to_no_sample_goes_along(run, members):
     with tarfile.open("in.tar", "w") as archive:
         for name in ("data", "data/a.txt", "data/a.cls", "README", "data/b.txt", "__meta__/x.json"):
