@@ -26,8 +26,8 @@ def create(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face or "
-            "MDS dataset, or - for a list on standard input."
+            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face "
+            "or MDS dataset, or - for a list on standard input."
         ),
     ],
     output: Annotated[
