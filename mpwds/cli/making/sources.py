@@ -182,6 +182,7 @@ def _shown(found: Mapping[str, columns.Column], column_map: columns.ColumnMap) -
     """What each column becomes, in words."""
     rest = f"{column_map.rest} (a part of it)" if column_map.rest else "left out"
     shown = {name: column_map.fields.get(name, rest) for name in found}
+    shown = {name: f"{field} (by its content)" if "*" in field else field for name, field in shown.items()}
     if column_map.key:
         shown[column_map.key] = "__key__"
     return shown

@@ -239,3 +239,10 @@ def test_lists_and_shards_may_be_at_urls(run, write_files, tmp_path):
     assert run("create", source, target, "--from", "jsonl", "--maxcount", 1, "-j", 1).returncode == 0
     assert samples(tmp_path / "x-1.tar") == [{"__key__": "000000001", "txt": b"two"}]
     assert run("create", source, target, "--from", "jsonl", "--train", 0.5).returncode == 1
+
+
+def test_parquet_files_elsewhere_are_copied_first(run, tmp_path):
+    pyarrow.parquet.write_table(rows(4), tmp_path / "x.parquet")
+    assert create(run, f"pipe:cat {tmp_path}/x.parquet", tmp_path) == [
+        expected(number) for number in range(4)
+    ]
