@@ -87,6 +87,16 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
         raise FileExistsError(already_there(there))
 
 
+def refuse_own_input(inputs: Sequence[str], output: str) -> None:
+    """Raises ``ValueError`` if what is read would be replaced: a file of the output's series, or its folder."""
+    if not is_local(output) or output == "-":
+        return
+    replaced = {os.path.realpath(local_path(each)) for each in (output, *existing(output))}
+    for url in inputs:
+        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
+            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
+
+
 def make_folders(urls: Sequence[str]) -> None:
     """Makes the local folders that the files are to be in."""
     for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:

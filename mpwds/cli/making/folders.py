@@ -117,7 +117,9 @@ def group_files(root: str, names: Iterable[str], sizes_bytes: Iterable[int] | No
         names = list(names)
         sizes_bytes = [os.stat(os.path.join(root, name)).st_size for name in names]
     for name, size in zip(names, sizes_bytes, strict=True):
-        key, field = split_name(name)
+        key, field = split_name(os.path.normpath(name))
+        if key.startswith("../"):
+            raise ValueError(f"{name} is outside of the folder: say with --root where names start")
         if field:
             found.setdefault(key, []).append((name, field, size))
         else:

@@ -119,6 +119,8 @@ def _folder(path: str, wanted: Wanted) -> Source:
     (classes,) = all_classes
     skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
     notes = [f"left out {len(skipped)} files without an extension, such as {skipped[0]}"] if skipped else []
+    beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
+    notes += [f"left out {len(beside)} files beside the splits, such as {min(beside)}"] if beside else []
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
 

@@ -186,6 +186,16 @@ def test_what_exists_is_not_replaced(run, shards, tmp_path, name):
     assert run("convert", shards, tmp_path / name, "--force").returncode == 0
 
 
+@pytest.mark.parametrize("options", [("x-%d.tar",), ("mds", "--to", "mds", "--columns", "cls:int")])
+def test_what_is_read_is_not_replaced_either(run, shards, tmp_path, options):
+    run("convert", shards, tmp_path / "mds")
+    source = tmp_path / "mds" if options[0] == "mds" else shards
+    result = run("convert", source, tmp_path / options[0], *options[1:], "--force")
+    assert "cannot be written as well" in result.stderr
+    assert read(tmp_path / "x-0.tar") == SAMPLES[:4]
+    assert len(mpwds.IndexedDataset(str(tmp_path / "mds"))) == 10
+
+
 def test_a_folder_without_an_index_is_no_dataset(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no index.json or index.mds" in run("convert", tmp_path / "empty", "-").stderr
