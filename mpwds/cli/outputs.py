@@ -88,7 +88,7 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
 
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
-    """Raises ``ValueError`` if what is read would be replaced: a file of the output's series, or its folder."""
+    """Raises ``ValueError`` if what is read would be replaced, as the output or a part of its series."""
     if not is_local(output) or output == "-":
         return
     replaced = {os.path.realpath(local_path(each)) for each in (output, *existing(output))}
