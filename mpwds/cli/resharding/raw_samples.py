@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
@@ -60,7 +61,7 @@ class RawSample:
     extents: Extents
     members: list[Place] = field(default_factory=list)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes in the archive."""
         return sum(stop - start for start, stop in self.extents)

@@ -113,10 +113,8 @@ def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> Non
         print(json.dumps(figures), file=stream)
         return
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
-    shards = f"{len(written)} shard{'' if len(written) == 1 else 's'}"
-    print(
-        f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}: {len(urls)} to {shards}, {names}", file=stream
-    )
+    counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
+    print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
     if left:
         print(
             f"{left[0]} and others ({len(left)} in all) of the series are older: remove them", file=sys.stderr
