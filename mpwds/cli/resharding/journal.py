@@ -50,10 +50,10 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
         done = set(filter(exists, outputs))
         before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         now = _described(processing)
-        is_first = not (done or existing(output))
-        if force or is_first or not _continues(before, now, path):
-            if done and not force:
-                raise FileExistsError(already_there(sorted(done)))
+        there = sorted(done.union(existing(output)))
+        if force or not there or not _continues(before, now, path):
+            if there and not force:
+                raise FileExistsError(already_there(there))
             for name in sorted(done):
                 _remove(name)
             done = set()

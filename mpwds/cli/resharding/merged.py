@@ -64,24 +64,24 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     """The value by which a sample is sorted. Raises ``ShardError`` if it has none."""
     if by == "__key__":
         return [1, sample.key]
-    field, *path = [by] if sample.field(by) is not None else by.split(".")
-    data = sample.field(field)
+    data = sample.data_of(by)
+    path: list[str] = []
     if data is None:
-        raise ShardError(f"{sample} has no field {field!r} to sort by")
+        field, *path = by.split(".")
+        data = sample.data_of(field)
+    if data is None:
+        raise ShardError(f"{sample} has no field {by!r} to sort by")
     try:
         value: Any = data.decode().strip()
         for name in path:
             value = (json.loads(value) if isinstance(value, str) else value)[name]
     except (ValueError, LookupError, TypeError) as error:
-        raise ShardError(f"{sample}: {by} cannot be sorted by: {error!r}") from error
-    if isinstance(value, (int, float)) and not text:
-        return [0, value]
-    if not isinstance(value, (str, int, float)):
+        raise ShardError(f"{sample} cannot be sorted by {by}: {error!r}") from error
+    if not isinstance(value, (str, int, float)) or value != value:
         raise ShardError(f"{sample}: {by} is {json.dumps(value)[:60]}, neither a number nor a text")
-    value = str(value)
-    if text or not _FRACTION.fullmatch(value):
-        return [1, value]
-    return [0, int(value) if _NUMBER.fullmatch(value) else float(value)]
+    if isinstance(value, str) and not text and _FRACTION.fullmatch(value):
+        value = int(value) if _NUMBER.fullmatch(value) else float(value)
+    return [1, str(value)] if text or isinstance(value, str) else [0, value]
 
 
 def _rank(ranked: Ranked) -> Rank:

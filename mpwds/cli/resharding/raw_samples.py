@@ -78,10 +78,10 @@ class RawSample:
             left = left[stop - start :]
         return data
 
-    def field(self, name: str) -> bytes | None:
+    def data_of(self, extension: str) -> bytes | None:
         """The data of the member with this extension; ``None`` if there is none."""
         for member in self.members:
-            if split_name(member.name or "")[1] == name:
+            if split_name(member.name or "")[1] == extension:
                 data = bytearray(member.size)
                 self.blocks.read_into(memoryview(data), member.data)
                 return bytes(data)
@@ -95,7 +95,7 @@ class RawSample:
                 data = archive.extractfile(info) if info.isreg() else None
                 if split_name(info.name)[0] == self.key:
                     info.name = key + info.name[len(self.key) :]
-                    info.pax_headers = {**info.pax_headers, "path": info.name}
+                    info.pax_headers = {k: v for k, v in info.pax_headers.items() if k != "path"}
                 written.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
                 if data is not None:
                     written.write(data.read() + bytes(-info.size % tarfile.BLOCKSIZE))
