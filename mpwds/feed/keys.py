@@ -23,6 +23,13 @@ SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _MOST_REFUSED = 100
 
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+"""Events of a socket's monitor: the other side has no key, or another one, or left at once."""
+
 
 def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]:
     """Makes key pairs for servers and for a client, each in files of mode 0600; keeps those that exist.
@@ -162,15 +169,9 @@ def _knows(folder: str | os.PathLike[str], key: bytes) -> bool:
 class Handshakes:
     """Watches the connections of a server's socket for those that fail to introduce themselves."""
 
-    _FAILED = (
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    )
-
     def __init__(self, router: zmq.Socket[bytes], refused: deque[str]) -> None:
         address = f"inproc://handshakes-{id(self)}"
-        router.monitor(address, zmq.EVENT_ACCEPTED | self._FAILED)
+        router.monitor(address, zmq.EVENT_ACCEPTED | HANDSHAKE_FAILED)
         self._monitor = router.context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread would wait for this end
         self._monitor.connect(address)
@@ -192,7 +193,10 @@ class Handshakes:
             elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._refused:
                 yield f"a client's key is not known (from {self._refused.popleft()})"
             else:
-                yield f"no key, a wrong one, or not ZeroMQ (the newest connection is from {self._last})"
+                yield (
+                    "no key, a wrong one, not ZeroMQ, or gone at once (the newest connection is from "
+                    f"{self._last})"
+                )
 
     def close(self) -> None:
         self._watched.monitor(None, 0)

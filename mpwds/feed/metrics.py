@@ -30,7 +30,10 @@ class Metrics:
             raise ImportError("metrics need prometheus_client: pip install 'mpwds[metrics]'") from error
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(read))
-        self._server, self._thread = start_http_server(port, host, registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"metrics at {host}:{port}") from None
         self.port: int = self._server.server_port
 
     def __enter__(self) -> Metrics:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.mistakes import explained
+from mpwds.pipeline.counts import Count, count_of
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
@@ -46,6 +48,8 @@ class WebDataset(DataPipeline):
 
             - a URL or path, possibly with braces (``"train-{000..011}.tar"``), several joined by ``::``, or
               an iterable of names;
+            - a description: a ``.json`` file in the form of wids, which tells ``len()`` the number of samples
+              (:func:`mpwds.storage.indexed.descriptions.load_description`);
             - a directory, with a trailing slash: the shards that are in it now;
             - a dataset specification: a ``.yaml`` file, a dict, or the result of ``mpwds.load_spec``;
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
@@ -80,9 +84,9 @@ class WebDataset(DataPipeline):
         max_decompressed_bytes: The most bytes that a member of a compressed shard may have (512 MiB).
 
     Raises:
-        ValueError: There are no shards, or ``urls`` is a ``.json`` index.
+        ValueError: There are no shards.
         OSError: ``cache_dir`` cannot be created.
-        SpecError: The specification is wrong.
+        SpecError: The specification, or the description, is wrong.
         TypeError: ``urls`` is of another kind.
         ShardError: While iterating, a shard is damaged or a sample has two members of one name.
 
@@ -121,6 +125,7 @@ class WebDataset(DataPipeline):
         length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
+        self._samples: int | None = None  # of a description
         super().__init__(seed=_environment_integer("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
         reader = TarSamples(
@@ -134,10 +139,6 @@ class WebDataset(DataPipeline):
             if resampled:
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
             self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
-        elif _ends_in(urls, ".json"):
-            raise ValueError(
-                f"{urls}: indexes of shards (.json) are not read: pass the shards, or a specification (.yaml)"
-            )
         elif _ends_in(urls, "/") and mode not in (None, "resampled"):
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
@@ -148,11 +149,16 @@ class WebDataset(DataPipeline):
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
             self._begin(urls, shuffle(size) if size else None, reader)
         else:
-            in_directory = _ends_in(urls, "/")
-            given = shards_in(urls) if in_directory else given_urls(urls)  # type: ignore[arg-type]  # a path
-            if not in_directory:
+            given: Any
+            if _ends_in(urls, "/"):
+                given = shards_in(urls)  # type: ignore[arg-type]  # a path
+            elif _ends_in(urls, ".json"):
+                given = self._described(urls)  # type: ignore[arg-type]  # a path
+            else:
+                given = given_urls(urls)
                 self._call = f"WebDataset({listed(given)}"
             if resampled:
+                self._samples = None
                 self._begin(ResampledShards(given), reader)
             else:
                 splitters = map(_as_stage, (nodesplitter, workersplitter))
@@ -176,8 +182,26 @@ class WebDataset(DataPipeline):
             self.with_length(length, silent=True)
         self._call += f", {arguments(**shown)})" if shown else ")"
         if repeat:  # part of the source, so that later stages such as `slice` see one long epoch
+            self._samples = None
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]
             self._made = 1
+
+    def __len__(self) -> int:
+        """The length that ``with_length`` set; else what the stages make of the samples of a description."""
+        if self._length is not None or self._samples is None or self._epochs != ONCE:
+            return super().__len__()
+        count = Count(self._samples)
+        for stage in self.stages[self._made - 1 :]:
+            count = count_of(stage, count)
+        return count.elements
+
+    def _described(self, description: str | os.PathLike[str]) -> list[str]:
+        """The shards of a description."""
+        from mpwds.storage.indexed.descriptions import load_description
+
+        shards = load_description(description)["shardlist"]
+        self._samples = sum(shard["nsamples"] for shard in shards)
+        return [shard["url"] for shard in shards]
 
     def _begin(self, *parts: Any) -> None:
         for part in parts:

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -23,7 +24,8 @@ import mpwds
 def double(number):
     return 2 * number
 
-dataset = mpwds.DataPipeline(range(24), seed=3).shuffle(8).map(double).batched(4)
+LENGTH = 24
+dataset = mpwds.DataPipeline(range(LENGTH), seed=3).shuffle(8).map(double).batched(4)
 """
 
 
@@ -105,6 +107,8 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:dataset", "--bind", "http://x"], 1, "tcp://HOST:PORT or ipc://PATH"),
         (["pipeline.py:dataset", "--keys", "none"], 1, "there is no key"),
         (["pipeline.py:dataset", "--start-method", "thread"], 1, "start_method must be one of"),
+        (["pipeline.py:double", "--bind", "ipc:///nowhere/at/all"], 1, "must lie in a folder"),
+        (["pipeline.py:LENGTH"], 2, "pipeline.py:LENGTH: a loader's dataset must be"),
         (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
     ],
 )
@@ -115,6 +119,14 @@ def test_a_wrong_argument_is_one_line(folder, monkeypatch, run, arguments, statu
     done = run("serve", *arguments)
     assert done.returncode == status
     assert message in " ".join(done.stderr.split())
+
+
+def test_metrics_name_the_port_that_is_in_use(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*MPWDS, "serve", "pipeline.py:dataset", "--bind", "tcp://127.0.0.1:0", "--metrics", port]
+        done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
+    assert f"metrics at 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
 def test_a_second_server_on_one_port_says_so(folder):
@@ -142,8 +154,8 @@ def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
 def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path):
     import tensorcom
 
-    with tarfile.open(tmp_path / "train-0.tar", "w") as shard:
-        for number in range(4):
+    for number in range(4):
+        with tarfile.open(tmp_path / f"train-{number}.tar", "w") as shard:
             buffer = BytesIO()
             Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(buffer, "png")
             for name, data in (("png", buffer.getvalue()), ("cls", str(number).encode())):
@@ -152,11 +164,13 @@ def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path):
                 shard.addfile(member, BytesIO(data))
     port = free_port()
     receiver = tensorcom.Connection(f"zpull://127.0.0.1:{port}")
-    sent = ["--shards", "train-0.tar", "--tensorcom", f"zpush://127.0.0.1:{port}", "--epochs", 2]
+    context = receiver.context  # which close() forgets
+    sent = ["--shards", "train-{0..3}.tar", "--tensorcom", f"zpush://127.0.0.1:{port}", "--epochs", 2]
     with serving(tmp_path, *sent, "--workers", 1, "--size", 16, "--batch-size", 4) as (process, _):
         batches = [receiver.recv() for _ in range(2)]
         rest, _ = process.communicate(timeout=120)
     receiver.close()
+    context.term()
     assert rest == "sent 2 batches\n"
     assert [images.shape for images, _ in batches] == [(4, 3, 16, 16)] * 2
     assert sorted(batches[0][1].tolist()) == [0, 1, 2, 3]

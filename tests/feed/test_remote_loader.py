@@ -158,6 +158,16 @@ def test_an_error_of_a_stage_arrives_with_its_type_and_place():
             assert len(next(iter(loader))) == 4  # and the next epoch begins
 
 
+def test_an_error_of_a_file_names_it():
+    def fail(number):
+        return open(f"/nowhere/{number}")
+
+    with served(mpwds.DataPipeline(range(8)).map(fail)) as server, mpwds.RemoteLoader(server.url) as loader:
+        with pytest.raises(FileNotFoundError) as raised:
+            list(loader)
+        assert raised.value.filename == "/nowhere/0"
+
+
 class Own(Exception):
     pass
 

@@ -51,8 +51,6 @@ def test_shards_are_given_in_many_ways(shards, given):
 def test_what_is_no_list_of_shards_is_refused():
     with pytest.raises(TypeError, match="shards are given as a string or an iterable"):
         WebDataset(3)
-    with pytest.raises(ValueError, match=r"indexes of shards \(.json\) are not read"):
-        WebDataset("index.json")
     with pytest.raises(ValueError, match="no shards"):
         WebDataset([])
 

@@ -9,7 +9,9 @@ cp has not, so it is measured with sync as well, which is the fair comparison. `
 packs the files again, which is how shards are cut without these commands. Our commands run inside this
 process, so the 0.3 s in which Python starts do not count; worker processes of proc do.
 
-Each round runs all of them, in another order; the figures are medians. Goal: at least 0.7 of cp and sync.
+``create`` reads the samples as files, two for each, and ``cp of files`` copies these.
+
+Each round runs all of them, one after the other; the figures are medians. Goal: at least 0.7 of cp and sync.
 ``shuffle, on disk`` may hold an eighth of the data, so all samples go through temporary files: its goal is
 0.35, since it writes and reads everything twice.
 """
@@ -56,6 +58,7 @@ def main() -> None:
     size, rounds = (0.5, 3) if arguments.quick else (arguments.gigabytes, arguments.rounds)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         shards = write_shards(folder, int(size * 1e9))
+        unpack(shards, f"{folder}/files")
         nbytes = sum(map(os.path.getsize, shards))
         print(f"{nbytes / 1e9:.2f} GB in {_SHARDS} shards, samples of 100 kB, in the page cache, {folder}")
         contestants = make_contestants(folder, shards, nbytes)
@@ -81,6 +84,13 @@ def write_shards(folder: str, nbytes: int) -> list[str]:
     return shards
 
 
+def unpack(shards: list[str], folder: str) -> None:
+    """The samples' files, for ``create``."""
+    os.mkdir(folder)
+    for shard in shards:
+        subprocess.run(["tar", "-C", folder, "-xf", shard], check=True)
+
+
 def make_contestants(folder: str, shards: list[str], nbytes: int) -> list[Contestant]:
     """What is measured, in turn."""
     with open(f"{folder}/pipeline.py", "w") as file:
@@ -88,6 +98,10 @@ def make_contestants(folder: str, shards: list[str], nbytes: int) -> list[Contes
 
     def cp(out: str) -> None:
         subprocess.run(["cp", *shards, out], check=True)
+
+    def cp_files(out: str) -> None:
+        subprocess.run(["cp", "-r", f"{folder}/files", out], check=True)
+        subprocess.run(["sync", "-f", out], check=True)
 
     def cp_and_sync(out: str) -> None:
         cp(out)
@@ -114,6 +128,7 @@ def make_contestants(folder: str, shards: list[str], nbytes: int) -> list[Contes
         Contestant("cp", cp),
         Contestant(_BASE, cp_and_sync),
         Contestant("tar x, tar c", tar),
+        Contestant("cp of files and sync", cp_files),
         Contestant("split", ours("split", *shards, "OUT/x-%03d.tar", "--maxsize", third), 0.7),
         Contestant("merge", ours("merge", *shards, "OUT/x.tar"), 0.7),
         Contestant(
@@ -125,6 +140,9 @@ def make_contestants(folder: str, shards: list[str], nbytes: int) -> list[Contes
             "shuffle, on disk",
             ours("shuffle", *shards, "OUT/x-%03d.tar", "--maxsize", third, "--memory", str(nbytes // 8)),
             0.35,
+        ),
+        Contestant(
+            "create, of files, -j 2", ours("create", f"{folder}/files", "OUT/x-%03d.tar", "-j", "2"), 0.7
         ),
         Contestant(
             "proc, no stages, -j 2",

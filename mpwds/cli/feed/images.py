@@ -15,6 +15,7 @@ import mpwds
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.streams.patterns import expand_braces
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,8 +98,9 @@ def from_folder(folder: Path, size: int, batch_size: int) -> DataPipeline:
 
 def from_shards(urls: list[str], size: int, batch_size: int) -> DataPipeline:
     """A dataset of the images and classes (``cls``) in tar shards: ``(images, labels)`` in batches."""
-    pipeline: Any = WebDataset(urls, shardshuffle=True).shuffle(_SHUFFLED_SAMPLES).decode("pil")
-    pairs = pipeline.to_tuple(";".join(EXTENSIONS), "cls").map_tuple(TrainingCrop(size), int)
+    pipeline: Any = WebDataset(expand_braces(*urls), shardshuffle=True)
+    pairs = pipeline.shuffle(_SHUFFLED_SAMPLES).decode("pil")
+    pairs = pairs.to_tuple(";".join(EXTENSIONS), "cls").map_tuple(TrainingCrop(size), int)
     return pairs.batched(batch_size)  # type: ignore[no-any-return]  # as above
 
 

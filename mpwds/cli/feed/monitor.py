@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from mpwds.feed.viewing.figures import Figures
     from mpwds.feed.viewing.watching import Watched
 
-_OTHER_LINES = 24  # of the terminal, for all but workers
-
 
 def monitor(
     urls: Urls,
@@ -46,13 +44,13 @@ def monitor(
 
 def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
     """Shows readings until it is interrupted."""
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     from mpwds.cli.feed import tables
 
-    console = Console()
+    console = tables.console()
     while as_json or not console.is_terminal:
         _print_next(watched, interval_s, as_json)
     shown = Group()
@@ -60,8 +58,8 @@ def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
         while True:
             try:
                 figures = _next(watched, interval_s)
-                table = tables.monitor(figures, watched.name, console.height - _OTHER_LINES)
                 missing = [Text(f"no answer from {url}", "bold red") for url in watched.silent]
+                table = tables.fitting(figures, watched.name, console, console.height - len(missing))
                 shown = Group(*missing, table)
                 live.update(shown, refresh=True)
             except MpwdsError as error:  # a server that is gone may come back
@@ -74,8 +72,6 @@ def _next(watched: Watched, interval_s: float) -> Figures:
 
 
 def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
-    from rich.console import Console
-
     from mpwds.cli.feed import tables
 
     figures = _next(watched, interval_s)
@@ -84,4 +80,4 @@ def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures.as_dict()), flush=True)
     else:
-        Console().print(tables.monitor(figures, watched.name))
+        tables.console().print(tables.monitor(figures, watched.name))

@@ -113,10 +113,17 @@ def serve(
 def _dataset(
     source: str | None, images: Path | None, shards: list[str] | None, size: int, batch_size: int
 ) -> Any:
+    from mpwds.loader.worker.elements import as_dataset
+
     if sum(given is not None for given in (source, images, shards or None)) != 1:
         raise typer.BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
     if source is not None:
-        return load(source)
+        dataset = load(source)
+        try:
+            as_dataset(dataset)
+        except TypeError as error:
+            raise typer.BadParameter(f"{source}: {error}") from None
+        return dataset
     from mpwds.cli.feed.images import from_folder, from_shards
 
     if images is not None:
@@ -152,7 +159,7 @@ def _send_tensorcom(
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.loader.resume.state import described
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with MultiLoader(dataset, workers=workers, start_method=start_method, output="numpy") as loader:
 
         def batches() -> Iterator[Any]:

@@ -40,4 +40,4 @@ def stat(
     if as_json:
         print(json.dumps([tensor.as_dict() for tensor in statistics.read()]))
     else:
-        Console().print(tables.tensors(statistics.read()))
+        tables.console().print(tables.tensors(statistics.read()))

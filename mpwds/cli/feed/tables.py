@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from mpwds.viewing.wording import printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24
+_WIDTH_OF_FILES = 160
 _LINE = 12  # characters of a histogram
 _PICTURE_SIDE = 16  # characters
 _PICTURES = 24
@@ -30,6 +32,19 @@ _STYLES = {
     "-": "dim",
     "0": "dim",
 }
+
+
+def console() -> Console:
+    """Where tables go. Files and pipes get wide ones, so that nothing is cut off."""
+    found = Console()
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH_OF_FILES)
+
+
+def fitting(figures: Figures, name: str, place: Console, lines: int) -> RenderableType:
+    """The figures in so many lines of a terminal, if that is possible by leaving out workers."""
+    whole = monitor(figures, name)
+    excess = len(place.render_lines(whole)) - lines
+    return whole if excess <= 0 else monitor(figures, name, len(figures.workers) - excess - 1)
 
 
 def monitor(figures: Figures, name: str, most_workers: int | None = None) -> RenderableType:

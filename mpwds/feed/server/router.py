@@ -61,9 +61,7 @@ class Router:
             try:
                 router.bind(bind)
             except zmq.ZMQError as error:
-                raise MpwdsError(
-                    f"cannot serve at {bind} ({error.strerror}): another server may be running there already"
-                ) from error
+                raise MpwdsError(f"cannot serve at {bind}: {_why_not(error.errno)}") from None
             endpoint: Any = router.last_endpoint
             self.url: str = endpoint.decode().rstrip("\0")
             if self.url.startswith("ipc:///"):
@@ -162,6 +160,13 @@ def _address(frame: zmq.Frame) -> str:
         return str(frame.get("Peer-Address"))
     except (zmq.ZMQError, AttributeError):
         return "this machine"
+
+
+def _why_not(error_number: int | None) -> str:
+    if error_number == zmq.EADDRINUSE:
+        return "another server may be running there already (the address is in use)"
+    reason = zmq.strerror(error_number or 0)
+    return f"{reason}. HOST must be an address of this machine, or 0.0.0.0; PATH must lie in a folder"
 
 
 def _refuse_second(bind: str) -> None:

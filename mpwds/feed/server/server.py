@@ -310,15 +310,16 @@ class Server:
         if wire.VERSION not in hello["versions"]:
             return self._router.refuse(
                 identity,
-                f"the server {self.url} speaks version {wire.VERSION} of the feed, this client "
-                f"{hello['versions']}: use the same mpwds on both sides",
+                f"it speaks version {wire.VERSION} of the feed, this trainer {hello['versions']}: use the "
+                "same mpwds on both sides",
             )
         own = self._definition["fingerprint"]
         if hello["fingerprint"] not in (None, own):
             return self._router.refuse(
                 identity,
-                f"the server {self.url} has another dataset (fingerprint {own}) than the one that is "
-                f"expected ({hello['fingerprint']}): serve the same definition, with the same Python",
+                f"it has another dataset, {' → '.join(self._definition['description'])} (fingerprint {own}), "
+                f"than this trainer expects ({hello['fingerprint']}): use the same definition everywhere, "
+                "with the same Python",
             )
         self._forget(identity)
         party = self._party(identity, hello)
@@ -361,7 +362,7 @@ class Server:
         if not 1 <= wanted <= self.workers:
             self._router.refuse(
                 identity,
-                f"the server {self.url} has {self.workers} workers, but {wanted or ranks} are needed "
+                f"it has {self.workers} workers, but {wanted or ranks} are needed "
                 f"({'one for each rank' if not wanted else 'workers='}): start it with more",
             )
             return None
@@ -390,7 +391,7 @@ class Server:
         if slot is None:
             takes_over = number >= party.workers
             if takes_over and self._taken_over() >= _MOST_TAKEN_OVER * self.workers:
-                why = f"the server {self.url} has taken over {self._taken_over()} workers of lost servers"
+                why = f"it has taken over {self._taken_over()} workers of lost servers"
                 self._router.refuse(identity, f"{why}, its most: start more servers")
                 return self._forget(identity)
             hand_over: Callable[[int, int, int], None] | None = None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
@@ -226,8 +227,8 @@ class Servers:
             named = ", ".join(f"{link.url} ({link.why})" for link in missing)
             if timeout is not None and waited > timeout:
                 raise ServerLost(
-                    f"no server is ready at {named} after {timeout:g} s: start it with `mpwds serve`, or "
-                    "raise server_timeout="
+                    f"no server is ready at {named} after {timeout:g} s: start it with `mpwds serve`, ask "
+                    "for fewer workers=, or raise server_timeout="
                 )
             if waited > _WARN_AFTER_S and not warned:
                 warned = True
@@ -236,8 +237,9 @@ class Servers:
 
     def send(self, link: Link, kind: str, **fields: Any) -> None:
         """Sends a command soon. It is lost if the server is; the next ping shows that."""
-        self._outbox.append((link, wire.pack(kind, **fields)))
-        self._wake.ring()
+        if not link.refused:
+            self._outbox.append((link, wire.pack(kind, **fields)))
+            self._wake.ring()
 
     def ask(self, link: Link, kind: str, **fields: Any) -> dict[str, Any]:
         """Sends a question and waits for the answer; ServerLost if none comes."""
@@ -285,7 +287,7 @@ class Servers:
         socket.heartbeat_timeout = int(self._lost_after * 1000)
         if folder is not None:
             keys.secure_client(socket, folder)
-        breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED)
         socket.connect(url)
         return Link(url, workers, socket, breaks, identity)
 
@@ -371,8 +373,10 @@ class Servers:
         """
         has_broken = False
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            link.breaks.recv_multipart()
-            has_broken = True
+            if recv_monitor_message(link.breaks)["event"] == zmq.EVENT_DISCONNECTED:
+                has_broken = True
+            elif not link.is_up:
+                link.why = "it is there, but the handshake fails: are the keys of both sides the same?"
         while has_broken and self._receive(link):
             pass  # it may have said goodbye before
         if has_broken and link.is_up and link.has_others:
@@ -464,7 +468,7 @@ class Servers:
         elif kind == wire.WAIT:
             link.why = str(reply["why"])
         elif kind == wire.REFUSED:
-            self._refuse(link, str(reply["why"]))
+            self._refuse(link, f"the server {link.url} refuses: {reply['why']}")
         elif kind == wire.NOTICE:
             link.notices.append(str(reply["text"]))
         elif kind == wire.GOODBYE:

@@ -190,7 +190,8 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     parts = [_server(before.get(status.get("server")), status) for status in now]
     every_worker = [worker for part in parts for worker in part.stats.workers]
     seconds = max((part.stats.seconds for part in parts), default=0.0)
-    stats = _stats(every_worker, seconds, sum(part.stats.cores for part in parts))
+    cores = {part.server.host: part.stats.cores for part in parts}
+    stats = _stats(every_worker, seconds, sum(cores.values()))
     workers = tuple(worker for part in parts for worker in part.workers)
     clients = tuple(client for part in parts for client in part.clients)
     return Figures(
@@ -209,8 +210,8 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
         workers=workers,
         stages=stats.stages,
         clients=clients,
-        skipped=sum((part.skipped for part in parts), Counter()),
-        dropped=sum((Counter(part.server.dropped) for part in parts), Counter()),
+        skipped=dict(sum((part.skipped for part in parts), Counter())),
+        dropped=dict(sum((Counter(part.server.dropped) for part in parts), Counter())),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpwds.feed.viewing.figures import ClientFigures, Figures, WorkerFigures
-from mpwds.loader.stats.stats import StageStats
+from mpwds.loader.stats.stats import StageStats, three_digits
 from mpwds.viewing.tensors import TensorFigures
 from mpwds.viewing.wording import duration, number, rate, shape_text, size
 
@@ -82,7 +82,7 @@ def stage_cost(stage: StageStats) -> str:
         >>> stage_cost(StageStats("decode", seconds=2.0, share=0.5, elements=1000))
         '2 ms each'
     """
-    return f"{stage.seconds / stage.elements * 1e3:.3g} ms each" if stage.elements else ""
+    return f"{three_digits(stage.seconds / stage.elements * 1e3)} ms each" if stage.elements else ""
 
 
 def tensor_rows(tensors: Sequence[TensorFigures]) -> Rows:

@@ -21,13 +21,16 @@ def describe(error: BaseException) -> dict[str, Any]:
     if sys.version_info < (3, 11):  # which does not print notes
         text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    is_plain = set(map(type, error.args)) <= PLAIN_OR_INT
+    arguments = list(error.args)
+    if isinstance(error, OSError) and len(arguments) == 2 and error.filename is not None:
+        arguments.append(error.filename)  # which args leaves out
+    is_plain = set(map(type, arguments)) <= PLAIN_OR_INT
     return {
         "exception": _pickled(error),
         "summary": summary,
         "traceback": text,
         "type": type(error).__qualname__ if is_plain else "",
-        "arguments": list(error.args) if is_plain else [],
+        "arguments": arguments if is_plain else [],
         "notes": [str(note) for note in getattr(error, "__notes__", ())],
     }
 

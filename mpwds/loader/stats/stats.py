@@ -303,7 +303,7 @@ def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> dict[str,
         "share": f"{stage.share:.0%}",
         "time": f"{stage.seconds:.1f} s",
         "elements": f"{stage.elements:,}",
-        "ms each": f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-",
+        "ms each": three_digits(stage.seconds / stage.elements * 1e3) if stage.elements else "-",
         "elements/s": f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
         "by worker": " ".join(f"{each.share:.0%}" for each in same),
     }
@@ -424,8 +424,8 @@ def _bound_by_workers(stats: LoaderStats) -> str:
         return f"{_batches_are(stats)}, and take longer to send than to make: make them larger"
     if stats.workers_waiting_share > _MUCH:
         return (
-            f"the workers wait {stats.workers_waiting_share:.0%} of theirs, as batches take unequal time: "
-            f"raise prefetch{', or take in_order=False' if stats.in_order else ''}"
+            f"the workers wait {stats.workers_waiting_share:.0%} of their time, as batches take unequal "
+            f"time: raise prefetch{', or take in_order=False' if stats.in_order else ''}"
         )
     top = max(stats.stages, key=lambda stage: stage.share)
     takes = f"{_what(top)} takes {top.share:.0%} of worker time"
@@ -435,8 +435,8 @@ def _bound_by_workers(stats: LoaderStats) -> str:
     queued = _per(sum(worker.queued_s for worker in stats.workers), working_s)
     if queued > _MUCH:
         return (
-            f"workers wait {queued:.0%} of theirs for one of {stats.cores} processors, so more would not "
-            f"help; {takes}: {_make_cheaper(top)}"
+            f"workers wait {queued:.0%} of their time for one of {stats.cores} processors, so more would "
+            f"not help; {takes}: {_make_cheaper(top)}"
         )
     cpu_s = sum(worker.cpu_s for worker in stats.workers)
     all_busy = cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
@@ -478,10 +478,8 @@ def _usual(stats: LoaderStats, slow: WorkerStats, figure: Callable[[WorkerStats]
 def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
     times = "once" if slow.restarts == 1 else f"{slow.restarts} times"
     restarts = f", {times} started again" if slow.restarts else ""
-    return (
-        f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {_batch_s(slow) * 1e3:.3g} ms a batch, the "
-        f"others {_usual(stats, slow, _batch_s) * 1e3:.3g}"
-    )
+    own_ms, usual_ms = (three_digits(each * 1e3) for each in (_batch_s(slow), _usual(stats, slow, _batch_s)))
+    return f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {own_ms} ms a batch, the others {usual_ms}"
 
 
 def _batch_s(worker: WorkerStats) -> float:
@@ -506,4 +504,14 @@ def _make_cheaper(stage: StageStats) -> str:
 
 def _batches_are(stats: LoaderStats) -> str:
     samples, nbytes = stats.samples / stats.batches, stats.nbytes / stats.batches
-    return f"batches have {samples:.3g} samples and {nbytes / 1e3:.3g} kB"
+    return f"batches have {three_digits(samples)} samples and {three_digits(nbytes / 1e3)} kB"
+
+
+def three_digits(value: float) -> str:
+    """A figure of at least three digits, never in powers of ten.
+
+    Example:
+        >>> three_digits(0.0357), three_digits(12.0), three_digits(1036.2)
+        ('0.0357', '12', '1,036')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

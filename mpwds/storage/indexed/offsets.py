@@ -19,7 +19,6 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -39,7 +38,7 @@ _PATIENCE_S = 60.0
 
 
 class Shard(Protocol):
-    """An open shard, as :class:`mpwds.storage.indexed.shard_file.ShardFile`."""
+    """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
     def url(self) -> str: ...
@@ -47,8 +46,7 @@ class Shard(Protocol):
     def end(self) -> int: ...
     @property
     def version(self) -> int: ...
-    @property
-    def read(self) -> Callable[[int, int], bytes]: ...
+    def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
 
 def find_offsets(shard: Shard) -> array[int]:
@@ -57,7 +55,8 @@ def find_offsets(shard: Shard) -> array[int]:
     Raises:
         ShardError: The shard is damaged, truncated or compressed.
     """
-    start = shard.read(BLOCK, 0)
+    size = _LEAST_WINDOW_BYTES
+    start = bytes(shard.read(size, 0)[:BLOCK])
     if not begins_archive(start):
         compression = compression_of(start)
         if compression is not None:
@@ -65,12 +64,9 @@ def find_offsets(shard: Shard) -> array[int]:
                 f"{shard.url} is compressed ({compression.name}), so its samples cannot be read by number: "
                 "decompress it, or read it in order with mpwds.WebDataset"
             )
-    elif not start:
-        raise ShardError(f"{shard.url} is empty: a tar file without members has blocks of zeros")
     offsets = array("I")
     last_key = ""
     position, end, after_zeros = 0, 0, 0
-    size = _LEAST_WINDOW_BYTES
     while position < shard.end:
         window = shard.read(min(size, shard.end - position), position)
         members, following, after_zeros = find_members(window, position, shard, after_zeros)

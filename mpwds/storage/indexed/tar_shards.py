@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
-from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest
+from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import from_text, load_or_find
-from mpwds.storage.indexed.shard_file import ShardFile
+from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.headers import find_members
 from mpwds.storage.tar.names import key_and_extension
 
-_AT_ONCE_BYTES = 32 * 1024  # a larger sample is read member by member, so that its data is copied once
-_HEADERS_BYTES = 1024
+_Open: TypeAlias = "MappedShard | RemoteShard"
 
 
 class TarShards:
@@ -34,7 +34,9 @@ class TarShards:
         urls: The shards: local files, or URLs if there is a ``cache``.
         lengths: The number of samples in each; by default the shards tell, which opens each of them.
         offsets: Where the samples of each begin, as a description carries it; ``None`` for unknown.
-        cache: Keeps copies of shards that are not local; see ``open_whole``.
+        cache: Keeps copies of shards that are not local, or of their offsets.
+        remote: Whether to read samples of such shards by ranges, without a copy. The server must answer
+            ranges; each sample is a request.
         open_files: How many shards are open at a time.
 
     Attributes:
@@ -61,6 +63,7 @@ class TarShards:
         *,
         offsets: Sequence[str | None] | None = None,
         cache: ShardCache | None = None,
+        remote: bool = False,
         open_files: int = 100,
     ) -> None:
         if open_files < 1:
@@ -73,8 +76,9 @@ class TarShards:
         self._lengths = lengths
         self._offsets = offsets
         self._cache = cache
+        self._remote = remote
         self._open_files = open_files
-        self._open: dict[int, tuple[ShardFile, array[int]]] = {}
+        self._open: dict[int, tuple[_Open, array[int]]] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -116,17 +120,12 @@ class TarShards:
             raise IndexError(f"{file.url} has {len(offsets) - 1} samples, there is no sample {index}")
         start = offsets[index] * BLOCK
         size = offsets[index + 1] * BLOCK - start
-        if size > _AT_ONCE_BYTES:
-            return self._large(file, start, size)
         block = file.read(size, start)
-        if len(block) < size:
-            raise _shorter(file)
         found = find_members(block, start, file)[0]
-        name = found[0][0]
-        key, _ = key_and_extension(name)
+        key, _ = key_and_extension(found[0][0])
         cut, prefix = len(key), f"{key}."
         return key, [
-            (name[cut:], block[begin - start : begin - start + length])
+            (name[cut:], bytes(block[begin - start : begin - start + length]))
             for name, _, begin, length in found
             if name.startswith(prefix)
         ]
@@ -138,12 +137,12 @@ class TarShards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def _opened(self, shard: int) -> tuple[ShardFile, array[int]]:
+    def _opened(self, shard: int) -> tuple[_Open, array[int]]:
         if shard in self._open:
             return self._open[shard]
         self.misses += 1
         # The shard that was opened first goes, so that a hit changes nothing: other threads may read.
-        for oldest in list(self._open)[: len(self._open) + 1 - self._open_files]:
+        for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
@@ -160,8 +159,8 @@ class TarShards:
         self._open[shard] = file, offsets
         return file, offsets
 
-    def _open_file(self, url: str) -> tuple[ShardFile, list[str]]:
-        """A shard's file, and where its offsets may be kept."""
+    def _open_file(self, url: str) -> tuple[_Open, list[str]]:
+        """A shard, open, and where its offsets may be kept."""
         shown = without_credentials(url)
         cache = self._cache
         if is_local(url):
@@ -170,10 +169,14 @@ class TarShards:
             if cache is not None:
                 name = distinct_name(os.path.basename(path), source_digest(os.path.abspath(path)))
                 paths.append(offsets_path(cache.directory, name))
-            return ShardFile(shown, open_at(url)), paths
+            return MappedShard(shown, open_at(url)), paths
+        if self._remote:
+            name = distinct_name(url_to_cache_name(url).rpartition("/")[2], source_digest(url))
+            return RemoteShard(url), [] if cache is None else [offsets_path(cache.directory, name)]
         if cache is None:
             raise ValueError(
-                f"{shown} is not a local file: to read its samples by number, give a cache for copies"
+                f"{shown} is not a local file: to read its samples by number, give a cache for copies, or "
+                "remote=True if its server answers ranges"
             )
         try:
             stream = cache.open_whole(url)
@@ -181,48 +184,10 @@ class TarShards:
             self._open.clear()
             stream = cache.open_whole(url)
         name = os.path.relpath(cache.path(url), cache.directory)
-        return ShardFile(shown, stream), [offsets_path(cache.directory, name)]
-
-    def _large(self, file: ShardFile, start: int, size: int) -> tuple[str, list[tuple[str, bytes]]]:
-        """``members`` of a large sample, whose data is read straight to its place."""
-        key = ""
-        members: list[tuple[str, bytes]] = []
-        position, stop = start, start + size
-        need = _HEADERS_BYTES
-        while position < stop:
-            window = file.read(min(need, stop - position), position)
-            found, following, _ = find_members(window, position, file)
-            if following == position and len(window) < need:
-                raise _shorter(file)
-            need = 4 * need if following == position else _HEADERS_BYTES
-            for name, _, begin, length in found:
-                if not members:
-                    key, _ = key_and_extension(name)
-                at = begin - position
-                data = (
-                    window[at : at + length] if at + length <= len(window) else _exactly(file, length, begin)
-                )
-                if name.startswith(f"{key}."):
-                    members.append((name[len(key) :], data))
-            position = following
-        return key, members
+        return MappedShard(shown, stream), [offsets_path(cache.directory, name)]
 
     def _twice(self, shard: int, key: str, field: str) -> ShardError:
         return ShardError(
             f"{without_credentials(self.urls[shard])}: sample {key!r} has two members {field!r}; each "
             "extension of a sample must be unique in the shard"
         )
-
-
-def _exactly(file: ShardFile, size: int, offset: int) -> bytes:
-    data = file.read(size, offset)
-    while len(data) < size:  # a system call reads 2 GiB at most
-        piece = file.read(size - len(data), offset + len(data))
-        if not piece:
-            raise _shorter(file)
-        data += piece
-    return data
-
-
-def _shorter(file: ShardFile) -> ShardError:
-    return ShardError(f"{file.url} has become shorter while it was read: it had {file.end} bytes")

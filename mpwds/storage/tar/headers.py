@@ -52,7 +52,7 @@ _last = _Regular(b"", 0, b"", False)  # shared by all archives: most have the sa
 
 
 def find_members(
-    window: bytes, base: int, archive: Archive, after_zeros: int = -1
+    window: bytes | memoryview, base: int, archive: Archive, after_zeros: int = -1
 ) -> tuple[list[Found], int, int]:
     """The regular files whose headers are in ``window``, the bytes of an archive from ``base`` on.
 
@@ -84,7 +84,7 @@ def find_members(
         if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
             position = base + at
             if not has_valid_checksum(front, stored, back):
-                header = window[at : at + BLOCK]
+                header = bytes(window[at : at + BLOCK])
                 if header == ZERO_BLOCK and first < 0:
                     at += BLOCK
                     after_zeros = base + at
@@ -107,7 +107,7 @@ def find_members(
                 if following > len(window):
                     return found, position if first < 0 else first, after_zeros
                 if kind != GLOBAL:
-                    body = window[at + BLOCK : at + BLOCK + size]
+                    body = bytes(window[at + BLOCK : at + BLOCK + size])
                     extended = extend(extended, kind, body, archive.url, position)
                     first = position if first < 0 else first
                 at = following
@@ -143,7 +143,7 @@ def find_members(
             found.append((name, base + at if first < 0 else first, start, size))
         at, first = following, -1
     if base + len(window) >= archive.end and at < len(window):
-        rest = window[at:]
+        rest = bytes(window[at:])
         if any(rest) or first >= 0:
             raise no_header(rest, archive, -1, base + at, after_zeros)
     if first >= 0:

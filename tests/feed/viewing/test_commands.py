@@ -210,6 +210,12 @@ def test_keygen_makes_keys_that_only_the_owner_can_read(run, tmp_path):
     assert all(path.name in result.stdout for path in files)
 
 
+def test_keygen_makes_keys_of_more_clients(run, tmp_path):
+    run("keygen", tmp_path / "keys")
+    run("keygen", tmp_path / "keys", "--client", "lab")
+    assert {path.stem for path in (tmp_path / "keys").iterdir()} == {"server", "client", "client-lab"}
+
+
 def test_keygen_keeps_keys_that_exist(run, tmp_path):
     run("keygen", tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}

@@ -85,7 +85,7 @@ def test_workers_that_wait_are_not():
 def test_one_slow_worker_for_which_others_wait_is_named():
     before = [reading(90, 63, batches=90)] * 3 + [reading(90, batches=90)]
     now = [reading(100, 70, batches=100)] * 3 + [reading(100, batches=100)]
-    assert "worker 3 (pid 1003) takes 1e+03 ms a batch, the others 300" in between(before, now).verdict
+    assert "worker 3 (pid 1003) takes 1,000 ms a batch, the others 300" in between(before, now).verdict
 
 
 def test_nobody_to_feed_is_said_first():
@@ -115,6 +115,16 @@ def test_a_status_of_another_kind_is_an_error_that_names_the_server():
             figures(None, [{**status(100, []), **damage}])
 
 
+def test_servers_on_one_machine_share_its_processors():
+    waiting = reading(100, batches=1000, queued_ns=60 * 10**9)
+    here = [status(100, [worker(0, waiting)]), status(100, [worker(1, waiting)], server="b2")]
+    assert "for one of 16 processors" in figures(None, here).verdict
+    assert "for one of 32 processors" in figures(None, [here[0], {**here[1], "host": "cpu2"}]).verdict
+
+
 def test_json_can_hold_them():
-    found = between(*BUSY)
+    counters = reading(100, batches=1000, skipped={"decode: DecodeError": 2})
+    found = figures(None, [status(100, [worker(0, counters)], dropped={"replayed": 3})])
+    assert json.loads(json.dumps(found.as_dict()))["dropped"] == {"replayed": 3}
+    assert json.loads(json.dumps(found.as_dict()))["skipped"] == {"decode: DecodeError": 2}
     assert json.loads(json.dumps(found.as_dict()))["workers"][0]["shard"] == "train-000017.tar"

@@ -58,6 +58,24 @@ def test_workers_that_do_not_fit_are_counted():
     assert "and 5 more" in text
 
 
+def test_workers_are_left_out_until_a_terminal_shows_the_rest():
+    place = Console(width=120, file=io.StringIO())
+    found = figures(None, [status(100, WORKERS)])
+    for lines in (27, 30, 100):
+        drawn = place.render_lines(tables.fitting(found, "the feed", place, lines))
+        assert len(drawn) <= lines
+        assert "10.0.0.7" in "".join(segment.text for line in drawn for segment in line)  # the client
+    assert len(drawn) == len(place.render_lines(tables.monitor(found, "the feed")))
+
+
+def test_files_and_pipes_get_wide_tables(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert tables.console().width == 160
+    monkeypatch.setenv("COLUMNS", "100")
+    assert tables.console().width == 100
+
+
 def test_groups_are_shown_where_there_are_some():
     assert "group" not in monitored(status(100, WORKERS))
     assert "lr-sweep" in monitored(status(100, WORKERS, [client(group="lr-sweep")]))

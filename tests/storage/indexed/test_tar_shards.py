@@ -318,3 +318,11 @@ def test_a_process_that_is_killed_meanwhile_leaves_the_work_to_the_next(two, tmp
     monkeypatch.undo()
     assert TarShards(two).read(0, 0)["cls"] == b"0"
     assert os.listdir(tmp_path / ".mpwds") == ["a.tar.offsets"]
+
+
+def test_shards_stay_open_while_there_is_room(tmp_path):
+    paths = [write_tar(tmp_path / f"{n}.tar", digits(n, 1)) for n in range(4)]
+    shards = TarShards(paths, [1] * 4, open_files=5)
+    for n in [0, 1, 2, 3] * 3:
+        shards.read(n, 0)
+    assert (shards.accesses, shards.misses) == (12, 4)

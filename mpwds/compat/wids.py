@@ -1,0 +1,69 @@
+"""wids: indexed access to the samples of tar shards. ``from mpwds import wids`` replaces ``import wids``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import IO
+
+from mpwds.pipeline.indexed.field_streams import default_decoder as default_decoder
+from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
+from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
+from mpwds.pipeline.indexed.samplers import ShardedSampler as ShardedSampler
+from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
+from mpwds.pipeline.indexed.shard_list import SamplesOfShard
+from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
+from mpwds.storage.indexed.tar_shards import TarShards
+
+_PIECE_BYTES = 1 << 20
+
+
+class IndexedTarSamples(SamplesOfShard):
+    """The samples of a local tar file, by number: dicts of streams.
+
+    Args:
+        path: The file.
+        md5sum: Digest that the file must have, in hexadecimal.
+        expected_size: Number of samples that it must have.
+        use_mmap: Has no effect.
+
+    Raises:
+        ValueError: The file has another digest.
+        ShardError: On reading, it has another number of samples, or is no uncompressed tar file.
+
+    Source:
+        ``wids.wids.IndexedTarSamples``.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        md5sum: str | None = None,
+        expected_size: int | None = None,
+        use_mmap: bool = True,
+    ) -> None:
+        path = os.fspath(path)
+        if md5sum is not None and (found := compute_file_md5sum(path)) != md5sum:
+            raise ValueError(f"{path} has the MD5 digest {found}, expected {md5sum}")
+        super().__init__(TarShards([path], None if expected_size is None else [expected_size]), 0)
+
+    def close(self) -> None:
+        self._shards.close()
+
+
+def compute_file_md5sum(fname: str | os.PathLike[str] | IO[bytes], chunksize: int = _PIECE_BYTES) -> str:
+    """The MD5 digest of a file, in hexadecimal."""
+    if isinstance(fname, (str, os.PathLike)):
+        with open(fname, "rb") as file:
+            return compute_file_md5sum(file, chunksize)
+    digest = hashlib.md5(usedforsecurity=False)
+    fname.seek(0)
+    while piece := fname.read(chunksize):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def compute_num_samples(fname: str | os.PathLike[str]) -> int:
+    """The number of samples in a local tar file."""
+    return len(TarShards([os.fspath(fname)]))

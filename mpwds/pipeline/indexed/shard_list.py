@@ -1,0 +1,283 @@
+"""ShardListDataset: the samples of tar shards, by number, in the form of wids."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import posixpath
+import sys
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from itertools import accumulate
+from operator import index as as_index
+from typing import Any
+
+from mpwds.errors import ShardError
+from mpwds.mistakes import explained
+from mpwds.pipeline.indexed.field_streams import (
+    Sample,
+    Transformation,
+    Transformations,
+    as_function,
+    as_functions,
+)
+from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cache_name
+from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.descriptions import Source, folder_of, join_url, load_description
+from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.streams.urls import is_local, without_credentials
+from mpwds.warn import warn
+
+_MOST_MISSES = 0.3  # of all accesses
+_FEW_ACCESSES = 100
+_SHOWN = 50
+
+
+class ShardListDataset:
+    """Map-style dataset of the samples of tar shards: ``dataset[i]`` reads one of them.
+
+    A sample is a dict of streams (``io.BytesIO``) under the extensions of its members, with the dot
+    (``".jpg"``), and of ``__key__``, ``__dataset__``, ``__index__``, ``__shard__`` (the URL) and
+    ``__shardindex__`` (its number in the shard). The transformations then make what they like of it.
+
+    For torch's ``DataLoader``, ``mpwds.DataLoader`` and ``MultiLoader``. Objects can be pickled, and used in
+    forks and by several threads. Local shards are read where they are. Other shards are copied to the cache,
+    whose size is bounded and which all processes of the machine share. A shard's headers are read once, and
+    the offsets of its samples are kept beside it (:class:`mpwds.storage.indexed.tar_shards.TarShards`).
+
+    Args:
+        shards: A list of dicts ``{"url": ..., "nsamples": ...}``, or the path, URL or open file of a
+            description (:func:`mpwds.storage.indexed.descriptions.load_description`).
+        cache_size: Bytes that copies of shards may have in all.
+        cache_dir: Folder for them, under the shards' own names.
+        lru_size: Number of shards that are open at a time.
+        dataset_name: The dataset's name; by default that of the description, or a hash of ``shards``.
+        localname: Function from a shard's URL to the path for its copy. By default a name with a hash, in
+            ``$WIDS_CACHE`` or in ``_wids_cache`` of the folder for temporary files.
+        transformations: ``"PIL"`` or ``"numpy"`` to decode the common fields (:func:`default_decoder`), a
+            function of a sample, or a list of these, which are applied in order; empty for streams.
+        keep: Whether the cache may grow without limit.
+        base: Where relative URLs start; by default at the folder of the description.
+        options: Override keys of the description.
+        allow_pickle: Whether to decode fields that are pickles. Only if you trust the author of the data.
+        remote: Whether to read just the samples asked for from shards that are not local, by ranges, without
+            a copy. Their offsets are kept in ``cache_dir``, if that is given, or are in the description.
+
+    Attributes:
+        shards: The dicts of the shards, with absolute URLs.
+        lengths: The number of samples in each.
+        cum_lengths: The number of samples in each and those before it.
+        total_length: The number of all samples.
+        spec: The description, or ``options`` for a list of shards.
+        base, dataset_name, cache_dir: As given, or where they were found.
+
+    Raises:
+        SpecError: The description is not valid.
+        ValueError: The shards of a list are not dicts with ``url`` and ``nsamples``, or there are none.
+        ShardError: On reading a sample: its shard is damaged or compressed, or has another number of samples
+            than its description says.
+        DecodeError: On reading a sample: a field cannot be decoded.
+
+    Source:
+        ``wids.ShardListDataset`` (webdataset 0.2.100). There ``cache_size`` and ``keep`` have no effect, two
+        shards of one name share a copy, pickles are always loaded, a negative index reads from the first
+        shard, and each process scans each shard each time that it opens it.
+
+    Example:
+        >>> import mpwds
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with mpwds.TarWriter(f"{folder}/x.tar") as sink:
+        ...         sizes = [sink.write({"__key__": f"{n}", "cls": n}) for n in range(3)]
+        ...     dataset = ShardListDataset([{"url": f"{folder}/x.tar", "nsamples": 3}])
+        ...     len(dataset), dataset[2][".cls"], dataset[2]["__key__"]
+        (3, 2, '2')
+    """
+
+    @explained
+    def __init__(
+        self,
+        shards: Sequence[Mapping[str, Any]] | Source,
+        *,
+        cache_size: float = int(1e12),
+        cache_dir: str | os.PathLike[str] | None = None,
+        lru_size: int = 10,
+        dataset_name: str | None = None,
+        localname: Callable[[str], str] | None = None,
+        transformations: Transformations = "PIL",
+        keep: bool = False,
+        base: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
+        remote: bool = False,
+    ) -> None:
+        self.base = base
+        self.spec: Mapping[str, Any] = options or {}
+        if isinstance(shards, (str, os.PathLike)) or hasattr(shards, "read"):
+            self.spec = load_description(shards, base=base, options=options)  # type: ignore[arg-type]
+            if base is None and isinstance(shards, (str, os.PathLike)):
+                self.base = folder_of(os.fspath(shards))
+            self.shards = self.spec["shardlist"]
+            shown = str(shards)
+        else:
+            self.shards = _checked(shards, base)
+            shown = f"[{self.shards[0]}"
+        self.dataset_name = dataset_name or self.spec.get("name") or _hash(str(shards))
+        self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
+        self.cum_lengths = list(accumulate(self.lengths))
+        self.total_length: int = self.cum_lengths[-1]
+        self.transformations = as_functions(transformations, allow_pickle)
+        keep = keep or bool(self.spec.get("keep"))
+        urls = [shard["url"] for shard in self.shards]
+        self._fetches = not (remote or all(map(is_local, urls)))
+        self._warned = False
+        cache, self.cache_dir = None, None
+        if not remote or cache_dir is not None:
+            cache, self.cache_dir = _cache(urls, cache_dir, localname, -1 if keep else cache_size)
+        self._samples = TarShards(
+            urls,
+            self.lengths,
+            offsets=[shard.get("offsets") for shard in self.shards],
+            cache=cache,
+            remote=remote,
+            open_files=lru_size,
+        )
+        print(
+            f"{shown[:_SHOWN]} base: {self.base} name: {self.spec.get('name')} nfiles: {len(self.shards)} "
+            f"nbytes: {sum(shard.get('filesize', 0) for shard in self.shards)} samples: {self.total_length} "
+            f"cache: {self.cache_dir}",
+            file=sys.stderr,
+        )
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return self.total_length
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample ``index``, transformed; a negative number counts from the end."""
+        number = self._number(index)
+        shard = bisect_right(self.cum_lengths, number)
+        inner = number - self.cum_lengths[shard] + self.lengths[shard]
+        sample = _streams(self._samples, shard, inner)
+        described = self.shards[shard]
+        sample["__dataset__"] = described.get("dataset")
+        sample["__index__"] = index
+        sample["__shard__"] = described["url"]
+        sample["__shardindex__"] = inner
+        if self._fetches:
+            self.check_cache_misses()
+        for transformation in self.transformations:
+            sample = transformation(sample)
+        return sample
+
+    def add_transform(self, transform: str | Transformation) -> ShardListDataset:
+        """Adds a transformation behind the others; returns the dataset."""
+        self.transformations.append(as_function(transform))
+        return self
+
+    def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
+        """The shard that sample ``index`` is in, the sample's number there, and the shard's dict."""
+        number = self._number(index)
+        shard = bisect_right(self.cum_lengths, number)
+        inner = number - self.cum_lengths[shard] + self.lengths[shard]
+        return SamplesOfShard(self._samples, shard), inner, self.shards[shard]
+
+    def get_stats(self) -> tuple[int, int]:
+        """The number of samples read, and for how many of them a shard had to be opened."""
+        return self._samples.accesses, self._samples.misses
+
+    def check_cache_misses(self) -> None:
+        """Warns once if a shard had to be opened for more than 30% of the samples.
+
+        Reading calls it unless all shards are local.
+        """
+        accesses, misses = self.get_stats()
+        if not self._warned and accesses > _FEW_ACCESSES and misses / accesses > _MOST_MISSES:
+            self._warned = True
+            warn(
+                f"a shard was opened for {misses / accesses:.0%} of the samples: read those of a shard "
+                "together (mpwds.ChunkedSampler, mpwds.ShardListSampler), or raise lru_size"
+            )
+
+    def close(self) -> None:
+        """Closes the files that are open; reading opens them again."""
+        self._samples.close()
+
+    def _number(self, index: int) -> int:
+        number = as_index(index)
+        if number < 0:
+            number += self.total_length
+        if not 0 <= number < self.total_length:
+            raise IndexError(f"the dataset has {self.total_length} samples, there is no sample {index}")
+        return number
+
+
+class SamplesOfShard:
+    """The samples of one shard, as streams; ``wids`` calls it ``IndexedTarSamples``."""
+
+    def __init__(self, shards: TarShards, shard: int) -> None:
+        self.path = shards.urls[shard]
+        self._shards = shards
+        self._shard = shard
+
+    def __len__(self) -> int:
+        return self._shards.lengths[self._shard]
+
+    def __getitem__(self, index: int) -> Sample:
+        return _streams(self._shards, self._shard, index)
+
+
+def _streams(shards: TarShards, shard: int, index: int) -> Sample:
+    key, members = shards.members(shard, index)
+    sample: Sample = {extension: BytesIO(data) for extension, data in members}
+    if len(sample) < len(members):
+        raise ShardError(
+            f"{without_credentials(shards.urls[shard])}: sample {key!r} has two members of one name; each "
+            "extension of a sample must be unique in the shard"
+        )
+    sample["__key__"] = key
+    return sample
+
+
+def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapping[str, Any]]:
+    shards = list(shards)
+    if not shards:
+        raise ValueError("ShardListDataset: there are no shards")
+    for number, shard in enumerate(shards):
+        if not isinstance(shard, Mapping) or not isinstance(shard.get("url"), str) or "nsamples" not in shard:
+            raise ValueError(
+                f'ShardListDataset: a shard must be {{"url": ..., "nsamples": ...}}, got shards[{number}] = '
+                f"{shard!r}"
+            )
+    return shards if base is None else [{**shard, "url": join_url(base, shard["url"])} for shard in shards]
+
+
+def _cache(
+    urls: Sequence[str],
+    cache_dir: str | os.PathLike[str] | None,
+    localname: Callable[[str], str] | None,
+    size: float,
+) -> tuple[ShardCache, str | None]:
+    """The cache for copies, and the name of its folder as ``ShardListDataset`` tells it."""
+    if cache_dir is not None:
+        return ShardCache(cache_dir, size), os.fspath(cache_dir)
+    if localname is not None:
+        folder = os.path.commonpath([os.path.dirname(os.path.abspath(localname(url))) for url in urls])
+        return ShardCache(folder, size, partial(_name_in, folder, localname)), None
+    folder = os.environ.get("WIDS_CACHE") or os.path.join(tempfile.gettempdir(), "_wids_cache")
+    return ShardCache(folder, size, _hashed_name), folder
+
+
+def _name_in(folder: str, localname: Callable[[str], str], url: str) -> str:
+    return os.path.relpath(os.path.abspath(localname(url)), folder)
+
+
+def _hashed_name(url: str) -> str:
+    return distinct_name(posixpath.basename(url_to_cache_name(url)), source_digest(url))
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())[:16].decode("ascii")

@@ -1,0 +1,53 @@
+"""Pipelines of the shards of a description, and their length."""
+
+import pytest
+
+from mpwds.errors import SecurityError
+from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.indexed.describing import create_description, write_description
+from mpwds.storage.streams.patterns import expand_urls
+
+
+@pytest.fixture
+def description(shards, tmp_path):
+    path = str(tmp_path / "index.json")
+    write_description(create_description(expand_urls(shards)), path)
+    return path
+
+
+def test_a_description_names_the_shards(description):
+    dataset = WebDataset(description)
+    assert [int(sample["cls"]) for sample in dataset] == list(range(20))
+    assert repr(dataset) == f"WebDataset({description!r})"
+
+
+def test_its_numbers_of_samples_give_the_length(description):
+    dataset = WebDataset(description, shardshuffle=True)
+    assert len(dataset) == len(list(dataset)) == 20
+    assert len(dataset.decode().to_tuple("cls").shuffle(10)) == 20
+    batches = dataset.decode().to_tuple("cls").batched(6)
+    assert len(batches) == len(list(batches)) == 4
+    assert len(dataset.with_length(7, silent=True)) == 7
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: WebDataset(path).select(bool),
+        lambda path: WebDataset(path).with_epoch(5),
+        lambda path: WebDataset(path, repeat=2),
+        lambda path: WebDataset(path, resampled=True),
+    ],
+)
+def test_a_length_that_is_not_known_is_an_error(description, make):
+    with pytest.raises(TypeError, match="with_length"):
+        len(make(description))
+
+
+def test_a_command_in_a_description_is_not_run(tmp_path):
+    description = {"wids_version": 1, "shardlist": [{"url": "pipe:echo", "nsamples": 3}]}
+    write_description(description, tmp_path / "index.json")
+    with pytest.raises(
+        SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:echo' runs a command"
+    ):
+        WebDataset(tmp_path / "index.json")

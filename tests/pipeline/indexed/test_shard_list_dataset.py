@@ -1,0 +1,271 @@
+"""ShardListDataset: the samples of wids' own, in every loader, and what it does better."""
+
+import gzip
+import io
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpwds.errors import DecodeError, ShardError
+from mpwds.loader.dataloader.data_loader import DataLoader
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.pipeline.indexed.samplers import ChunkedSampler
+from mpwds.pipeline.indexed.shard_list import ShardListDataset
+from mpwds.storage.writing.tar_writer import TarWriter
+
+PEERS = str(Path(sys.prefix) / "peers")
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    if PEERS not in sys.path:
+        monkeypatch.setattr(sys, "path", [*sys.path, PEERS])
+    return pytest.importorskip("wids")
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Three shards of 4, 1 and 6 samples with a picture, a class, an array and more."""
+    listed = []
+    first = 0
+    for name, count in (("a", 4), ("b", 1), ("c", 6)):
+        with TarWriter(str(tmp_path / f"{name}.tar")) as sink:
+            for n in range(first, first + count):
+                sink.write(
+                    {
+                        "__key__": f"dir/{n:04d}",
+                        "png": np.full((3, 4, 3), n, np.uint8),
+                        "cls": n,
+                        "npy": np.arange(n),
+                        "meta.json": {"n": n},
+                        "txt": f"text {n}",
+                        "bin": bytes([n] * n),
+                    }
+                )
+        listed.append({"url": str(tmp_path / f"{name}.tar"), "nsamples": count})
+        first += count
+    return listed
+
+
+@pytest.fixture
+def make(shards, tmp_path):
+    return lambda **options: ShardListDataset(shards, **options)
+
+
+def plain(sample):
+    """A sample with the contents of its streams and images."""
+    values = {}
+    for name, value in sample.items():
+        if isinstance(value, io.BytesIO):
+            value = value.read()
+        elif hasattr(value, "getpixel"):
+            value = ("image", np.asarray(value).tolist())
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        values[name] = value
+    return values
+
+
+@pytest.mark.parametrize("transformations", [[], "PIL", ["PIL"]])
+def test_samples_are_those_of_wids(theirs, shards, make, transformations):
+    peer = theirs.ShardListDataset(shards, localname=str, transformations=transformations)
+    ours = make(transformations=transformations)
+    assert len(ours) == len(peer) == 11
+    for n in range(11):
+        sample = ours[n]
+        assert plain(sample) == plain(peer[n])
+        assert list(sample) == list(peer[n])
+
+
+def test_a_description_is_read_as_wids_reads_it(theirs, shards, tmp_path):
+    path = tmp_path / "index.json"
+    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
+    parts = [{"name": "rest", "shardlist": shards[1:]}]
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": named[:1], "datasets": parts, "name": "x"}))
+    peer = theirs.ShardListDataset(str(path), localname=str)
+    ours = ShardListDataset(path)
+    assert (ours.dataset_name, ours.base, ours.lengths) == ("x", peer.base, peer.lengths)
+    assert [plain(ours[n]) for n in range(11)] == [plain(peer[n]) for n in range(11)]
+
+
+def test_a_dataset_without_a_name_gets_the_hash_of_wids(theirs, shards, make):
+    assert make().dataset_name == theirs.ShardListDataset(shards, localname=str).dataset_name
+
+
+def test_images_may_become_arrays(make):
+    array = make(transformations="numpy")[7][".png"]
+    assert (array.shape, array.dtype, int(array[0, 0, 0])) == ((3, 4, 3), np.uint8, 7)
+
+
+def test_transformations_are_applied_in_order(make):
+    dataset = make(transformations=["PIL", lambda sample: sample[".cls"]]).add_transform(lambda n: n + 100)
+    assert [dataset[n] for n in range(11)] == list(range(100, 111))
+
+
+def test_what_is_no_transformation_is_an_error(make):
+    with pytest.raises(TypeError, match=r'"PIL", "numpy" or a function of a sample, got \'pil\''):
+        make(transformations="pil")
+
+
+def test_negative_numbers_count_from_the_end_and_others_are_errors(make):
+    dataset = make()
+    assert (dataset[-1]["__key__"], dataset[np.int64(-11)]["__key__"]) == ("dir/0010", "dir/0000")
+    for wrong in (11, -12):
+        with pytest.raises(IndexError, match=f"has 11 samples, there is no sample {wrong}"):
+            dataset[wrong]
+    assert len(list(dataset)) == 11
+
+
+def test_the_shard_of_a_sample_can_be_had(make, shards):
+    shard, number, described = make().get_shard(6)
+    assert (len(shard), number, described) == (6, 1, shards[2])
+    assert shard[number]["__key__"] == "dir/0006"
+    assert shard[number][".cls"].read() == b"6"
+
+
+def test_accesses_and_opened_shards_are_counted(make):
+    dataset = make(lru_size=1)
+    for n in (0, 1, 5, 0):
+        dataset[n]
+    assert dataset.get_stats() == (4, 3)
+
+
+def test_many_misses_give_one_warning(make):
+    dataset = make(lru_size=1, transformations=[])
+    for n in range(200):
+        dataset[n % 2 * 5]
+    with pytest.warns(RuntimeWarning, match="a shard was opened for 100% of the samples"):
+        dataset.check_cache_misses()
+    dataset.check_cache_misses()
+
+
+def test_a_pickle_needs_permission(tmp_path):
+    with TarWriter(str(tmp_path / "x.tar")) as sink:
+        sink.write({"__key__": "a", "pkl": {"n": 1}})
+    shards = [{"url": str(tmp_path / "x.tar"), "nsamples": 1}]
+    with pytest.raises(DecodeError, match=r'field "\.pkl" of sample "a" in .*x\.tar.*allow_pickle=True'):
+        ShardListDataset(shards)[0]
+    assert ShardListDataset(shards, allow_pickle=True)[0][".pkl"] == {"n": 1}
+
+
+def test_compressed_fields_are_decompressed(tmp_path):
+    with TarWriter(str(tmp_path / "x.tar"), encoder=False) as sink:
+        sink.write({"__key__": "a", "json.gz": gzip.compress(b"[7]"), "bin.gz": gzip.compress(b"bytes")})
+    sample = ShardListDataset([{"url": str(tmp_path / "x.tar"), "nsamples": 1}])[0]
+    assert (sample[".json.gz"], sample[".bin.gz"].read()) == ([7], b"bytes")
+
+
+def test_two_members_of_one_name_are_an_error(tmp_path, add_member):
+    import tarfile
+
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add_member(archive, "a.txt", b"1")
+        add_member(archive, "a.txt", b"2")
+    with pytest.raises(ShardError, match="sample 'a' has two members of one name"):
+        ShardListDataset([{"url": str(tmp_path / "x.tar"), "nsamples": 1}])[0]
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([], "there are no shards"),
+        ([("x.tar", 3)], r"shards\[0\] = \('x.tar', 3\)"),
+        ([{"url": "x"}], "nsamples"),
+    ],
+)
+def test_a_wrong_list_is_an_error(shards, message):
+    with pytest.raises(ValueError, match=message):
+        ShardListDataset(shards)
+
+
+def test_it_prints_a_line_about_itself(make, capsys):
+    make()
+    assert "nfiles: 3 nbytes: 0 samples: 11 cache: " in capsys.readouterr().err
+
+
+class TestCopies:
+    @pytest.fixture
+    def served(self, shards, tmp_path, monkeypatch):
+        """The shards by a command, which leaves a line in a file each time it runs."""
+        log = tmp_path / "log"
+        log.touch()
+        monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "default"))
+        urls = [f"pipe:echo >> {log}; cat {shard['url']}" for shard in shards]
+        return [{**shard, "url": url} for shard, url in zip(shards, urls, strict=True)], log
+
+    def test_each_shard_is_fetched_once(self, served, tmp_path):
+        listed, log = served
+        for _ in range(2):
+            assert [ShardListDataset(listed)[n][".cls"] for n in range(11)] == list(range(11))
+        assert len(log.read_text()) == 3
+        assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 3
+
+    def test_a_folder_and_a_function_of_names_may_be_given(self, served, tmp_path):
+        listed, _ = served
+        ShardListDataset(listed, cache_dir=tmp_path / "own")[0]
+        assert len([path for path in (tmp_path / "own").iterdir() if path.is_file()]) == 1
+        names = {shard["url"]: f"{tmp_path}/named/{n}/x.tar" for n, shard in enumerate(listed)}
+        dataset = pickle.loads(pickle.dumps(ShardListDataset(listed, localname=names.get)))
+        assert dataset[10][".cls"] == 10
+        assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("named/*/*.tar")] == [
+            "named/2/x.tar"
+        ]
+
+    def test_a_small_cache_holds_one_shard_at_a_time(self, served, shards, tmp_path):
+        listed, _ = served
+        largest = max(Path(shard["url"]).stat().st_size for shard in shards)
+        dataset = ShardListDataset(listed, cache_size=largest + 1, transformations=[])
+        for n in (0, 5, 1, 6):
+            assert int(dataset[n][".cls"].read()) == n
+            assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 1
+
+
+def first_two(sample):
+    return sample["__key__"], sample[".cls"]
+
+
+class TestLoaders:
+    KEYS = tuple((f"dir/{n:04d}", n) for n in range(11))
+
+    @pytest.fixture
+    def pairs(self, make):
+        return make(transformations=["PIL", first_two])
+
+    @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+    def test_torchs_in_every_start_method(self, pairs, start_method):
+        torch_data = pytest.importorskip("torch.utils.data")
+        loader = torch_data.DataLoader(
+            pairs,
+            batch_size=None,
+            num_workers=2,
+            sampler=ChunkedSampler(pairs, chunksize=4),
+            multiprocessing_context=start_method,
+        )
+        assert sorted(map(tuple, loader)) == sorted(self.KEYS)
+
+    @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+    def test_ours_in_every_start_method(self, pairs, start_method, nothing_left):
+        sampler = ChunkedSampler(pairs, chunksize=4)
+        with DataLoader(
+            pairs, batch_size=None, num_workers=2, sampler=sampler, multiprocessing_context=start_method
+        ) as loader:
+            assert [tuple(element) for element in loader] == [
+                self.KEYS[n] for n in ChunkedSampler(range(11), chunksize=4)
+            ]
+        pairs.close()
+
+    def test_multi_loader_resumes_exactly(self, pairs):
+        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+            whole = [tuple(element) for element in loader]
+            assert sorted(whole) == sorted(self.KEYS)
+        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+            elements = iter(loader)
+            begun = [tuple(next(elements)) for _ in range(5)]
+            state = loader.state_dict()
+        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+            loader.load_state_dict(state)
+            assert begun + [tuple(element) for element in loader] == whole
