@@ -60,20 +60,28 @@ def merged(
         yield from (sample for _, sample in in_order(held))
 
 
+def fields_of(by: str) -> list[str]:
+    """The fields in which the value to sort by may be: ``json.a.b`` and its beginnings, the longest first.
+
+    Example:
+        >>> fields_of("json.a.b")
+        ['json.a.b', 'json.a', 'json']
+    """
+    names = by.split(".")
+    return [".".join(names[:count]) for count in range(len(names), 0, -1)]
+
+
 def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     """The value by which a sample is sorted. Raises ``ShardError`` if it has none."""
     if by == "__key__":
         return [1, sample.key]
-    data = sample.data_of(by)
-    path: list[str] = []
-    if data is None:
-        field, *path = by.split(".")
-        data = sample.data_of(field)
-    if data is None:
+    field = next((name for name in fields_of(by) if name in sample.fields), None)
+    data = None if field is None else sample.fields.pop(field)
+    if field is None or data is None:
         raise ShardError(f"{sample} has no field {by!r} to sort by")
     try:
         value: Any = data.decode().strip()
-        for name in path:
+        for name in by[len(field) + 1 :].split(".") if field != by else ():
             value = (json.loads(value) if isinstance(value, str) else value)[name]
     except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"{sample} cannot be sorted by {by}: {error!r}") from error
