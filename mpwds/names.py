@@ -69,8 +69,10 @@ FURTHER_NAMES = {
     "mpwds.pipeline.decoding.loads": "pytorch_weights_only torch_loads",
     "mpwds.pipeline.decoding.video": "VIDEO_EXTENSIONS VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
+    "mpwds.pipeline.indexed.mds_dataset": "MDSDataset",
     "mpwds.pipeline.indexed.samplers": "ChunkedSampler DistributedChunkedSampler ShardListSampler",
     "mpwds.pipeline.indexed.shard_list": "ShardListDataset",
+    "mpwds.pipeline.indexed.streaming_dataset": "StreamingDataset",
     "mpwds.pipeline.notes": "Incident",
     "mpwds.pipeline.parts": "PipelineStage pipelinefilter",
     "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
@@ -100,8 +102,8 @@ FURTHER_NAMES = {
 # webdataset's modules, and `wids`: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen`
 # is here the function's name until the module of that name has been imported.
 _MODULES = (
-    "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists tariterators "
-    "utils wids writer"
+    "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists streaming "
+    "tariterators utils wids writer"
 )
 WEBDATASET_MODULES = frozenset(_MODULES.split())
 

@@ -37,6 +37,27 @@ COMMANDS = {
         "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
     ),
     "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "create": Entry(
+        "mpwds.cli.making.create",
+        "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
+    ),
+    "convert": Entry(
+        "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
+    ),
+    "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
+    "bench": Entry(
+        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    ),
+    "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
+    "shuffle": Entry(
+        "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
+    ),
+    "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry(
+        "mpwds.cli.resharding.proc",
+        "Process shards through your pipeline, in parallel; can continue.",
+    ),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
@@ -100,7 +121,7 @@ class _Command(TyperCommand):
         repeatable = {
             name for param in self.params if getattr(param, "multiple", False) for name in param.opts
         }
-        ctx.obj.command = self.name
+        ctx.obj.command = ctx.command_path.partition(" ")[2]
         return super().parse_args(ctx, _repeated(args, repeatable))
 
 
@@ -122,8 +143,12 @@ def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
 
 
 def _load(name: str) -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    if isinstance(function, typer.Typer):  # a command with commands of its own
+        for each in function.registered_commands:
+            each.cls = _Command
+        return typer.main.get_command(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     paragraphs = inspect.cleandoc(function.__doc__ or COMMANDS[name].help).split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     app.command(name, cls=_Command, help=text)(function)

@@ -122,11 +122,11 @@ def answer(handler, web, step):
         return
     etag = f'"{hashlib.sha1(content).hexdigest()}"' if option("etags") else None
     start, stop = 0, len(content)
-    asked = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
+    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
     condition = handler.headers.get("If-Range")
     if asked and option("ranges") and condition in (None, etag, option("modified")):
         start = int(asked[1])
-        stop = min(stop, start + step.get("part", stop))
+        stop = min(stop, start + step.get("part", stop), int(asked[2]) + 1 if asked[2] else stop)
         if start >= len(content):
             answer(handler, web, {"status": 416, "headers": {"Content-Range": f"bytes */{len(content)}"}})
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, overload
@@ -14,7 +15,6 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.filter import Applying, plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.indexed.opening import opened
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
@@ -54,9 +54,13 @@ class IndexedDataset(DataPipeline):
         chunksize: Samples in a chunk.
         seed: Determines the order and all other random choices, with the epoch; 0 by default. A loader's
             seed overrides it.
+        cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
+        cache_size: The most bytes that it may hold; no limit if negative.
+        threads: Samples that an epoch reads at a time, in each process, to hide the latency of a network or
+            disk. More than 1 needs shards that threads may share: those of this package are.
 
     Raises:
-        ValueError: ``shuffle`` is unknown, ``chunksize`` below 1, or there are no shards.
+        ValueError: ``shuffle`` is unknown, ``chunksize`` or ``threads`` below 1, or there are no shards.
         TypeError: ``source`` is of another kind, or a stage of it does not make one element of one.
         IndexError: ``ds[i]``, and there is no sample ``i``.
         ShardError: A shard is damaged.
@@ -80,11 +84,22 @@ class IndexedDataset(DataPipeline):
         *,
         chunksize: int = 2000,
         seed: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: float = -1,
+        threads: int = 1,
     ) -> None:
-        shards, called, stages, seed_of_source = opened(source)
+        # Not above: workers get shards that are open already.
+        from mpwds.pipeline.indexed.opening import Copies, opened
+
+        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
         super().__init__(seed=seed_of_source if seed is None else seed)
-        self.pipeline = [IndexedSamples(shards, shuffle, chunksize), *stages]
-        shown = options(shuffle=(shuffle, False), chunksize=(chunksize, 2000), seed=(seed, None))
+        self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
+        shown = options(
+            shuffle=(shuffle, False),
+            chunksize=(chunksize, 2000),
+            seed=(seed, None),
+            cache_dir=(cache_dir, None),
+        )
         self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
 
     @property
@@ -168,8 +183,17 @@ class IndexedDataset(DataPipeline):
         return ResumableIterator(self, self._next_context())
 
     def __repr__(self) -> str:
-        samples, shards = len(self.source), len(self.source.shards.urls)
-        return f"{super().__repr__()}\n{_counted(samples, 'sample')} in {_counted(shards, 'shard')}"
+        source = self.source
+        shards = source.shards
+        of_all = "" if source.chosen is None else f" of {sum(shards.lengths):,}"
+        size = f"{len(source):,}{of_all} samples in {len(shards.urls):,} shards"
+        return f"{super().__repr__()}\n{size}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first samples, as pictures."""
+        from mpwds.pipeline.indexed.notebook import html_of
+
+        return html_of(self)
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()
@@ -198,10 +222,6 @@ class IndexedDataset(DataPipeline):
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
             )
         return element
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class ResumableIterator(Iterator[Any]):

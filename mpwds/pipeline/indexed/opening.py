@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpwds.pipeline.dataset import DataPipeline
@@ -19,17 +21,23 @@ from mpwds.pipeline.sources.shards import (
     SimpleShardList,
     SplitByNode,
     SplitByWorker,
-    given_urls,
     listed,
 )
 from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
 from mpwds.pipeline.stream import Stage
+from mpwds.storage.caches.names import source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.mds.index_v1 import INDEX_NAME as MDS1_INDEX
+from mpwds.storage.mds.index_v2 import INDEX_NAME as MDS2_INDEX
+from mpwds.storage.mds.shards_v1 import MDS1Shards
+from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
+_LOOK_BYTES = 1 << 16  # in an index, to see what it is
 _DEALING = (
     SplitByNode,
     SplitByWorker,
@@ -37,6 +45,18 @@ _DEALING = (
     Shuffle,
     Detshuffle,
 )  # who reads shards when: it does not count
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Where copies of shards that are not local are kept, and the bytes that they may have in all."""
+
+    directory: str | os.PathLike[str] | None = None
+    size_bytes: float = -1
+
+    def cache(self) -> ShardCache | None:
+        """The cache for tar shards."""
+        return None if self.directory is None else ShardCache(self.directory, self.size_bytes)
 
 
 class Opened(NamedTuple):
@@ -48,38 +68,84 @@ class Opened(NamedTuple):
     seed: int | None = None
 
 
-def opened(source: Any, cache: ShardCache | None = None) -> Opened:
-    """Opens the source of an ``IndexedDataset``; ``cache`` keeps copies of shards that are not local."""
+def opened(source: Any, copies: Copies) -> Opened:
+    """Opens the source of an ``IndexedDataset``."""
     if isinstance(source, DataPipeline):
-        return _of_pipeline(source, cache)
+        return _of_pipeline(source, copies)
     if hasattr(source, "urls") and hasattr(source, "lengths") and hasattr(source, "read"):
         return Opened(source, f"{type(source).__name__}(...)")
     if isinstance(source, (str, os.PathLike)):
-        return _named(os.fspath(source), cache)
+        return Opened(_named(os.fspath(source), copies), repr(os.fspath(source)))
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
-        return _tar_shards(list(map(os.fspath, source)), cache)
+        urls = expand_urls(source)
+        return Opened(_tar_shards(urls, copies.cache()), listed(urls))
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
 
 
-def _named(name: str, cache: ShardCache | None) -> Opened:
-    if is_local(name) and os.path.isdir(local_path(name)):
-        return Opened(TarShards(shards_in(name), cache=cache), repr(name))
-    return _tar_shards(given_urls(name), cache)
+def _named(name: str, copies: Copies) -> IndexedShards:
+    folder = local_path(name) if is_local(name) else ""
+    if os.path.isdir(folder):
+        return _in_folder(folder, copies)
+    if name.endswith(".json"):
+        return _described(name, copies)
+    if not folder and name.endswith("/"):
+        return _mds(name, copies)
+    return _tar_shards(expand_urls(name), copies.cache())
 
 
-def _tar_shards(given: str | list[str], cache: ShardCache | None) -> Opened:
-    return Opened(TarShards(expand_urls(given), cache=cache), listed(given))
+def _in_folder(folder: str, copies: Copies) -> IndexedShards:
+    index = os.path.join(folder, MDS2_INDEX)
+    if os.path.exists(index):
+        with open(index, "rb") as file:
+            start = file.read(_LOOK_BYTES)
+        is_description = b'"wids_version"' in start or b'"shardlist"' in start
+        return _described(index, copies) if is_description else _mds(folder, copies)
+    if any(os.path.exists(os.path.join(folder, MDS1_INDEX + end)) for end in ("", ".gz")):
+        return _mds(folder, copies)
+    return _tar_shards(shards_in(folder), copies.cache())
 
 
-def _of_pipeline(pipeline: DataPipeline, cache: ShardCache | None) -> Opened:
+def _described(path: str, copies: Copies) -> IndexedShards:
+    shards = load_description(path)["shardlist"]
+    urls = [shard["url"] for shard in shards]
+    lengths = [shard["nsamples"] for shard in shards]
+    return _tar_shards(urls, copies.cache(), lengths, [shard.get("offsets") for shard in shards])
+
+
+def _tar_shards(
+    urls: Sequence[str],
+    cache: ShardCache | None,
+    lengths: Sequence[int] | None = None,
+    offsets: Sequence[str | None] | None = None,
+) -> TarShards:
+    # A shard that has to be opened for a sample costs more than most samples do.
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = min(max(descriptors // 4, 100), 1000)
+    return TarShards(urls, lengths, offsets=offsets, cache=cache, open_files=open_files)
+
+
+def _mds(folder: str, copies: Copies) -> IndexedShards:
+    """An MDS dataset of the version whose index is there."""
+    place: tuple[str | None, str | None] = folder, None
+    if not is_local(folder):  # each dataset has a folder of its own, because their shards have the same names
+        local = None if copies.directory is None else os.path.join(copies.directory, source_digest(folder))
+        place = local, folder
+    limit = None if copies.size_bytes < 0 else int(copies.size_bytes)
+    try:
+        return MDSShards(*place, cache_limit=limit)
+    except FileNotFoundError:
+        return MDS1Shards(*place, cache_limit=limit)
+
+
+def _of_pipeline(pipeline: DataPipeline, copies: Copies) -> Opened:
     if pipeline._epochs != ONCE:
         raise TypeError(f"IndexedDataset: call {pipeline._epochs} behind it, not in its source")
     origin, *stages = pipeline.parts
     before: Sequence[Stage] = ()
     if isinstance(origin, DataPipeline):
-        shards, called, before, _ = _of_pipeline(origin, cache)
+        shards, called, before, _ = _of_pipeline(origin, copies)
     elif isinstance(origin, (ShardList, SimpleShardList)):
         while stages and isinstance(stages[0], _DEALING):
             del stages[0]
@@ -89,11 +155,12 @@ def _of_pipeline(pipeline: DataPipeline, cache: ShardCache | None) -> Opened:
                 f"IndexedDataset: expected tarfile_to_samples() behind {origin}, without select_files and "
                 f"rename_files, got {reader}"
             )
-        shards, called, _, _ = _tar_shards(origin._given, reader.cache or cache)
+        shards = _tar_shards(origin.urls, reader.cache or copies.cache())
+        called = listed(origin._given)
     elif isinstance(origin, IndexedSamples):
-        shards, called, _, _ = opened(origin.shards)
+        shards, called, _, _ = opened(origin.shards, copies)
     elif isinstance(origin, Indexed):
-        shards, called, _, _ = opened(origin.elements)
+        shards, called, _, _ = opened(origin.elements, copies)
     else:
         raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
     obstacle = next((stage for stage in stages if not isinstance(stage, Applying)), None)

@@ -64,6 +64,8 @@ class ShardListDataset:
         base: Where relative URLs start; by default at the folder of the description.
         options: Override keys of the description.
         allow_pickle: Whether to decode fields that are pickles. Only if you trust the author of the data.
+        remote: Whether to read just the samples asked for from shards that are not local, by ranges, without
+            a copy. Their offsets are kept in ``cache_dir``, if that is given, or are in the description.
 
     Attributes:
         shards: The dicts of the shards, with absolute URLs.
@@ -110,6 +112,7 @@ class ShardListDataset:
         base: str | None = None,
         options: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
+        remote: bool = False,
     ) -> None:
         self.base = base
         self.spec: Mapping[str, Any] = options or {}
@@ -129,14 +132,17 @@ class ShardListDataset:
         self.transformations = as_functions(transformations, allow_pickle)
         keep = keep or bool(self.spec.get("keep"))
         urls = [shard["url"] for shard in self.shards]
-        self._fetches = not all(map(is_local, urls))
+        self._fetches = not (remote or all(map(is_local, urls)))
         self._warned = False
-        cache, self.cache_dir = _cache(urls, cache_dir, localname, -1 if keep else cache_size)
+        cache, self.cache_dir = None, None
+        if not remote or cache_dir is not None:
+            cache, self.cache_dir = _cache(urls, cache_dir, localname, -1 if keep else cache_size)
         self._samples = TarShards(
             urls,
             self.lengths,
             offsets=[shard.get("offsets") for shard in self.shards],
             cache=cache,
+            remote=remote,
             open_files=lru_size,
         )
         print(

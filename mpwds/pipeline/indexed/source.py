@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.indexed.shards import IndexedShards
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _BLOCK = 4096  # places whose samples are found at once
 
@@ -33,6 +37,7 @@ class IndexedSamples:
         shuffle: In which order an epoch reads them: see ``orders.order_of``.
         chunksize: Samples of a chunk, for ``shuffle="chunked"``.
         chosen: The numbers of the samples that there are, in order; all by default.
+        threads: How many samples an epoch reads at a time.
 
     Example:
         >>> from mpwds.pipeline.indexed.opening import ElementsAsShard
@@ -45,12 +50,14 @@ class IndexedSamples:
     shuffle: Shuffling = False
     chunksize: int = 2000
     chosen: range | Numbers | None = None
+    threads: int = 1
 
     samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
         check_shuffling(self.shuffle)
         check_whole("IndexedDataset", "chunksize", self.chunksize, least=1)
+        check_whole("IndexedDataset", "threads", self.threads, least=1)
 
     def __str__(self) -> str:
         shuffle = f", shuffle={self.shuffle!r}" if self.shuffle else ""
@@ -95,8 +102,12 @@ class IndexedSamples:
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _IndexedStream(self, context)
 
+    def places(self, context: Context) -> range:
+        """The places of an epoch whose samples a worker reads."""
+        return places_of(self.shuffle, len(self), context)
+
     def count_in(self, context: Context) -> int:
-        return len(places_of(self.shuffle, len(self), context))
+        return len(self.places(context))
 
     def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
         """The samples at ``places`` of an epoch: their numbers, shards, and indices in them."""
@@ -138,34 +149,42 @@ class _IndexedStream:
     def __init__(self, source: IndexedSamples, context: Context) -> None:
         self._source = source
         self._context = context
-        self._read = source.shards.read
-        self._places = places_of(source.shuffle, len(source), context)
+        self._places = source.places(context)
         self._shard = -1  # the one read last
+        self._get: Callable[[int, Any], Any] = source.shards.read
+        if source.threads > 1:
+            self._get = lambda shard, future: future.result()
         self._begin(0)
 
     def _begin(self, cursor: int) -> None:
         self._cursor = cursor
-        self._samples = self._source.read_in(self._context, self._places[cursor:])
+        self._samples: Iterator[tuple[int, int, Any]]
+        source = self._source
+        samples = source.read_in(self._context, self._places[cursor:])
+        if source.threads > 1:
+            self._samples = _read_ahead(source.shards.read, samples, source.threads)
+        else:
+            self._samples = samples
 
     def __iter__(self) -> _IndexedStream:
         return self
 
     def __next__(self) -> tuple[Address, Any]:
-        number, shard, index = next(self._samples)
+        number, shard, what = next(self._samples)
         self._cursor += 1
         if shard != self._shard:
             self._shard = shard
             if self._context.on_shard is not None:
                 self._context.on_shard(self._source.shards.urls[shard])
         try:
-            return number, self._read(shard, index)
+            return number, self._get(shard, what)
         except Exception as error:
             explain(error, self._source, self, number)
             raise
 
     def fetch(self, address: Any) -> Any:
         try:
-            return self._read(*self._source.place(address))
+            return self._source.shards.read(*self._source.place(address))
         except Exception as error:
             explain(error, self._source, self, address)
             raise
@@ -185,3 +204,22 @@ class _IndexedStream:
                 "begin the epoch anew, or open the dataset as it was"
             )
         self._begin(state["cursor"])
+
+
+def _read_ahead(
+    read: Callable[[int, int], Any], samples: Iterator[tuple[int, int, int]], threads: int
+) -> Iterator[tuple[int, int, Future[Any]]]:
+    """Has threads read the samples that come next, twice as many as there are threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(threads, "mpwds reads")
+    ahead: deque[tuple[int, int, Future[Any]]] = deque()
+    try:
+        for number, shard, index in samples:
+            ahead.append((number, shard, pool.submit(read, shard, index)))
+            if len(ahead) == 2 * threads:
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

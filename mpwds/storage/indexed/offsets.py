@@ -38,7 +38,7 @@ _PATIENCE_S = 60.0
 
 
 class Shard(Protocol):
-    """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`."""
+    """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
     def url(self) -> str: ...
@@ -55,7 +55,8 @@ def find_offsets(shard: Shard) -> array[int]:
     Raises:
         ShardError: The shard is damaged, truncated or compressed.
     """
-    start = bytes(shard.read(BLOCK, 0))
+    size = _LEAST_WINDOW_BYTES
+    start = bytes(shard.read(size, 0)[:BLOCK])
     if not begins_archive(start):
         compression = compression_of(start)
         if compression is not None:
@@ -66,7 +67,6 @@ def find_offsets(shard: Shard) -> array[int]:
     offsets = array("I")
     last_key = ""
     position, end, after_zeros = 0, 0, 0
-    size = _LEAST_WINDOW_BYTES
     while position < shard.end:
         window = shard.read(min(size, shard.end - position), position)
         members, following, after_zeros = find_members(window, position, shard, after_zeros)

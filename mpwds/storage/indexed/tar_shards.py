@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
-from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest
+from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import from_text, load_or_find
+from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.headers import find_members
 from mpwds.storage.tar.names import key_and_extension
+
+_Open: TypeAlias = "MappedShard | RemoteShard"
 
 
 class TarShards:
@@ -31,7 +34,9 @@ class TarShards:
         urls: The shards: local files, or URLs if there is a ``cache``.
         lengths: The number of samples in each; by default the shards tell, which opens each of them.
         offsets: Where the samples of each begin, as a description carries it; ``None`` for unknown.
-        cache: Keeps copies of shards that are not local; see ``open_whole``.
+        cache: Keeps copies of shards that are not local, or of their offsets.
+        remote: Whether to read samples of such shards by ranges, without a copy. The server must answer
+            ranges; each sample is a request.
         open_files: How many shards are open at a time.
 
     Attributes:
@@ -58,6 +63,7 @@ class TarShards:
         *,
         offsets: Sequence[str | None] | None = None,
         cache: ShardCache | None = None,
+        remote: bool = False,
         open_files: int = 100,
     ) -> None:
         if open_files < 1:
@@ -70,8 +76,9 @@ class TarShards:
         self._lengths = lengths
         self._offsets = offsets
         self._cache = cache
+        self._remote = remote
         self._open_files = open_files
-        self._open: dict[int, tuple[MappedShard, array[int]]] = {}
+        self._open: dict[int, tuple[_Open, array[int]]] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -130,7 +137,7 @@ class TarShards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def _opened(self, shard: int) -> tuple[MappedShard, array[int]]:
+    def _opened(self, shard: int) -> tuple[_Open, array[int]]:
         if shard in self._open:
             return self._open[shard]
         self.misses += 1
@@ -152,8 +159,8 @@ class TarShards:
         self._open[shard] = file, offsets
         return file, offsets
 
-    def _open_file(self, url: str) -> tuple[MappedShard, list[str]]:
-        """A shard's file, and where its offsets may be kept."""
+    def _open_file(self, url: str) -> tuple[_Open, list[str]]:
+        """A shard, open, and where its offsets may be kept."""
         shown = without_credentials(url)
         cache = self._cache
         if is_local(url):
@@ -163,9 +170,13 @@ class TarShards:
                 name = distinct_name(os.path.basename(path), source_digest(os.path.abspath(path)))
                 paths.append(offsets_path(cache.directory, name))
             return MappedShard(shown, open_at(url)), paths
+        if self._remote:
+            name = distinct_name(url_to_cache_name(url).rpartition("/")[2], source_digest(url))
+            return RemoteShard(url), [] if cache is None else [offsets_path(cache.directory, name)]
         if cache is None:
             raise ValueError(
-                f"{shown} is not a local file: to read its samples by number, give a cache for copies"
+                f"{shown} is not a local file: to read its samples by number, give a cache for copies, or "
+                "remote=True if its server answers ranges"
             )
         try:
             stream = cache.open_whole(url)

@@ -216,6 +216,20 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
     return {validate_hash: hashes[validate_hash]}
 
 
+class LocalFile(ShardFile):
+    """An open shard.
+
+    Attributes:
+        tables: Where its samples begin, as its reader has found out.
+    """
+
+    __slots__ = ("tables",)
+
+    def __init__(self, url: str, stream: BinaryIO) -> None:
+        super().__init__(url, stream)
+        self.tables: dict[int, Any] = {}
+
+
 class LocalShards:
     """Opens shards. Fetches each one first, once on a machine, and uncompresses it.
 
@@ -250,10 +264,10 @@ class LocalShards:
         fetcher = _Fetcher(place, dict(zip(self._urls, files, strict=True)), validate_hash)
         limit = -1 if cache_limit is None else cache_limit
         self._cache = ShardCache(place.local, limit, fetcher.name, validator=None, opener=fetcher)
-        self._open: dict[int, ShardFile] = {}
+        self._open: dict[int, LocalFile] = {}
         self._checked: set[int] = set()
 
-    def open(self, shard: int) -> ShardFile:
+    def open(self, shard: int) -> LocalFile:
         """A shard's file, which stays open for a while.
 
         Raises:
@@ -280,7 +294,7 @@ class LocalShards:
     def _is_fetched(self, shard: int) -> bool:
         return self._place.remote is not None or self._files[shard].packed is not None
 
-    def _opened(self, shard: int) -> ShardFile:
+    def _opened(self, shard: int) -> LocalFile:
         expected = self._files[shard].raw
         path = os.path.join(self._place.local, expected.name)
         try:
@@ -289,7 +303,7 @@ class LocalShards:
             raise ShardError(
                 f"the index names the shard {path}, and there is no such file: {error}"
             ) from error
-        file = ShardFile(path, stream)
+        file = LocalFile(path, stream)
         wrong = _wrong_size(file.end, expected)
         name = self._validate_hash
         if not wrong and name is not None and name in expected.hashes and shard not in self._checked:

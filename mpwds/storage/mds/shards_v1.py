@@ -7,15 +7,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from mpwds.errors import ShardError
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
 from mpwds.storage.mds.local_shards import LocalShards, Place, ShardFiles, StoredFile
 
-_MOST_TABLES = 100
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
 
 
@@ -56,7 +52,6 @@ class MDS1Shards:
         self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
         self.fields = self._index.fields
         self._sizes = struct.Struct(f"<{len(self.fields)}q")
-        self._tables: dict[int, npt.NDArray[np.int64]] = {}
 
     def read(self, shard: int, index: int) -> dict[str, bytes]:
         """The fields of a sample, by name. Raises as ``MDSShards.read``."""
@@ -69,7 +64,9 @@ class MDS1Shards:
         if isinstance(size, int):
             start = index * size
         else:
-            start, stop = self._offsets(shard)[index : index + 2].tolist()
+            if not file.tables:
+                file.tables[0] = self._index.offsets(shard)
+            start, stop = file.tables[0][index : index + 2].tolist()
             size = stop - start
         return self._split(file.read(size, start), file.url, start, index)
 
@@ -88,15 +85,6 @@ class MDS1Shards:
             sample[name] = data[start:end]
         return sample
 
-    def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
-        """Where the samples of a shard begin; kept for some shards."""
-        offsets = self._tables.get(shard)
-        if offsets is None:
-            if len(self._tables) >= _MOST_TABLES:
-                self._tables.clear()
-            offsets = self._tables[shard] = self._index.offsets(shard)
-        return offsets
-
     def prefetch(self, shard: int) -> None:
         """Begins to fetch a shard in the background, unless it is there."""
         self._files.prefetch(shard)
@@ -106,7 +94,7 @@ class MDS1Shards:
         self._files.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sizes": None, "_tables": {}}
+        return {**self.__dict__, "_sizes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
-from mpwds.storage.indexed.shard_file import ShardFile
 from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.encodings import Encoding, encoding
 from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
-from mpwds.storage.mds.local_shards import LocalShards, Place
+from mpwds.storage.mds.local_shards import LocalFile, LocalShards, Place
 
-_COUNT = struct.Struct("<I")
-_BOUNDS = struct.Struct("<2I")
+_AT_ONCE_BYTES = 32 * 1024  # a larger sample is read field by field, so that its data is copied once
+_PAGE = 1024  # samples whose offsets are read at a time
 
 
 class MDSShards:
@@ -84,7 +85,6 @@ class MDSShards:
         self._decode = decode
         self._allow_pickle = allow_pickle
         self._columns = [shard.columns for shard in shards]
-        self._checked: set[int] = set()  # shards whose number of samples was compared
         self._make_decoders(path)
 
     def _make_decoders(self, path: str) -> None:
@@ -109,31 +109,19 @@ class MDSShards:
             StreamError: The shard cannot be fetched.
             IndexError: There is no such sample.
         """
-        if not 0 <= index < self.lengths[shard]:
-            raise IndexError(
-                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
-            )
+        count = self.lengths[shard]
+        if not 0 <= index < count:
+            raise IndexError(f"{self.urls[shard]} has {count} samples, there is no sample {index}")
         file = self._files.open(shard)
-        if shard not in self._checked:
-            self._check_head(file, shard)
-        at = 4 + 4 * index
-        start, end = _BOUNDS.unpack(file.read(8, at))
-        if not 8 + 4 * self.lengths[shard] <= start <= end <= file.end:
+        page, place = divmod(index, _PAGE)
+        offsets = file.tables.get(page) or _load_offsets(file, count, page)
+        start, end = offsets[place], offsets[place + 1]
+        if not 8 + 4 * count <= start <= end <= file.end:
             raise ShardError(
-                f"{file.url} is damaged at offset {at}: sample {index} cannot lie at {start} to {end}"
+                f"{file.url} is damaged at offset {4 + 4 * index}: sample {index} cannot lie at {start} to "
+                f"{end}"
             )
-        return self._decoders[shard].decode(file.read(end - start, start), file.url, start, index)
-
-    def _check_head(self, file: ShardFile, shard: int) -> None:
-        """Compares the number of samples."""
-        expected = self.lengths[shard]
-        head = file.read(4, 0)
-        (count,) = _COUNT.unpack(head) if len(head) == 4 else (None,)
-        if count != expected or 8 + 4 * expected > file.end:
-            raise ShardError(
-                f"{file.url} is damaged at offset 0: it says it has {count} samples, and the index {expected}"
-            )
-        self._checked.add(shard)
+        return self._decoders[shard].decode(file, start, end, index)
 
     def prefetch(self, shard: int) -> None:
         """Begins to fetch a shard in the background, unless it is there."""
@@ -165,6 +153,23 @@ def _load(place: Place) -> bytes:
         raise
 
 
+def _load_offsets(file: LocalFile, count: int, page: int) -> array[int]:
+    """Reads where the samples of a page begin, and where its last one ends."""
+    if not file.tables:
+        head = file.read(4, 0)
+        found = int.from_bytes(head, "little")
+        if found != count or 8 + 4 * count > file.end:
+            raise ShardError(
+                f"{file.url} is damaged at offset 0: it says it has {found} samples, and the index {count}"
+            )
+    first = page * _PAGE
+    offsets = array("I", file.read(4 * (min(_PAGE, count - first) + 1), 4 + 4 * first))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    file.tables[page] = offsets
+    return offsets
+
+
 class ColumnDecoder:
     """Makes the fields of samples' bytes: sizes of the fields that vary, then all fields."""
 
@@ -177,40 +182,35 @@ class ColumnDecoder:
         self._sizes = struct.Struct(f"<{len(varying)}I")
         self._fixed = self._sizes.size + sum(each.size or 0 for each in columns.values())
 
-    def decode(self, data: bytes, path: str, offset: int, index: int) -> dict[str, Any]:
-        """The fields of sample ``index``, which begins at ``offset`` of the file."""
-        if len(data) < self._fixed:
-            raise _wrong_sizes(path, offset, index, self._fixed, len(data))
-        sizes = self._sizes.unpack_from(data)
-        if self._fixed + sum(sizes) != len(data):
-            raise _wrong_sizes(path, offset, index, self._fixed + sum(sizes), len(data))
+    def decode(self, file: LocalFile, start: int, end: int, index: int) -> dict[str, Any]:
+        """The fields of sample ``index``, which lies from ``start`` to ``end`` in the file."""
+        is_large = end - start > _AT_ONCE_BYTES
+        data = file.read(self._sizes.size if is_large else end - start, start)
+        sizes = self._sizes.unpack_from(data) if len(data) >= self._sizes.size else ()
+        needed = self._fixed + sum(sizes)
+        if needed != end - start:
+            raise ShardError(
+                f"{file.url} is damaged at offset {start}: the fields of sample {index} need {needed} bytes, "
+                f"and it has {end - start}"
+            )
         varying = iter(sizes)
-        end = self._sizes.size
-        sample = {}
-        for name, size, decode in self._columns:
-            start = end
-            end += next(varying) if size is None else size
-            field = data[start:end]
-            if decode is None:
-                sample[name] = field
-                continue
-            try:
-                sample[name] = decode(field)
-            except ImportError:
-                raise
-            except Exception as error:  # decoders raise all kinds for damaged data
-                raise DecodeError(
-                    f"the field {name!r} of sample {index} of {path}, at offset {offset + start}, cannot be "
-                    f"decoded: {type(error).__name__}: {error}",
-                    key=str(index),
-                    url=path,
-                    field=name,
-                ) from error
+        stop = self._sizes.size
+        sample: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, size, decode in self._columns:
+                begin = stop
+                stop += next(varying) if size is None else size
+                field = file.read(stop - begin, start + begin) if is_large else data[begin:stop]
+                sample[name] = field if decode is None else decode(field)
+        except ImportError:
+            raise
+        except Exception as error:  # decoders raise all kinds for damaged data
+            raise DecodeError(
+                f"the field {name!r} of sample {index} of {file.url}, at offset {start + begin}, cannot be "
+                f"decoded: {type(error).__name__}: {error}",
+                key=str(index),
+                url=file.url,
+                field=name,
+            ) from error
         return sample
-
-
-def _wrong_sizes(path: str, offset: int, index: int, needed: int, found: int) -> ShardError:
-    return ShardError(
-        f"{path} is damaged at offset {offset}: the fields of sample {index} need {needed} bytes, and it has "
-        f"{found}"
-    )

@@ -88,7 +88,9 @@ class MDSWriter:
         self.columns = dict(columns)
         self._compression = Compression.of(compression) if compression else None
         self._hashes = _check_hashes(hashes or [])
-        self._size_limit = _bytes_of(size_limit)
+        self._size_limit = parse_size(size_limit)
+        if (self._size_limit or 0) >= OFFSET_LIMIT:
+            raise ValueError(f"size_limit must be below 4 GiB, as offsets have 32 bits, got {size_limit}")
         names = tuple(sorted(self.columns.items()))
         self._columns = [(name, encoding(each, allow_pickle)) for name, each in names]
         if self._compression is not None:
@@ -104,25 +106,24 @@ class MDSWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
         sizes, fields = [], [b""]
-        for name, column in self._columns:
-            try:
+        name = ""
+        try:
+            for name, column in self._columns:
                 field = column.encode(sample[name])
-            except KeyError:
-                raise KeyError(
-                    f"the sample has no field {name!r}: it has {sorted(map(str, sample))}"
-                ) from None
-            except (TypeError, ValueError, OverflowError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"the field {name!r} cannot be encoded: {error}") from error
-            if column.size is None:
-                sizes.append(len(field))
-            elif len(field) != column.size:
-                raise ValueError(
-                    f"the field {name!r} has {len(field)} bytes, and {column.name} has {column.size}"
-                )
-            fields.append(field)
-        if max(sizes, default=0) < OFFSET_LIMIT:
+                fields.append(field)
+                if column.size is None:
+                    sizes.append(len(field))
+                elif len(field) != column.size:
+                    raise ValueError(f"it has {len(field)} bytes, and {column.name} has {column.size}")
+        except KeyError:
+            raise KeyError(f"the sample has no field {name!r}: it has {sorted(map(str, sample))}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"the field {name!r} cannot be encoded: {error}") from error
+        try:
             fields[0] = self._sizes.pack(*sizes)
+        except struct.error:
+            raise ValueError(f"a field cannot have {max(sizes)} bytes, 4 GiB or more") from None
         data = b"".join(fields)
         size = len(data) + _BYTES_A_SAMPLE
         if self._size_limit and self._size_limit < self._size + size:
@@ -190,18 +191,18 @@ def _check_hashes(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _bytes_of(size: int | str | None) -> int | None:
+def parse_size(size: int | str | None) -> int | None:
     """A number of bytes, also of text such as ``"64mb"``; ``None`` for 0.
 
     Example:
-        >>> _bytes_of("1.5kb"), _bytes_of("100"), _bytes_of(None)
+        >>> parse_size("1.5kb"), parse_size("100"), parse_size(None)
         (1536, 100, None)
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size.strip())
         if match is None:
-            raise ValueError(f"size_limit must be a number of bytes, or text such as '64mb', got {size!r}")
+            raise ValueError(f"a size must be a number of bytes, or text such as '64mb', got {size!r}")
         size = int(float(match[1]) * 1024 ** _POWERS[match[2] and match[2].lower()])
-    if size is not None and not 0 <= size < OFFSET_LIMIT:
-        raise ValueError(f"size_limit must be below 4 GiB, since offsets have 32 bits, got {size}")
+    if size is not None and size < 0:
+        raise ValueError(f"a size must not be negative, got {size}")
     return int(size) if size else None

@@ -52,6 +52,7 @@ def open_cloud(
     bufsize: int = 8192,
     *,
     offset: int = 0,
+    stop: int | None = None,
     config: Mapping[str, Any] | None = None,
     timeout_s: float = 60.0,
     retries: Retries | None = None,
@@ -76,6 +77,7 @@ def open_cloud(
         mode: ``"rb"`` or ``"wb"``.
         bufsize: Bytes to buffer; at least 256 KiB when reading.
         offset: The byte at which to start reading.
+        stop: The byte before which to end.
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often to try.
@@ -87,8 +89,8 @@ def open_cloud(
         return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
     tries = retries or Retries()
     if mode[0] == "r":
-        source = _CloudObject(url, shown, config, timeout_s, tries)
-        return open_resuming(source.get, shown, offset, tries, bufsize)
+        source = _CloudObject(url, shown, config, timeout_s, tries, stop)
+        return open_resuming(source.get, shown, offset, tries, bufsize, stop)
 
     def put(file: BinaryIO, size: int) -> None:
         store, path = _store(url, config, timeout_s, tries)
@@ -107,6 +109,7 @@ class _CloudObject:
     config: Mapping[str, Any] | None
     timeout_s: float
     retries: Retries
+    stop: int | None
 
     def get(self, position: int, version: Version | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
@@ -118,6 +121,8 @@ class _CloudObject:
             )
         store, path = _store(self.url, self.config, self.timeout_s, self.retries)
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
+        if self.stop is not None:
+            options["range"] = (position, self.stop)
         if version is not None and version.etag is not None:
             options["if_match"] = version.etag
         try:

@@ -94,6 +94,15 @@ def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
     return _open(os.fspath(url), "rb", 8192, offset, {})
 
 
+def open_range(url: str | os.PathLike[str], offset: int, size: int) -> BinaryIO:
+    """Opens a URL for reading ``size`` bytes from ``offset`` on; of other streams than those of web servers
+    and cloud storage, more bytes may follow.
+
+    Raises ``StreamError`` if a server does not do ranges.
+    """
+    return _open(os.fspath(url), "rb", 8192, offset, {}, offset + size)
+
+
 def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:
     """Opens a URL for reading: :func:`gopen` in mode ``"rb"``."""
     return gopen(url, "rb", **options)
@@ -106,6 +115,7 @@ class _BuiltIn:
     module: str
     function: str
     takes_offset: bool = True
+    takes_stop: bool = True
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
         opener = getattr(importlib.import_module(self.module), self.function)
@@ -122,12 +132,12 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
 
 _AIS = _BuiltIn("mpwds.storage.streams.hubs", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
-_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl")
+_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", takes_stop=False)
 _HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
-    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False),
+    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False, takes_stop=False),
     "http": _HTTP,
     "https": _HTTP,
     "hf": _BuiltIn("mpwds.storage.streams.hubs", "open_hf"),
@@ -137,7 +147,9 @@ gopen_schemes: dict[str, Opener] = {
 }
 
 
-def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any]) -> BinaryIO:
+def _open(
+    url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any], stop: int | None = None
+) -> BinaryIO:
     if verbose():
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
@@ -154,6 +166,8 @@ def _open(url: str, mode: str, bufsize: int, offset: int, options: dict[str, Any
         opener = _AIS if scheme in schemes_for_aistore() else opener
     if opener is None:
         opener = gopen_schemes["__default__"]
+    if stop is not None and isinstance(opener, _BuiltIn) and opener.takes_stop:
+        return opener(url, mode, bufsize, offset=offset, stop=stop, **options)
     if offset and _takes_offset(opener):
         return opener(url, mode, bufsize, offset=offset, **options)
     return _skip(opener(url, mode, bufsize, **options), url, offset)

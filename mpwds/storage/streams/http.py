@@ -39,6 +39,7 @@ def open_http(
     bufsize: int = 8192,
     *,
     offset: int = 0,
+    stop: int | None = None,
     timeout_s: float = 60.0,
     connect_timeout_s: float = 30.0,
     retries: Retries | None = None,
@@ -65,6 +66,7 @@ def open_http(
         mode: ``"rb"`` or ``"wb"``.
         bufsize: Bytes to buffer; at least 256 KiB when reading.
         offset: The byte at which to start reading.
+        stop: The byte before which to end; a server that sends more than asked for is an error then.
         timeout_s: How long the server may be silent, in seconds, before that counts as a failure.
         connect_timeout_s: The same for connecting.
         retries: How often to try; by default ten times, in about a minute.
@@ -78,15 +80,18 @@ def open_http(
     """
     timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
-    resource = _Resource(url, name or without_credentials(url), headers, timeout)
+    resource = _Resource(url, name or without_credentials(url), headers, timeout, stop)
     if mode[0] == "r":
-        return open_resuming(resource.get, resource.name, offset, retries, bufsize)
+        return open_resuming(resource.get, resource.name, offset, retries, bufsize, stop)
     return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries or Retries()))
 
 
 class _Resource:
-    def __init__(self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout) -> None:
+    def __init__(
+        self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout, stop: int | None
+    ) -> None:
         self.name = name
+        self._stop = stop
         try:
             parsed = parse_url(url)
         except LocationValueError as error:
@@ -109,7 +114,8 @@ class _Resource:
         )
 
     def get(self, position: int, version: Version | None) -> _HttpBody:
-        asked = {"Range": f"bytes={position}-"} if position else {}
+        last = "" if self._stop is None else self._stop - 1
+        asked = {"Range": f"bytes={position}-{last}"} if position or self._stop is not None else {}
         if position and version is not None:
             asked["If-Range"] = version.etag or version.modified or ""
         response = self._request("GET", asked)
@@ -166,6 +172,11 @@ class _Resource:
             None if not etag or etag.startswith("W/") else etag, response.headers.get("Last-Modified")
         )
         if response.status == 200:
+            if self._stop is not None and asked_for is None:
+                raise self._failed(
+                    "a range of bytes was asked for, and the server sends everything: it does not do ranges",
+                    position,
+                )
             return _HttpBody(response, 0, version._replace(size=response.length_remaining))
         if response.status not in (206, 416):
             raise self._refusal(response, "reading")

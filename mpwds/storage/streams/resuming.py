@@ -138,24 +138,31 @@ Ask = Callable[[int, "Version | None"], Body]
 
 
 def open_resuming(
-    ask: Ask, name: str, offset: int = 0, retries: Retries | None = None, bufsize: int = 0
+    ask: Ask,
+    name: str,
+    offset: int = 0,
+    retries: Retries | None = None,
+    bufsize: int = 0,
+    stop: int | None = None,
 ) -> io.BufferedReader:
     """A stream of a resource's bytes, which connects again when the connection breaks.
 
     It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
     date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
     process that opened the stream makes a connection of its own. Tries count anew after 64 KiB of progress.
+    The stream ends before the byte ``stop``, if it is given.
     """
     return io.BufferedReader(
-        _ResumingReader(ask, name, offset, retries or Retries()), max(bufsize, _BUFFER_BYTES)
+        _ResumingReader(ask, name, offset, retries or Retries(), stop), max(bufsize, _BUFFER_BYTES)
     )
 
 
 class _ResumingReader(io.RawIOBase):
-    def __init__(self, ask: Ask, name: str, offset: int, retries: Retries) -> None:
+    def __init__(self, ask: Ask, name: str, offset: int, retries: Retries, stop: int | None) -> None:
         self.name = name
         self._ask = ask
         self._offset = offset
+        self._stop = stop
         self._position = offset
         self._attempts = Attempts(name, retries)
         self._progress = 0
@@ -170,6 +177,11 @@ class _ResumingReader(io.RawIOBase):
     def size(self) -> int | None:
         """The resource's bytes, those before the stream's beginning included; ``None`` if unknown."""
         return self._version.size
+
+    @property
+    def version(self) -> Version:
+        """The resource's version."""
+        return self._version
 
     def readable(self) -> bool:
         return True
@@ -206,7 +218,9 @@ class _ResumingReader(io.RawIOBase):
             raise
 
     def _read_some(self, view: memoryview) -> int:
-        while not self._ended and self._position != self._version.size:
+        if self._stop is not None:
+            view = view[: self._stop - self._position]
+        while not self._ended and self._position not in (self._version.size, self._stop):
             if self._body is None:
                 self._connect()
             elif count := self._body.readinto(view):

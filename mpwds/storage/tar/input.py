@@ -41,8 +41,11 @@ class FileInput:
         self.end = os.fstat(self._descriptor).st_size
         # Behind large data there often is a small member and then large data again: start small.
         self._window_bytes = _LEAST_WINDOW_BYTES
+        self._reached = 0  # the end of the last window
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
+        if position > self._reached:  # data that nobody wants was skipped: there may be more of it
+            self._window_bytes = _LEAST_WINDOW_BYTES
         size = self._window_bytes
         if size < _WINDOW_BYTES:
             self._window_bytes = 4 * size
@@ -54,6 +57,7 @@ class FileInput:
         window = os.pread(self._descriptor, size, position)
         if len(window) < need:
             window += self._rest(position + len(window), need - len(window))
+        self._reached = position + len(window)
         return window, 0
 
     def data(self, position: int, size: int, padding: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import io
 import os
 import secrets
@@ -179,6 +180,17 @@ class PendingFile:
         """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
             _close_and_remove(self.stream, self._temporary)
+
+
+def remove_partial(path: str) -> None:
+    """Removes what killed writers of the file ``path`` left of it. None may be writing it now."""
+    directory, name = os.path.split(os.path.realpath(path))
+    unfinished = (
+        f"{glob.escape(os.path.join(directory, f'.{name[:_NAME_LETTERS]}.'))}{'[0-9a-f]' * 8}.partial"
+    )
+    for each in glob.glob(unfinished):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(each)
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

@@ -128,7 +128,7 @@ class TarWriter:
             raise ValueError("the archive is closed: no more samples can be written to it")
         key, files = self._files(sample)
         try:
-            self._append(
+            self.write_blocks(
                 b"".join(
                     part
                     for header, data in files
@@ -163,7 +163,7 @@ class TarWriter:
             return
         try:
             end = 2 * tarfile.BLOCKSIZE
-            self._append(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
+            self.write_blocks(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
             if self._compressor is not None:
                 self._write_all(self._compressor.flush())
         except BaseException:
@@ -194,11 +194,12 @@ class TarWriter:
         else:
             self.discard()
 
-    def _append(self, data: bytes) -> None:
+    def write_blocks(self, data: bytes | memoryview) -> None:
+        """Append members of another tar archive as they lie there: headers, data and padding."""
         self._bytes_in_archive += len(data)
         self._write_all(data if self._compressor is None else self._compressor.compress(data))
 
-    def _write_all(self, data: bytes) -> None:
+    def _write_all(self, data: bytes | memoryview) -> None:
         while data:
             written = self._stream.write(data)
             if written is None and isinstance(self._stream, io.RawIOBase):

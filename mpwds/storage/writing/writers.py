@@ -66,7 +66,7 @@ class ShardWriter:
         opener: Callable[[str], BinaryIO] | None = None,
         **kw: Any,
     ) -> None:
-        self.pattern = _check_pattern(os.fspath(pattern))
+        self.pattern = check_pattern(os.fspath(pattern))
         if maxcount < 1 or maxsize <= 0:
             raise ValueError(f"maxcount ({maxcount}) and maxsize ({maxsize}) must be positive")
         self.maxcount = maxcount
@@ -112,7 +112,7 @@ class ShardWriter:
             return
         writer.close()
         if self.verbose:
-            figures = f"{self.count} samples, {_shown(self.size)}; {self.total} samples in all"
+            figures = f"{self.count} samples, {shown_bytes(self.size)}; {self.total} samples in all"
             print(f"wrote {self.fname}: {figures}", file=sys.stderr)
         if self.post is not None:
             self.post(self.fname)
@@ -162,7 +162,7 @@ class ShardWriter:
             raise ValueError("the shard writer is closed: no more samples can be written to it")
 
 
-def _shown(size: float) -> str:
+def shown_bytes(size: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -170,7 +170,7 @@ def _shown(size: float) -> str:
     return f"{size:.3g} GB"
 
 
-def _check_pattern(pattern: str) -> str:
+def check_pattern(pattern: str) -> str:
     try:
         if pattern % 0 != pattern % 1:
             return pattern

@@ -1,5 +1,9 @@
 """Shards for the tests of indexed datasets."""
 
+import functools
+import http.server
+import threading
+
 import pytest
 
 import mpwds
@@ -15,3 +19,22 @@ def tar_shards(tmp_path):
                 sink.write({"__key__": f"k{number}", "cls": number, "txt": "abc"[shard]})
                 number += 1
     return str(tmp_path / "x-{0..2}.tar")
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A web server of the files in ``tmp_path``, without ranges: its URL, and the paths it was asked for."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path)
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()

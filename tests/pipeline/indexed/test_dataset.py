@@ -191,7 +191,10 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
         "    .decode('rgb8')",
         "11 samples in 3 shards",
     ]
-    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 sample in 1 shard"
+    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 samples in 1 shards"
+    assert (
+        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shards"
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,6 +202,7 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
     [
         ({"shuffle": True}, "shuffle must be one of 'global'"),
         ({"shuffle": "chunked", "chunksize": 0}, "chunksize must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 import mpwds
+from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.streams.patterns import expand_urls
 from tests.pipeline.indexed.letters import Letters
 
@@ -9,10 +12,40 @@ def classes(dataset):
     return [int(sample["cls"]) for sample in dataset]
 
 
+def write_mds(folder, version):
+    """Writes an MDS dataset of five samples."""
+    if version == 1:
+        with mpwds.StreamingDatasetWriter(str(folder), ["cls"], compression="gz") as sink:
+            sink.write_samples(({"cls": b"%d" % number} for number in range(5)), use_tqdm=False)
+    else:
+        with mpwds.MDSWriter(columns={"cls": "int"}, out=str(folder)) as sink:
+            for number in range(5):
+                sink.write({"cls": number})
+
+
 class TestSources:
     def test_a_name_with_braces_a_list_of_names_or_a_folder(self, tar_shards, tmp_path):
         for source in (tar_shards, expand_urls(tar_shards), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
             assert classes(mpwds.IndexedDataset(source)) == list(range(11))
+
+    @pytest.mark.parametrize("name", ["dataset.json", "index.json"])
+    def test_a_description_or_a_folder_that_has_one(self, tar_shards, tmp_path, name):
+        urls = expand_urls(tar_shards)
+        write_description(create_description(urls, relative_to=str(tmp_path)), tmp_path / name)
+        assert classes(mpwds.IndexedDataset(tmp_path / name)) == list(range(11))
+        assert classes(mpwds.IndexedDataset(tmp_path)) == list(range(11))
+
+    def test_a_description_tells_the_lengths_so_that_no_shard_is_opened(self, tmp_path):
+        shards = [{"url": f"{n}.tar", "nsamples": n} for n in range(1000)]
+        (tmp_path / "x.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+        assert len(mpwds.IndexedDataset(tmp_path / "x.json")) == 499500
+
+    def test_mds_datasets_of_both_versions(self, tmp_path):
+        for version in (1, 2):
+            write_mds(tmp_path / f"{version}", version)
+            dataset = mpwds.IndexedDataset(tmp_path / f"{version}", "global")
+            assert sorted(classes(dataset)) == list(range(5))
+            assert int(dataset[3]["cls"]) == 3
 
     def test_its_samples_are_those_of_webdataset(self, tar_shards):
         expected = list(mpwds.WebDataset(tar_shards))
@@ -46,6 +79,28 @@ class TestSources:
         first = mpwds.IndexedDataset(Letters(1, 2)).map(lambda sample: sample["__key__"])
         assert list(mpwds.IndexedDataset(first)) == ["a0", "b0", "b1"]
         assert list(mpwds.IndexedDataset(mpwds.DataPipeline(first).map(str.upper))) == ["A0", "B0", "B1"]
+
+
+class TestUrls:
+    def test_copies_of_tar_shards_are_fetched_once(self, tar_shards, tmp_path_factory, served):
+        url, asked = served
+        cache = tmp_path_factory.mktemp("cache")
+        for _ in range(2):
+            with mpwds.IndexedDataset(f"{url}/x-{{0..2}}.tar", "global", cache_dir=cache) as dataset:
+                assert sorted(classes(dataset)) == list(range(11))
+                assert int(dataset[7]["cls"]) == 7
+        assert sorted(asked) == ["/x-0.tar", "/x-1.tar", "/x-2.tar"]
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_each_mds_dataset_is_fetched_to_a_folder_of_its_own(
+        self, tmp_path, tmp_path_factory, served, version
+    ):
+        url, _ = served
+        cache = tmp_path_factory.mktemp("cache")
+        for name in ("one", "other"):
+            write_mds(tmp_path / name, version)
+            assert classes(mpwds.IndexedDataset(f"{url}/{name}/", cache_dir=cache)) == list(range(5))
+        assert len([path for path in cache.rglob("*") if path.suffix == ".mds"]) == 2
 
 
 class TestRefusals:

@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -103,6 +105,50 @@ def test_errors_name_the_sample_and_its_shard():
         next(stream)
     assert caught.value.__notes__ == ["in IndexedSamples(Damaged), on sample 2 of b.tar"]
     assert next(stream)[1]["__key__"] == "b3"  # an exception loses no other sample
+
+
+class TestThreads:
+    @settings(max_examples=30)
+    @given(kind=kinds, lengths=lengths, stop=st.integers(0, 30))
+    def test_do_not_change_the_order_nor_the_state(self, continues, kind, lengths, stop):
+        def stream(threads):
+            return IndexedSamples(Letters(*lengths), kind, chunksize=4, threads=threads).stream()
+
+        assert list(stream(3)) == list(stream(1))
+        continues(lambda: stream(3), stop)
+
+    def test_read_at_the_same_time(self):
+        together = threading.Barrier(4, timeout=60)
+
+        class Slow(Letters):
+            def read(self, shard, index):
+                together.wait()  # for three other reads
+                return super().read(shard, index)
+
+        assert len(list(IndexedSamples(Slow(16), threads=4).stream())) == 16
+
+    def test_raise_an_error_in_its_turn(self):
+        class Damaged(Letters):
+            def read(self, shard, index):
+                if index == 1:
+                    raise ShardError("damaged")
+                return super().read(shard, index)
+
+        stream = IndexedSamples(Damaged(4), threads=2).stream()
+        assert next(stream)[0] == 0
+        with pytest.raises(ShardError):
+            next(stream)
+        assert [number for number, _ in stream] == [2, 3]
+
+    def test_end_with_the_stream(self):
+        stream = IndexedSamples(Letters(100), threads=3).stream()
+        next(stream)
+        readers = [each for each in threading.enumerate() if each.name.startswith("mpwds reads")]
+        assert readers
+        del stream
+        for reader in readers:
+            reader.join(60)
+            assert not reader.is_alive()
 
 
 def test_a_state_of_another_dataset_is_refused():

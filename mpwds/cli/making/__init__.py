@@ -1,0 +1,1 @@
+"""Commands that make datasets: ``create``, ``convert``, ``index`` and ``bench``."""

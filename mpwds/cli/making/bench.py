@@ -1,0 +1,172 @@
+"""``mpwds bench``: how fast a dataset or its storage can feed this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpwds.cli.feed.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mpwds.cli.making.measuring import Run
+
+_NEGLIGIBLE = 0.005
+_GAIN = 1.1
+
+
+def bench(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="FILE.py:NAME, a dataset that MultiLoader takes; or tar shards, or a description of them.",
+        ),
+    ],
+    workers: Annotated[
+        list[int] | None,
+        typer.Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4, ... processors."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
+    start_method: Annotated[str, typer.Option(help="spawn, forkserver or fork.")] = "spawn",
+    as_json: Json = False,
+) -> None:
+    """Measure how fast a dataset can feed this machine, and what bounds it.
+
+    Runs a MultiLoader for some seconds with each number of workers, and does nothing with what arrives. Shows
+    samples and bytes a second, each stage's time, and how fast storage and memory are by themselves. Of plain
+    shards it reads the samples and leaves them as they are. Ctrl-C shows what was measured until then.
+    """
+    from rich.console import Console
+
+    from mpwds.cli.making import measuring
+    from mpwds.cli.making.formats import shard_urls
+
+    if len(source) == 1 and _names_an_object(source[0]):
+        from mpwds.cli.feed.serve import load
+
+        dataset = load(source[0])
+        urls = measuring.shards_of(dataset)
+    else:
+        urls = [url for each in source for url in shard_urls(each)]
+        dataset = measuring.of_shards(urls)
+    counts = sorted(set(workers or _usual_counts()))
+    console = Console(stderr=as_json, highlight=False)
+    figures: dict[str, float] = {}
+    runs: list[Run] = []
+    stopped = False
+    with Console(stderr=True).status("copying memory") as status:
+        try:
+            figures["memory_bytes_per_s"] = measuring.memory_rate()
+            if urls:
+                status.update("reading shards")
+                figures["storage_bytes_per_s"] = measuring.storage_rate(urls, seconds)
+            for count in counts:
+                status.update(f"running {count} workers for {seconds:g} s")
+                run = measuring.run(dataset, count, seconds, start_method)
+                if run is not None:
+                    runs.append(run)
+                if run is None or not run.complete:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            stopped = True
+    if as_json:
+        shown = [run.as_dict() for run in runs]
+        print(json.dumps({**figures, "runs": shown, "verdict": _verdict(runs), "stopped": stopped}))
+        return
+    _show(console, runs, figures)
+    if stopped:
+        console.print("stopped before all was measured", style="yellow")
+
+
+def _names_an_object(source: str) -> bool:
+    """Whether this is ``FILE.py:NAME`` or ``package.module:NAME``, and no URL or path."""
+    where, colon, name = source.rpartition(":")
+    return (
+        bool(colon)
+        and name.replace(".", "_").isidentifier()
+        and (where.endswith(".py") or where.replace(".", "_").isidentifier())
+    )
+
+
+def _usual_counts() -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    return [*(1 << power for power in range(cores.bit_length()) if 1 << power <= cores), cores]
+
+
+def _show(console: Console, runs: Sequence[Run], figures: dict[str, float]) -> None:
+    from rich.table import Table
+
+    from mpwds.viewing.wording import printable
+
+    def table(*columns: str) -> Table:
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(columns):
+            made.add_column(
+                column, justify="right" if number else "left", no_wrap=bool(number), overflow="fold"
+            )
+        return made
+
+    if "memory_bytes_per_s" in figures:
+        console.print(f"one process copies {figures['memory_bytes_per_s'] / 1e9:,.1f} GB/s of memory")
+    if "storage_bytes_per_s" in figures:
+        console.print(f"one process reads {figures['storage_bytes_per_s'] / 1e6:,.0f} MB/s of its shards")
+    if not runs:
+        return
+    rates = table("workers", "samples/s", "MB/s", "batches/s", "processors", "first batch")
+    best = _best(runs)
+    for run in runs:
+        stats = run.stats
+        active_s = max(worker.active_s for worker in stats.workers)
+        busy = sum(worker.cpu_s for worker in stats.workers) / max(active_s, 1e-9)
+        rates.add_row(
+            str(run.workers),
+            f"{run.samples_per_s:,.0f}",
+            f"{run.bytes_per_s / 1e6:,.1f}",
+            f"{run.batches_per_s:,.1f}",
+            f"{busy:.1f}",
+            f"{stats.first_batch_s / stats.epochs:.2f} s",
+            style="bold" if run is best else "",
+        )
+    console.print("", rates, "", sep="\n")
+    stages = table(
+        f"stages ({best.workers} worker{'s' * (best.workers > 1)})",
+        "share",
+        "ms each",
+        "elements/s by one worker",
+    )
+    for stage in best.stats.stages:
+        if stage.share >= _NEGLIGIBLE:
+            each = f"{stage.seconds / stage.elements * 1e3:.3g}" if stage.elements else "-"
+            rate = f"{stage.elements_per_s:,.0f}" if stage.elements else "-"
+            stages.add_row(printable(stage.name), f"{stage.share:.0%}", each, rate)
+    console.print(stages, "", printable(_verdict(runs)), sep="\n")
+
+
+def _best(runs: Sequence[Run]) -> Run:
+    """The run with the fewest workers of those that are about as fast as the fastest."""
+    most = max(run.samples_per_s for run in runs)
+    return next(run for run in runs if run.samples_per_s * _GAIN >= most)
+
+
+def _verdict(runs: Sequence[Run]) -> str:
+    """What this machine can do, and what bounds it."""
+    if not runs:
+        return "nothing was measured"
+    best, first = _best(runs), runs[0]
+    feed = "worker feeds" if best.workers == 1 else "workers feed"
+    rate = f"{best.samples_per_s:,.0f} samples/s ({best.bytes_per_s / 1e6:,.1f} MB/s)"
+    words = f"{best.workers} {feed} {rate}"
+    if first is not best and first.samples_per_s:
+        words += f", {best.samples_per_s / first.samples_per_s:.1f} times what {first.workers} can"
+    most = runs[-1]
+    return (
+        f"{words}; {best.verdict}"
+        if best is most
+        else f"{words}; {most.workers} are not faster: {most.verdict}"
+    )

@@ -1,0 +1,221 @@
+"""Which columns of a table become which fields of samples."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import url_scheme
+from mpwds.storage.tar.names import split_name
+from mpwds.storage.writing.encoders import encode_field
+
+LABELS = ("cls", "label", "class")
+"""Columns of these names hold a sample's class."""
+
+_TEXTS = ("txt", "text", "caption", "transcript", "sentence")
+_KEYS = ("__key__", "key")
+_REST = "*"
+_BY_CONTENT = "*"
+
+# First bytes of files, the place where they are, and their extension.
+_SIGNATURES = (
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"\x89PNG\r\n\x1a\n", 0, "png"),
+    (b"GIF8", 0, "gif"),
+    (b"WEBP", 8, "webp"),
+    (b"II*\0", 0, "tif"),
+    (b"MM\0*", 0, "tif"),
+    (b"WAVE", 8, "wav"),
+    (b"fLaC", 0, "flac"),
+    (b"OggS", 0, "ogg"),
+    (b"ID3", 0, "mp3"),
+    (b"\xff\xfb", 0, "mp3"),
+    (b"ftyp", 4, "mp4"),
+    (b"%PDF", 0, "pdf"),
+    (b"\x93NUMPY", 0, "npy"),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of a column.
+
+    Attributes:
+        kind: ``"file"`` (values name files), ``"media"`` (values are the bytes of files), ``"text"``,
+            ``"integer"`` or ``"other"``.
+        names: Of the classes that its numbers stand for.
+    """
+
+    kind: str
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """How the rows of a table become samples.
+
+    Attributes:
+        fields: By column, its field. ``"*"`` in a field's name stands for the extension of the column's
+            files, or for what their first bytes say.
+        rest: The field that holds all other columns, as a dictionary; they are left out if empty.
+        key: The column that holds the samples' keys; if empty, rows are numbered.
+        files: The columns whose values name files.
+        root: The folder that these names start at, unless they are absolute.
+    """
+
+    fields: Mapping[str, str]
+    rest: str = ""
+    key: str = ""
+    files: frozenset[str] = field(default_factory=frozenset)
+    root: str = ""
+
+    def sample(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The sample of a row. A column without a value gives no field.
+
+        Raises:
+            ValueError: Two columns become the same field, or a value does not fit its field.
+            OSError: A file cannot be read.
+        """
+        sample: dict[str, Any] = {"__key__": self._key(number, row)}
+        rest = {}
+        for column, value in row.items():
+            if value is None or column == self.key:
+                continue
+            if column not in self.fields:
+                rest[column] = value
+                continue
+            try:
+                name, data = self._field(column, value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"column {column!r} of row {number}: {error}") from error
+            if name in sample:
+                raise ValueError(f"row {number}: {column!r} and another column become the field {name!r}")
+            sample[name] = data
+        if rest and self.rest:
+            sample[self.rest] = json.dumps(rest, default=_plain).encode()
+        return sample
+
+    def _field(self, column: str, value: Any) -> tuple[str, bytes]:
+        """The name and the bytes of a column's field."""
+        name, path = self.fields[column], ""
+        if column in self.files:
+            value, path = self._contents(value), value
+        elif _is_media(value):
+            value, path = _media(value)
+        if _BY_CONTENT in name:
+            name = name.replace(_BY_CONTENT, extension_of(value, path))
+        if isinstance(value, (int, float)) and name.rpartition(".")[2] in _TEXTS:
+            value = str(value)
+        return name, encode_field(name, value)
+
+    def size_of(self, row: Mapping[str, Any]) -> int:
+        """About the number of bytes of a row's sample; files at URLs count as nothing."""
+        size = 0
+        for column, value in row.items():
+            if column in self.files and value is not None:
+                if not url_scheme(value):
+                    size += os.path.getsize(os.path.join(self.root, value))
+            else:
+                size += len(value) if isinstance(value, (str, bytes)) else 8
+        return size
+
+    def _key(self, number: int, row: Mapping[str, Any]) -> str:
+        if not self.key:
+            return f"{number:09d}"
+        key = str(row[self.key])
+        return split_name(key)[0] or key if self.key in self.files else key
+
+    def _contents(self, name: str) -> bytes:
+        with gopen(name if url_scheme(name) else os.path.join(self.root, name)) as file:
+            return file.read()
+
+
+def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root: str = "") -> ColumnMap:
+    """The map that a user wrote, or else one that most tables want.
+
+    Without ``given``, files become fields of their own, named by their extensions, or ``COLUMN.EXTENSION`` if
+    there are several columns of files. Numbers of classes become ``cls``, a text ``txt``, and all other
+    columns together ``json``.
+
+    Args:
+        columns: The columns of the table.
+        given: ``COLUMN:FIELD,...``, such as ``image:jpg,label:cls,*:json``; ``*`` are all other columns.
+        key: The column that holds the keys; by default ``__key__`` or ``key``, if there is one.
+        root: Where names of files start.
+
+    Raises:
+        ValueError: There is no such column, or a part is not ``COLUMN:FIELD``.
+
+    Example:
+        >>> table = {"image": Column("media"), "label": Column("integer"), "width": Column("integer")}
+        >>> make_map(table).fields, make_map(table).rest
+        ({'image': '*', 'label': 'cls'}, 'json')
+    """
+    fields, rest = _parsed(given, columns) if given else (_guessed(columns), "json")
+    key = key or next((name for name in _KEYS if name in columns and name not in fields), "")
+    files = frozenset(name for name, column in columns.items() if column.kind == "file")
+    return ColumnMap(fields, rest, key, files, root)
+
+
+def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:
+    def named(names: Sequence[str], extension: str) -> dict[str, str]:
+        return {name: extension if len(names) == 1 else f"{_part(name)}.{extension}" for name in names}
+
+    kinds = {name: column.kind for name, column in columns.items()}
+    media = [name for name, kind in kinds.items() if kind in ("file", "media")]
+    labels = [name for name, column in columns.items() if column.names]
+    labels = labels or [name for name in LABELS if kinds.get(name) == "integer"]
+    texts = [name for name in _TEXTS if kinds.get(name) == "text"]
+    return {**named(media, _BY_CONTENT), **named(labels, "cls"), **named(texts, "txt")}
+
+
+def _parsed(given: str, columns: Mapping[str, Column]) -> tuple[dict[str, str], str]:
+    fields = {}
+    for part in given.split(","):
+        column, colon, name = part.rpartition(":")
+        if not colon or not name or (column != _REST and column not in columns):
+            known = ", ".join(columns)
+            raise ValueError(
+                f"--columns {part!r}: expected COLUMN:FIELD, where COLUMN is one of {known} or *"
+            )
+        fields[column] = name
+    return fields, fields.pop(_REST, "")
+
+
+def _part(column: str) -> str:
+    """A column's name as a part of a field's."""
+    return column.replace("/", "_").replace(".", "_").replace(" ", "_").lower()
+
+
+def _is_media(value: Any) -> bool:
+    """Whether a value is a file as Hugging Face's datasets store it."""
+    return isinstance(value, dict) and set(value) == {"bytes", "path"}
+
+
+def _media(value: Mapping[str, Any]) -> tuple[bytes, str]:
+    data, path = value["bytes"], value["path"] or ""
+    if data is None:
+        raise ValueError(
+            f"it names the file {path!r} and does not hold it: save the dataset with its files, as "
+            "save_to_disk and push_to_hub do"
+        )
+    return data, path
+
+
+def extension_of(data: Any, path: str = "") -> str:
+    """The extension of a file: what its first bytes say, its name, or ``bin``."""
+    for signature, place, extension in _SIGNATURES:
+        if isinstance(data, bytes) and data.startswith(signature, place):
+            return "jpeg" if extension == "jpg" and path.lower().endswith(".jpeg") else extension
+    return split_name(path)[1].rpartition(".")[2] or "bin"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no kind for, as text: dates, decimals; of bytes, an error."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes cannot be a part of a JSON field: give the column a field with --columns")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

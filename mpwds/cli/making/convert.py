@@ -1,0 +1,168 @@
+"""``mpwds convert``: between tar shards, MDS datasets and record files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpwds.cli.feed.options import Json
+from mpwds.viewing.wording import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mpwds.cli.making.encodings import Convert
+    from mpwds.cli.making.formats import Dataset
+
+_FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -."),
+    ],
+    destination: Annotated[
+        str, typer.Argument(help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder.")
+    ],
+    from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="Of DESTINATION; a folder gets mds, or tar from MDS."),
+    ] = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME:TARGET,...",
+            help="What to take, and the encodings of MDS columns (jpg:jpeg,cls:int) or the fields of other "
+            "formats (image:jpg); label=cls:int renames.",
+        ),
+    ] = "",
+    keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
+    maxcount: Annotated[int, typer.Option(min=1, help="Samples in a shard, at most; not of MDS.")] = 10_000,
+    maxsize: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
+    ] = "",
+    compression: Annotated[str, typer.Option(help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")] = "",
+    hashes: Annotated[str, typer.Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert a dataset between tar shards, MDS datasets and files of records.
+
+    What becomes of each field is guessed by its extension or encoding, and shown; --columns says it otherwise
+    and leaves out all others. The bytes of images, texts and JSON stay as they are. Columns of MDS hold a
+    value in every sample, so a sample that lacks one is an error. Pickles are copied, and never read.
+    """
+    from rich.console import Console
+
+    from mpwds.cli.making.encodings import KEY, convert_fields
+    from mpwds.cli.making.formats import FORMATS, open_dataset
+    from mpwds.cli.making.sinks import Options, open_sink
+    from mpwds.cli.resharding.options import parse_size
+    from mpwds.cli.resharding.progress import progress
+
+    for option, given in (("--from", from_), ("--to", to)):
+        if given and given not in FORMATS:
+            raise typer.BadParameter(f"{option} {given}: expected {_FORMATS}")
+    dataset = open_dataset(source, from_)
+    kind, where = _target(destination, to, dataset.format)
+    samples = dataset.samples()
+    first = next(samples, None)
+    if first is None:
+        raise ValueError(f"{source}: there is no sample in it")
+    plan = _plan(first, dataset, kind, columns)
+    converters = {name: (new, converter) for name, (new, _, converter) in plan.items()}
+    console = Console(stderr=where == "-" or as_json, highlight=False, soft_wrap=True)
+    _show(console, plan, dataset, kind)
+    encodings = {new: target for new, target, _ in plan.values()}
+    if keys and kind in ("mds", "mds1"):
+        encodings[KEY] = "str"
+    hash_names = tuple(sorted(filter(None, hashes.split(","))))
+    size = parse_size(maxsize) if maxsize else None
+    count, total, began = 0, 0, time.monotonic()
+    options = Options(maxcount, size, compression, hash_names, force)
+    with (
+        open_sink(kind, where, encodings, options) as sink,
+        progress(dataset.count, in_bytes=False) as advance,
+    ):
+        for sample in itertools.chain([first], samples):
+            if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
+                raise ValueError(
+                    f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: say "
+                    "with --columns what to take"
+                )
+            converted: dict[str, Any] = convert_fields(sample, converters)
+            nbytes = sum(map(len, converted.values()))
+            converted[KEY] = sample[KEY].encode() if kind == "mds1" else sample[KEY]
+            sink.write(converted)
+            count += 1
+            total += nbytes
+            advance(1, "converting")
+    if as_json:
+        fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
+        print(json.dumps({"samples": count, "bytes": total, "format": kind, "fields": fields}))
+    size_text = f"{total / 1e6:,.1f} MB, {time.monotonic() - began:.1f} s"
+    console.print(f"wrote {count:,} samples ({size_text}) to {where} ({kind})")
+
+
+def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:
+    """The format to write, and the folder, pattern or name to write to."""
+    from mpwds.cli.making.formats import RECORDS
+    from mpwds.cli.outputs import shard_pattern
+
+    last = destination.rpartition("/")[2].lower()
+    if not kind:
+        ending = last.rpartition(".")[2]
+        if ending in RECORDS:
+            kind = RECORDS[ending]
+        elif destination == "-" or ".tar" in last or ending == "tgz":
+            kind = "tar"
+        else:
+            kind = "tar" if source_kind in ("mds", "mds1") else "mds"
+    return kind, destination if kind in ("mds", "mds1") else shard_pattern(destination, ending=f".{kind}")
+
+
+def _plan(
+    first: Mapping[str, bytes], dataset: Dataset, kind: str, columns: str
+) -> dict[str, tuple[str, str, Convert]]:
+    """By field or column of the source: its new name, its encoding in MDS, and the function between them."""
+    from mpwds.cli.making import encodings
+
+    names = [name for name in first if name != encodings.KEY]
+    chosen = encodings.parse(columns, names) if columns else dict.fromkeys(names, ("", ""))
+    plan: dict[str, tuple[str, str, Convert]] = {}
+    for name, (new, target) in chosen.items():
+        stored = dataset.columns.get(name, "")
+        field = encodings.field_of(name, stored, first[name]) if stored else name
+        if kind == "mds":
+            target = target or stored or encodings.guessed_encoding(field)
+            plan[name] = (new or name, target, encodings.between(stored, field, target))
+        else:
+            field = target or field
+            plan[name] = (field, "", encodings.from_column(stored, field))
+    if len({new for new, _, _ in plan.values()}) < len(plan):
+        raise ValueError(
+            f"two fields would have one name: {', '.join(sorted(new for new, _, _ in plan.values()))}"
+        )
+    return plan
+
+
+def _show(
+    console: Console, plan: Mapping[str, tuple[str, str, Convert]], dataset: Dataset, kind: str
+) -> None:
+    """Says what becomes of each field."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(f"{dataset.format}", f"{kind}", box=None, pad_edge=False, header_style="bold")
+    for name, (new, encoding, _) in plan.items():
+        before = f"{name} ({dataset.columns[name]})" if name in dataset.columns else name
+        after = f"{new} ({encoding})" if encoding else new
+        table.add_row(escape(printable(before)), escape(printable(after)))
+    console.print(table)

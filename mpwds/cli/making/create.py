@@ -1,0 +1,208 @@
+"""``mpwds create``: makes tar shards of files, lists and datasets of other formats."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpwds.cli.feed.options import Json
+from mpwds.viewing.wording import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mpwds.cli.making.sources import Samples, Source
+    from mpwds.cli.making.writing import Planned, Written
+
+
+def create(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), a Hugging Face dataset's "
+            "folder, or - for a list on standard input."
+        ),
+    ],
+    output: Annotated[
+        str, typer.Argument(help="Shards such as out-%06d.tar, a folder for them, one file x.tar, or -.")
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="KIND",
+            help="What SOURCE is: classes or groups (a folder), files (names, one a line), csv, jsonl, ...",
+        ),
+    ] = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN:FIELD,...", help="Fields of a list's columns: image:jpg,label:cls,*:json."
+        ),
+    ] = "",
+    key: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the samples' keys.")] = "",
+    root: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where names of files in a list start: its folder.")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Take only this split of SOURCE.")] = "",
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Put all samples in random order.")] = False,
+    seed: Annotated[int, typer.Option(help="Determines the order, and what --train takes.")] = 0,
+    train: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
+    ] = None,
+    maxcount: Annotated[int, typer.Option(min=1, help="Samples in a shard, at most.")] = 10_000,
+    maxsize: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of a shard: the sample that reaches it is the last.")
+    ] = "1GB",
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one for each processor.")
+    ] = 0,
+    index: Annotated[
+        bool, typer.Option("--index", help="Write a wids description beside the shards, too.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make tar shards of a folder of files, a list, or a Hugging Face dataset.
+
+    Files that agree up to the first dot of their names are a sample. A folder of folders with single files is
+    one of classes: samples get the class's number as `cls`, and `classes.json` holds the names. Folders named
+    train, val or test are splits.
+
+    The columns of a list become fields: files that they name or hold by their extension, a label `cls`, a
+    text `txt`, and the others together `json`; --columns says it otherwise.
+
+    Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from mpwds.cli.making import planning
+    from mpwds.cli.making.sources import Wanted, find
+    from mpwds.cli.making.writing import write_shards
+    from mpwds.cli.outputs import beside, make_folders, refuse_existing, shard_pattern, write_file
+    from mpwds.cli.resharding.options import parse_size
+    from mpwds.cli.resharding.sink import existing
+
+    console = Console(stderr=output == "-" or as_json, highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
+        found = find(source, Wanted(kind, columns, key, root, shuffle or train is not None, scratch))
+        splits = _splits(found.splits, split, train, seed)
+        if shuffle:
+            splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
+        patterns = {name: shard_pattern(output, name) for name in splits}
+        planned = {
+            name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize)) for name in splits
+        }
+        shards = [shard for each in planned.values() for shard in each]
+        files = _class_files(patterns, found.classes)
+        descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
+        refuse_existing([*patterns.values(), *files, *descriptions], force)
+        make_folders([shard.url for shard in shards])
+        _show(console, source, found)
+        began = time.monotonic()
+        total = sum(len(numbers) for _, numbers in splits.values())
+        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
+    rest = iter(written)
+    for url, part in zip(descriptions, planned.values(), strict=False):
+        files[url] = describe(url, list(itertools.islice(rest, len(part))))
+    for url, content in files.items():
+        write_file(url, json.dumps(content, indent=2).encode())
+    if as_json:
+        print(json.dumps({"shards": [shard._asdict() for shard in written], "files": list(files)}))
+    for pattern in patterns.values():
+        for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
+            console.print(f"{escape(name)} is of an earlier run: remove it", style="yellow")
+    console.print(_summary(written, time.monotonic() - began, list(files)))
+
+
+def _splits(
+    found: Mapping[str, Samples], wanted: str, train: float | None, seed: int
+) -> dict[str, tuple[Samples, Sequence[int]]]:
+    """The samples of each split, and the numbers of those to write, in order."""
+    if wanted:
+        if wanted not in found:
+            raise typer.BadParameter(
+                f"--split {wanted}: there are {', '.join(filter(None, found)) or 'no splits'}"
+            )
+        found = {"": found[wanted]}
+    if train is None:
+        return {name: (samples, range(len(samples))) for name, samples in found.items()}
+    if len(found) > 1:
+        raise typer.BadParameter(
+            f"--train: there are splits already, {', '.join(found)}: choose one by --split"
+        )
+    from mpwds.cli.making.planning import split_in_two
+
+    (samples,) = found.values()
+    first, second = split_in_two(len(samples), train, seed)
+    return {"train": (samples, first), "val": (samples, second)}
+
+
+def _shards(
+    pattern: str, samples: Samples, numbers: Sequence[int], maxcount: int, maxsize: int
+) -> list[Planned]:
+    """The shards of a split; one, if the pattern is the name of one."""
+    from mpwds.cli.making.planning import into_shards
+    from mpwds.cli.making.writing import Planned
+    from mpwds.cli.outputs import numbered
+
+    if "%" not in pattern.rpartition("/")[2]:
+        return [Planned(pattern, samples.part(numbers))]
+    parts = into_shards(numbers, samples.size_of, maxcount, maxsize)
+    return [Planned(numbered(pattern, number), samples.part(part)) for number, part in enumerate(parts)]
+
+
+def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The files that name classes, and their contents."""
+    (pattern, *_) = patterns.values()
+    if pattern == "-":
+        return {}
+    folder = "".join(pattern.rpartition("/")[:2])
+    names = {field: f"{field}.classes.json" if len(classes) > 1 else "classes.json" for field in classes}
+    return {folder + names[field]: list(classes[field]) for field in classes}
+
+
+def describe(url: str, shards: Sequence[Written]) -> dict[str, Any]:
+    """The wids description of shards that are in the same folder."""
+    return {
+        "wids_version": 1,
+        "name": os.path.splitext(os.path.basename(url))[0],
+        "shardlist": [
+            {"url": shard.url.rpartition("/")[2], "nsamples": shard.samples, "filesize": shard.filesize}
+            for shard in shards
+        ],
+    }
+
+
+def _show(console: Console, source: str, found: Source) -> None:
+    """Says what the source is taken for."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    samples = ", ".join(f"{len(samples):,} {name}".strip() for name, samples in found.splits.items())
+    console.print(f"{escape(source)}: {found.text}; samples: {samples}")
+    for note in found.notes:
+        console.print(escape(printable(note)), style="yellow")
+    if found.fields:
+        table = Table("column", "field", box=None, pad_edge=False, header_style="bold")
+        for column, field in found.fields.items():
+            table.add_row(escape(printable(column)), escape(field))
+        console.print(table)
+
+
+def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:
+    samples, nbytes = sum(shard.samples for shard in written), sum(shard.nbytes for shard in written)
+    first, last = written[0].url, written[-1].url
+    shards = f"{len(written)} shards, {first} to {last}" if len(written) > 1 else first
+    also = f"; also {', '.join(files)}" if files else ""
+    speed = f"{seconds:.1f} s, {nbytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s"
+    return f"wrote {samples:,} samples ({nbytes / 1e6:,.1f} MB, {speed}) to {shards}{also}"

@@ -1,0 +1,158 @@
+"""Samples of a tree of files: files of one base name are a sample, and its folder may be its class."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mpwds.storage.tar.names import split_name
+
+_LABEL = "cls"
+
+
+class Group(NamedTuple):
+    """The files of one sample: their names from the root on, each with its field."""
+
+    key: str
+    files: tuple[tuple[str, str], ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The samples of a folder, in the order of their keys.
+
+    Attributes:
+        root: The folder.
+        groups: The samples.
+        classes: The class folders; empty if folders are no classes.
+        skipped: Names of files that can be no field: without an extension, or hidden.
+    """
+
+    root: str
+    groups: Sequence[Group]
+    classes: Sequence[str]
+    skipped: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def size_of(self, number: int) -> int:
+        """Bytes of a sample's files."""
+        return self.groups[number].size_bytes
+
+    def part(self, numbers: Sequence[int]) -> TreePart:
+        """The samples of these numbers."""
+        return TreePart(self.root, [self.groups[number] for number in numbers], self.classes)
+
+
+@dataclass(frozen=True)
+class TreePart:
+    """Some samples of a tree, which a worker reads."""
+
+    root: str
+    groups: Sequence[Group]
+    classes: Sequence[str]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        labels = {name: b"%d" % number for number, name in enumerate(self.classes)}
+        for key, files, _ in self.groups:
+            sample: dict[str, Any] = {"__key__": key}
+            if labels:
+                sample[_LABEL] = labels[key.partition("/")[0]]
+            for name, field in files:
+                with open(os.path.join(self.root, name), "rb", buffering=0) as file:
+                    sample[field] = file.read()
+            yield sample
+
+
+def read_tree(root: str, with_classes: bool | None = None) -> Tree:
+    """Finds the samples of a folder and all folders below it.
+
+    Files whose paths agree up to the first dot of the base name form a sample, as in a tar shard; the rest of
+    the base name, in lower case, is the field. Symbolic links are followed. Hidden files, hidden folders and
+    files without an extension are left out.
+
+    Args:
+        root: The folder.
+        with_classes: Whether each folder in ``root`` is a class, so that samples get its number, in the order
+            of their names, as ``cls`` (torchvision's ``ImageFolder``). ``None``: if ``root`` holds nothing
+            but two or more folders, and each sample is a single file.
+
+    Raises:
+        ValueError: There is no sample, a file stands beside the class folders, or a sample has a ``cls``.
+        OSError: A folder cannot be read.
+    """
+    paths = sorted(_files_below(root))
+    tree = group_files(root, [name for name, _ in paths], [size for _, size in paths])
+    folders = sorted({group.key.partition("/")[0] for group in tree.groups})
+    flat = next((group.key for group in tree.groups if "/" not in group.key), None)
+    if with_classes is None:
+        with_classes = (
+            flat is None and len(folders) > 1 and all(len(group.files) == 1 for group in tree.groups)
+        )
+    if not with_classes:
+        return tree
+    if flat is not None:
+        raise ValueError(f"{root}: {flat}.* lies beside the class folders, so it has no class")
+    labelled = next((group.key for group in tree.groups if any(f == _LABEL for _, f in group.files)), None)
+    if labelled is not None:
+        raise ValueError(f"{root}: {labelled}.cls is a label already: the folders cannot be classes, too")
+    return Tree(root, tree.groups, folders, tree.skipped)
+
+
+def group_files(root: str, names: Iterable[str], sizes_bytes: Iterable[int] | None = None) -> Tree:
+    """The samples of files, given by their names from ``root`` on; in the order in which samples begin.
+
+    Raises:
+        ValueError: There is no sample, or two files of a sample have one field.
+        OSError: A file does not exist.
+    """
+    found: dict[str, list[tuple[str, str, int]]] = {}
+    skipped = []
+    if sizes_bytes is None:
+        names = list(names)
+        sizes_bytes = [os.stat(os.path.join(root, name)).st_size for name in names]
+    for name, size in zip(names, sizes_bytes, strict=True):
+        key, field = split_name(name)
+        if field:
+            found.setdefault(key, []).append((name, field, size))
+        else:
+            skipped.append(name)
+    if not found:
+        raise ValueError(f"{root}: there is no file that can be a field of a sample, such as 0001.jpg")
+    groups = [_group(root, key, files) for key, files in found.items()]
+    return Tree(root, groups, (), skipped)
+
+
+def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
+    by_field: dict[str, str] = {}
+    for name, field, _ in files:
+        if field in by_field:
+            both = f"{os.path.join(root, by_field[field])} and {name}"
+            raise ValueError(f"{both} would be the same field: names differ in case alone")
+        by_field[field] = name
+    # An absolute name would not be found again below the folder that the shard is unpacked to.
+    return Group(
+        key.lstrip("/"), tuple((name, field) for name, field, _ in files), sum(size for *_, size in files)
+    )
+
+
+def _files_below(root: str) -> Iterator[tuple[str, int]]:
+    """The names of all files below a folder, from it on, and their sizes."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                status = entry.stat()
+                name = os.path.join(folder, entry.name)
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(name)
+                elif stat.S_ISREG(status.st_mode):
+                    yield name, status.st_size

@@ -1,0 +1,223 @@
+"""``mpwds index``: descriptions of indexed datasets (wids), as ``widsindex`` makes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mpwds.cli.feed.options import Json
+
+index = typer.Typer(
+    name="index",
+    help="Make and change descriptions of indexed datasets (wids), and look into them.",
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+_BEGINNING = 40  # characters of a field
+
+Description = Annotated[str, typer.Argument(help="Path or URL of a description (.json).")]
+Name = Annotated[str | None, typer.Option("-n", "--name", help="The dataset's name.")]
+Base = Annotated[
+    str | None,
+    typer.Option("-b", "--base", metavar="URL", help="Where relative URLs start."),
+]
+
+
+@index.command()
+def create(
+    shards: Annotated[list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or - for a list.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="File or URL; - for standard output.")] = (
+        "shardindex.json"
+    ),
+    name: Name = None,
+    info: Annotated[
+        str | None, typer.Option("-i", "--info", metavar="FILE", help="A file with text about the dataset.")
+    ] = None,
+    base: Base = None,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="List where samples begin, so that no reader has to find out.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Shards to read at a time.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Read shards, and write the description that ShardListDataset and WebDataset open.
+
+    It lists each shard with its number of samples, size and MD5 sum.
+    """
+    from mpwds.cli.outputs import refuse_existing
+    from mpwds.cli.resharding.progress import progress
+    from mpwds.storage.indexed.describing import create_description, write_description
+    from mpwds.storage.indexed.descriptions import folder_of
+    from mpwds.storage.streams.gopen import gopen
+    from mpwds.storage.streams.patterns import expand_urls
+
+    if shards == ["-"]:
+        shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
+    urls = [url for each in shards for url in expand_urls(each)]
+    refuse_existing([output], force)
+    about = None
+    if info is not None:
+        with gopen(info) as file:
+            about = file.read().decode()
+    with progress(len(urls), in_bytes=False) as advance:
+        description = create_description(
+            urls,
+            name=name,
+            base=base,
+            info=about,
+            relative_to=None if output == "-" else folder_of(output),
+            offsets=offsets,
+            jobs=jobs,
+            progress=lambda url: advance(1, "reading shards"),
+        )
+    write_description(description, output)
+    samples = sum(shard["nsamples"] for shard in description["shardlist"])
+    print(
+        f"{output}: {len(urls):,} shards, {samples:,} samples",
+        file=sys.stderr if output == "-" else sys.stdout,
+    )
+
+
+@index.command()
+def update(
+    file: Annotated[str, typer.Argument(help="A local description; the earlier one is kept as FILE.bak.")],
+    name: Name = None,
+    info: Annotated[str | None, typer.Option("-i", "--info", help="Text about the dataset.")] = None,
+    base: Base = None,
+    keep: Annotated[
+        bool | None, typer.Option("--keep/--nokeep", "-k/-K", help="Whether readers keep copies of shards.")
+    ] = None,
+    directory: Annotated[
+        str | None, typer.Option("-d", "--dir", metavar="DIR", help="Replaces the folder of each shard.")
+    ] = None,
+    nodir: Annotated[bool, typer.Option("-D", "--nodir", help="Leave the shards' names alone.")] = False,
+    rebase: Annotated[
+        bool, typer.Option("-B", "--rebase", help="Make the folder that all shards are in the base.")
+    ] = False,
+) -> None:
+    """Change a description: its name, text, base, or the folders of its shards."""
+    from mpwds.storage.indexed.describing import update_description
+
+    if nodir and directory is not None:
+        raise typer.BadParameter("--dir names a folder, and --nodir none: give one of them")
+    directory = "" if nodir else directory
+    update_description(file, name=name, info=info, base=base, keep=keep, directory=directory, rebase=rebase)
+
+
+@index.command()
+def info(
+    descriptions: Annotated[list[str], typer.Argument(metavar="FILE...", help="Descriptions.")],
+    table: Annotated[bool, typer.Option("-t", "--table", help="One line for each.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what descriptions say: shards, samples and sizes, with those of the datasets they refer to."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mpwds.storage.indexed.describing import summarize
+    from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.viewing.wording import printable
+
+    urls = [url for each in descriptions for url in expand_urls(each)]
+    found = {url: summarize(url) for url in urls}
+    if as_json:
+        print(json.dumps([{"file": url, **asdict(summary)} for url, summary in found.items()]))
+        return
+    console = Console(highlight=False)
+    rows = [
+        {
+            "file": url,
+            "name": summary.name or "-",
+            "info": summary.info or "-",
+            "base": summary.base,
+            "shards": f"{summary.shards:,}",
+            "samples": f"{summary.samples:,}",
+            "size": _size(summary.bytes),
+            "size of a sample": _size(summary.bytes / max(summary.samples, 1)),
+            "first shard": summary.first,
+            "last shard": summary.last,
+            "datasets": ", ".join(summary.datasets) or "-",
+        }
+        for url, summary in found.items()
+    ]
+    if table:
+        short = ("file", "name", "shards", "samples", "size", "base")
+        lines = Table(*short, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            lines.add_row(*(printable(row[column]) for column in short))
+        console.print(lines)
+        return
+    for row in rows:
+        lines = Table(box=None, pad_edge=False, show_header=False)
+        lines.add_column(style="bold", justify="right", no_wrap=True)
+        lines.add_column(overflow="fold")
+        for label, text in row.items():
+            lines.add_row(label, printable(text))
+        console.print(lines, "", sep="\n")
+
+
+@index.command()
+def sample(
+    description: Description,
+    number: Annotated[int, typer.Argument(help="Number of the sample, from 0.")] = 0,
+    cat: Annotated[
+        str | None,
+        typer.Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a sample of the dataset by its number: each field's size, and what it begins with."""
+    from mpwds.pipeline.indexed.dataset import IndexedDataset
+    from mpwds.storage.indexed.descriptions import load_description
+    from mpwds.viewing.wording import printable
+
+    shards = load_description(description)["shardlist"]
+    total = sum(shard["nsamples"] for shard in shards)
+    if not 0 <= number < total:
+        raise typer.BadParameter(f"there is no sample {number}: the dataset has {total:,}")
+    inside = number
+    while inside >= shards[0]["nsamples"]:
+        inside -= shards.pop(0)["nsamples"]
+    found = IndexedDataset([shards[0]["url"]])[inside]
+    if cat is not None:
+        field = cat.removeprefix(".")
+        if field not in found:
+            raise typer.BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
+        sys.stdout.buffer.write(found[field])
+        return
+    shown = {
+        name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
+    }
+    if as_json:
+        print(json.dumps(shown))
+        return
+    widest = max(map(len, found))
+    for name, value in found.items():
+        print(f"{printable(name):<{widest}}  {_in_short(value)}")
+
+
+def _described(value: bytes | str) -> object:
+    return value if isinstance(value, str) else {"bytes": len(value)}
+
+
+def _in_short(value: bytes | str) -> str:
+    from mpwds.viewing.wording import printable
+
+    if isinstance(value, str):
+        return printable(value)
+    beginning = printable(value[:_BEGINNING].decode("ascii", "replace"))
+    return f"{len(value):>9,} bytes  {beginning}{'…' if len(value) > _BEGINNING else ''}"
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:,.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.1f} TB"

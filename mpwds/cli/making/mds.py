@@ -1,0 +1,106 @@
+"""Samples of MDS datasets of both versions, with their columns as they are stored."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, parse
+from mpwds.storage.streams.urls import is_local, local_path
+
+_LOOKED_AT = 64  # samples
+_INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
+
+Fields = Mapping[str, tuple[str, Convert]]
+"""By column, the field of a tar shard that it becomes, and the function between their bytes."""
+
+
+@dataclass(frozen=True)
+class MDSSamples:
+    """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy.
+
+    Attributes:
+        shards: An ``MDSShards`` that does not decode, or ``MDS1Shards``.
+        columns: The encodings by column, without the keys' column.
+        fields: What columns become; others are left out. ``None`` leaves all columns as they are.
+        numbers: The samples to iterate; all of them if ``None``.
+    """
+
+    shards: Any
+    columns: Mapping[str, str]
+    fields: Fields | None = None
+    numbers: Sequence[int] | None = None
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(itertools.accumulate(self.shards.lengths, initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @cached_property
+    def _mean_size(self) -> int:
+        looked_at = list(itertools.islice(replace(self, numbers=None), _LOOKED_AT))
+        return sum(sum(map(len, sample.values())) for sample in looked_at) // max(len(looked_at), 1)
+
+    def size_of(self, number: int) -> int:
+        """About the bytes of a sample: the mean of the first."""
+        return self._mean_size
+
+    def part(self, numbers: Sequence[int]) -> MDSSamples:
+        """The samples of these numbers."""
+        return replace(self, numbers=numbers)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(len(self)) if self.numbers is None else self.numbers:
+            shard = bisect.bisect_right(self._starts, number) - 1
+            stored = self.shards.read(shard, number - self._starts[shard])
+            key = stored.pop(KEY, None)
+            sample: dict[str, Any] = {KEY: f"{number:09d}" if key is None else bytes(key).decode()}
+            if self.fields is None:
+                sample.update(stored)
+            else:
+                sample.update(
+                    {field: convert(stored[name]) for name, (field, convert) in self.fields.items()}
+                )
+            yield sample
+
+
+def mds_version(source: str) -> str:
+    """``"mds"`` or ``"mds1"`` if a folder holds such a dataset, else an empty string."""
+    folder = local_path(source) if is_local(source) else ""
+    found = (kind for name, kind in _INDEXES.items() if folder and os.path.exists(os.path.join(folder, name)))
+    return next(found, "")
+
+
+def open_mds(source: str, version: str) -> MDSSamples:
+    """Opens a dataset of version ``"mds"`` or ``"mds1"``; its columns' bytes stay as they are stored.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        ShardError: The index is damaged.
+    """
+    from mpwds.storage.mds.shards_v1 import MDS1Shards
+    from mpwds.storage.mds.shards_v2 import MDSShards
+
+    if version == "mds":
+        shards = MDSShards(source, decode=False)
+        return MDSSamples(shards, {name: kind for name, kind in shards.columns.items() if name != KEY})
+    old = MDS1Shards(source)
+    return MDSSamples(old, {name: "bytes" for name in old.fields if name != KEY})
+
+
+def as_fields(samples: MDSSamples, columns: str = "") -> MDSSamples:
+    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed."""
+    first = next(iter(samples.part([0])))
+    chosen = parse(columns, samples.columns) if columns else dict.fromkeys(samples.columns, ("", ""))
+    fields = {}
+    for name, (_, target) in chosen.items():
+        field = target or field_of(name, samples.columns[name], first[name])
+        fields[name] = (field, from_column(samples.columns[name], field))
+    return replace(samples, fields=fields)

@@ -1,0 +1,150 @@
+"""What ``mpwds bench`` measures: a dataset with some number of workers, storage alone, and memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.stats.stats import LoaderStats, verdict_of_workers
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import is_local, local_path
+
+_PIECE_BYTES = 1 << 20
+_COPIED_BYTES = 256 << 20
+_SAMPLES_IN_BATCH = 64
+
+
+class Run(NamedTuple):
+    """How a dataset did with a number of workers.
+
+    Attributes:
+        workers: Their number.
+        seconds: From the first batch to the end.
+        samples_per_s: Samples delivered in these seconds, each.
+        bytes_per_s: Bytes of their arrays.
+        batches_per_s: Batches, or single elements.
+        stats: The loader's statistics.
+        complete: Whether Ctrl-C did not end it.
+    """
+
+    workers: int
+    seconds: float
+    samples_per_s: float
+    bytes_per_s: float
+    batches_per_s: float
+    stats: LoaderStats
+    complete: bool
+
+    @property
+    def verdict(self) -> str:
+        """What bounds the workers."""
+        return verdict_of_workers(self.stats)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        return {**self._asdict(), "verdict": self.verdict, "stats": self.stats.as_dict()}
+
+
+def of_shards(urls: Sequence[str]) -> DataPipeline:
+    """A dataset that reads tar shards and does nothing with their samples."""
+    return WebDataset(urls, empty_check=False).batched(_SAMPLES_IN_BATCH, collation_fn=_in_one_array)
+
+
+def shards_of(dataset: Any) -> list[str]:
+    """The shards that a dataset reads; none if it does not say."""
+    source = dataset
+    while isinstance(source, DataPipeline):
+        source = source.pipeline[0] if source.pipeline else None
+    return list(getattr(source, "urls", ()))
+
+
+def run(dataset: Any, workers: int, seconds: float, start_method: str) -> Run | None:
+    """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
+
+    Epochs follow each other. A training loop that does nothing shows the most that workers can deliver.
+
+    Raises:
+        ValueError: An epoch is empty.
+    """
+    complete = True
+    first: tuple[float, LoaderStats] | None = None
+    with MultiLoader(dataset, workers, output="numpy", start_method=start_method) as loader:
+        try:
+            loader.warm_up()
+            batches = _epochs(loader)
+            next(batches)
+            first = time.monotonic(), loader.stats("start")
+            for _ in batches:
+                if time.monotonic() > first[0] + seconds:
+                    break
+        except KeyboardInterrupt:
+            complete = False
+        if first is None:
+            return None
+        began, before = first
+        took, stats = time.monotonic() - began, loader.stats("start")
+        samples, nbytes = stats.samples - before.samples, stats.nbytes - before.nbytes
+        batch_rate = (stats.batches - before.batches) / took
+        return Run(workers, took, samples / took, nbytes / took, batch_rate, stats, complete)
+
+
+def _epochs(loader: MultiLoader) -> Iterator[Any]:
+    """All epochs, one after the other."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the dataset is empty: there is nothing to measure")
+
+
+def storage_rate(urls: Sequence[str], seconds: float) -> float:
+    """Bytes a second of reading shards one after the other, as a whole, in one process.
+
+    Local files are put out of the page cache first, where the system does that, so this is the disk's rate.
+    """
+    nbytes = 0
+    began = time.monotonic()
+    for url in urls:
+        _forget(url)
+        with gopen(url) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                nbytes += len(piece)
+                if time.monotonic() > began + seconds:
+                    return nbytes / (time.monotonic() - began)
+    return nbytes / max(time.monotonic() - began, 1e-9)
+
+
+def memory_rate() -> float:
+    """Bytes a second that one process copies from memory to memory."""
+    source = np.ones(_COPIED_BYTES, np.uint8)
+    target = np.zeros_like(source)
+    return _COPIED_BYTES / min(_timed(lambda: np.copyto(target, source)) for _ in range(3))
+
+
+def _timed(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def _in_one_array(samples: list[dict[str, Any]]) -> Any:
+    """All bytes of samples, in as many rows as there are samples: loaders count rows."""
+    data = b"".join(value for sample in samples for value in sample.values() if isinstance(value, bytes))
+    return np.frombuffer(data + bytes(-len(data) % len(samples)), np.uint8).reshape(len(samples), -1)
+
+
+def _forget(url: str) -> None:
+    if not is_local(url):
+        return
+    with open(local_path(url), "rb") as file:
+        if file.seekable():
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,145 @@
+"""What ``convert`` writes: tar shards, MDS of both versions, and record files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from mpwds.cli.outputs import make_folders, numbered, refuse_existing
+from mpwds.imports import require
+from mpwds.storage.writing.destinations import Destination, open_destination
+from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.writers import ShardWriter
+
+_WITHOUT_LIMIT = 1 << 62
+
+
+class Options(NamedTuple):
+    """How to write.
+
+    Attributes:
+        maxcount: Samples in a tar shard or record file, at most.
+        maxsize: Bytes in a shard; ``None`` for the format's default.
+        compression: As MDS names it, such as ``"zstd:7"``; empty for none.
+        hashes: Names of hashes in an MDS index.
+        force: Replace what exists.
+    """
+
+    maxcount: int
+    maxsize: int | None
+    compression: str
+    hashes: tuple[str, ...]
+    force: bool
+
+
+class Sink(Protocol):
+    """Takes samples: ``__key__``, and fields' bytes."""
+
+    def write(self, sample: Mapping[str, Any]) -> object: ...
+
+
+def open_sink(
+    kind: str, where: str, columns: Mapping[str, str], options: Options
+) -> AbstractContextManager[Sink]:
+    """Opens a dataset for writing. An exception inside ``with`` leaves no half of a shard, and no index.
+
+    Args:
+        kind: One of ``FORMATS``.
+        where: A folder or URL for MDS; else a pattern, or the name of one file.
+        columns: For MDS, the encodings of columns by name, in order.
+        options: How to write.
+
+    Raises:
+        FileExistsError: There is a dataset already.
+        ValueError: The format has no such option.
+    """
+    if kind in ("tar", "msgpack", "cbor"):
+        if options.compression or options.hashes:
+            raise ValueError(
+                f"--compression and --hashes are for MDS: {kind} is compressed by its name (.gz)"
+            )
+        refuse_existing([where], options.force)
+        make_folders([where])
+    if kind == "tar":
+        if "%" not in where.rpartition("/")[2]:
+            return TarWriter(where, encoder=False, mtime=0)
+        maxsize = options.maxsize or 10**9
+        return ShardWriter(where, options.maxcount, maxsize, verbose=0, encoder=False, mtime=0)
+    if kind == "mds":
+        from mpwds.storage.mds.writer_v2 import MDSWriter
+
+        return MDSWriter(
+            columns=columns,
+            out=where,
+            compression=options.compression or None,
+            hashes=options.hashes,
+            size_limit=options.maxsize or 1 << 26,
+            exist_ok=options.force,
+            allow_pickle=True,  # the bytes of pickles are copied
+        )
+    if kind == "mds1":
+        if options.hashes or options.force:
+            raise ValueError("MDS of version 1 has no hashes, and is not replaced: remove it first")
+        return _Version1(where, list(columns), options)
+    return _Records(kind, where, options)
+
+
+class _Version1:
+    def __init__(self, where: str, fields: list[str], options: Options) -> None:
+        from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter
+
+        limit = options.maxsize or 1 << 24
+        self._writer = StreamingDatasetWriter(where, fields, limit, options.compression or None)
+        self.write = self._writer.write_sample
+
+    def __enter__(self) -> _Version1:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._writer.__exit__(*raised)
+
+
+class _Records:
+    """Files of MessagePack messages or CBOR items, a dictionary for each sample."""
+
+    def __init__(self, kind: str, where: str, options: Options) -> None:
+        self._pack: Callable[[Any], bytes]
+        if kind == "msgpack":
+            self._pack = require("msgpack", "").packb
+        else:
+            self._pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
+        is_one = "%" not in where.rpartition("/")[2]
+        self._name: Callable[[int], str] = lambda number: where if is_one else numbered(where, number)
+        self._maxcount = _WITHOUT_LIMIT if is_one else options.maxcount
+        self._maxsize = _WITHOUT_LIMIT if is_one else options.maxsize or 10**9
+        self._files = self._count = self._size = 0
+        self._file: Destination | None = None
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        data = self._pack(dict(sample))
+        if self._file is not None and (self._count >= self._maxcount or self._size >= self._maxsize):
+            self._file.publish()
+            self._file = None
+        if self._file is None:
+            self._file = open_destination(self._name(self._files))
+            self._files, self._count, self._size = self._files + 1, 0, 0
+        view = memoryview(data)
+        while view:
+            view = view[self._file.stream.write(view) :]
+        self._count += 1
+        self._size += len(data)
+
+    def __enter__(self) -> _Records:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        if kind is None:
+            self._file.publish()
+        else:
+            self._file.discard()

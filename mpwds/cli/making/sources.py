@@ -1,0 +1,187 @@
+"""What a command's SOURCE is, and the samples in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mpwds.cli.making import arrow, columns, folders, tables
+from mpwds.cli.making.mds import as_fields, mds_version, open_mds
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import is_local, local_path
+
+KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
+
+
+class Samples(Protocol):
+    """Samples in order. ``part`` gives those of some numbers, which a worker iterates."""
+
+    def __len__(self) -> int: ...
+    def size_of(self, number: int) -> int: ...
+    def part(self, numbers: Sequence[int]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was found.
+
+    Attributes:
+        text: What it is, in words.
+        splits: The samples of each split; one without a name if there are no splits.
+        fields: What each column becomes; empty if there are no columns.
+        classes: By the field that holds their numbers, names of classes.
+        notes: What the user should know.
+    """
+
+    text: str
+    splits: Mapping[str, Samples]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a user wants a source to be read; empty where the source itself tells.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        columns: ``COLUMN:FIELD,...``.
+        key: The column with the samples' keys.
+        root: Where names of files in a list start.
+        any_order: Samples will be asked for in any order.
+        scratch: A folder for copies, which exists as long as samples are read.
+    """
+
+    kind: str = ""
+    columns: str = ""
+    key: str = ""
+    root: str | None = None
+    any_order: bool = False
+    scratch: str = ""
+
+
+def find(source: str, wanted: Wanted) -> Source:
+    """Finds out what a source is, and what is in it.
+
+    Raises:
+        ValueError: It is nothing that shards could be made of, or holds no samples.
+        FileNotFoundError: It does not exist.
+    """
+    if wanted.kind and wanted.kind not in KINDS:
+        raise ValueError(f"--from {wanted.kind}: expected one of {', '.join(KINDS)}")
+    if source != "-" and is_local(source) and os.path.isdir(local_path(source)):
+        return _folder(local_path(source).rstrip("/") or "/", wanted)
+    kind = wanted.kind or os.path.splitext(source)[1].lower().removeprefix(".").replace("ndjson", "jsonl")
+    urls = [source] if source == "-" else expand_urls(source)
+    if kind == "files":
+        return _files(urls, wanted.root)
+    if kind in ("parquet", "arrow"):
+        if source == "-":
+            raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
+        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted)
+    if f".{kind}" in tables.LISTS:
+        return _lists(urls, f".{kind}", wanted)
+    if kind in ("mds", "mds1"):
+        return _mds(source, kind, wanted)
+    if source == "-":
+        raise ValueError("say what comes from standard input: --from files, csv, tsv or jsonl")
+    if not wanted.kind and is_local(source) and not os.path.exists(local_path(urls[0])):
+        raise FileNotFoundError(f"there is no {source}")
+    advice = "; mpwds convert and mpwds split read shards" if kind in ("tar", "gz", "zst", "tgz") else ""
+    raise ValueError(f"{source} is neither a folder nor a list (.csv .tsv .jsonl .parquet .arrow){advice}")
+
+
+def _folder(path: str, wanted: Wanted) -> Source:
+    if version := mds_version(path):
+        return _mds(path, version, wanted)
+    datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
+    if datasets:
+        return _arrow(datasets, wanted)
+    inside = sorted(
+        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
+    )
+    roots = {"": path}
+    if inside and _SPLITS.issuperset(inside):
+        roots = {name: os.path.join(path, name) for name in inside}
+    with_classes = {"classes": True, "groups": False}.get(wanted.kind)
+    trees = {split: folders.read_tree(root, with_classes) for split, root in roots.items()}
+    all_classes = {tuple(tree.classes) for tree in trees.values()}
+    if len(all_classes) > 1:
+        raise ValueError(
+            f"{path}: the splits {', '.join(trees)} have different class folders, so numbers would mean "
+            "different classes: run create for each of them, or with --from groups"
+        )
+    (classes,) = all_classes
+    skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
+    notes = [f"left out {len(skipped)} files without an extension, such as {skipped[0]}"] if skipped else []
+    text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
+    return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
+
+
+def _files(urls: Sequence[str], root: str | None) -> Source:
+    from mpwds.storage.streams.gopen import gopen
+
+    names: list[str] = []
+    for url in urls:
+        with gopen(url) as stream:
+            names += os.fsdecode(stream.read()).splitlines()
+    tree = folders.group_files(root or "", filter(None, names))
+    notes = [f"left out {len(tree.skipped)} files without an extension"] if tree.skipped else []
+    return Source("a list of files grouped by base name", {"": tree}, notes=notes)
+
+
+def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
+    rows = tables.read_lists(urls, ending)
+    root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+    found = tables.columns_of(rows, root)
+    classes: dict[str, Sequence[str]] = {}
+    if not wanted.columns:
+        found, names = tables.number_classes(rows, found)
+        classes = {"cls": names} if names else {}
+    column_map = _map(found, wanted, root)
+    text = f"a list of {len(rows):,} rows ({ending})"
+    return Source(
+        text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
+    )
+
+
+def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
+    samples: dict[str, Samples] = {}
+    for split, paths in splits.items():
+        if wanted.any_order and paths[0].endswith(".parquet"):
+            paths = arrow.as_arrow(paths, wanted.scratch, split)
+        blocks, found = arrow.read_arrow(paths)
+        column_map = _map(found, wanted, wanted.root or os.path.dirname(paths[0]))
+        samples[split] = arrow.ArrowRows(blocks, column_map)
+    labels = {name: column.names for name, column in found.items() if column.names}
+    classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
+    files = sum(map(len, splits.values()))
+    text = f"a dataset of {sum(map(len, samples.values())):,} rows in {files} files"
+    return Source(text, samples, _shown(found, column_map), classes)
+
+
+def _mds(source: str, version: str, wanted: Wanted) -> Source:
+    samples = as_fields(open_mds(source, version), wanted.columns)
+    shown = dict.fromkeys(samples.columns, "left out")
+    shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
+    return Source(f"an MDS dataset ({version})", {"": samples}, shown)
+
+
+def _map(found: Mapping[str, columns.Column], wanted: Wanted, root: str) -> columns.ColumnMap:
+    if wanted.key and wanted.key not in found:
+        raise ValueError(f"--key {wanted.key}: there is no such column, only {', '.join(found)}")
+    return columns.make_map(found, wanted.columns, wanted.key, root)
+
+
+def _shown(found: Mapping[str, columns.Column], column_map: columns.ColumnMap) -> dict[str, str]:
+    """What each column becomes, in words."""
+    rest = f"{column_map.rest} (a part of it)" if column_map.rest else "left out"
+    shown = {name: column_map.fields.get(name, rest) for name in found}
+    if column_map.key:
+        shown[column_map.key] = "__key__"
+    return shown

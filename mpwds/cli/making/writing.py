@@ -1,0 +1,112 @@
+"""Writes planned shards, each as a whole by one worker, so that the number of workers changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from mpwds.cli.resharding.progress import progress
+from mpwds.pipeline.notes import add_note
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
+from mpwds.storage.writing.tar_writer import TarWriter
+
+_REPORT_BYTES = 16 << 20
+
+
+class Planned(NamedTuple):
+    """A shard to write: where to, and its samples, read by the worker that iterates them."""
+
+    url: str
+    samples: Iterable[dict[str, Any]]
+
+
+class Written(NamedTuple):
+    """A shard that is complete.
+
+    Attributes:
+        url: Its URL or path.
+        samples: Number of samples.
+        nbytes: Bytes of their data.
+        filesize: Bytes of the file; ``None`` if it is not local.
+    """
+
+    url: str
+    samples: int
+    nbytes: int
+    filesize: int | None
+
+
+def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Written]:
+    """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
+
+    A shard appears under its name when it is complete. Errors, and Ctrl-C, leave the complete ones.
+
+    Args:
+        shards: What to write.
+        jobs: How many processes may write.
+        total: Number of samples, for the progress on standard error.
+
+    Returns:
+        What was written, in the order of ``shards``.
+
+    Raises:
+        ValueError: Two samples of a shard have one key, or a sample cannot be written.
+        OSError: A file cannot be read or written.
+    """
+    from mpwds.loader.multi_loader import MultiLoader
+    from mpwds.pipeline.dataset import DataPipeline
+    from mpwds.sharedmem.share import share
+
+    jobs = min(jobs, len(shards))
+    dataset = DataPipeline(share(list(enumerate(shards)))).flatmap(_write)
+    written: dict[int, Written] = {}
+    try:
+        options: Any = {"in_order": False, "output": "numpy"}
+        with (
+            MultiLoader(dataset, workers=jobs if jobs > 1 else 0, **options) as loader,
+            progress(total, in_bytes=False) as advance,
+        ):
+            for number, samples, shard in loader:
+                advance(samples, "writing")
+                if shard is not None:
+                    written[number] = Written(*shard)
+    except BaseException as error:  # workers were killed, perhaps while they wrote
+        noted: list[str] = getattr(error, "__notes__", [])
+        noted[:] = [note for note in noted if _write.__name__ not in note]  # users know of no pipeline
+        for number, (url, _) in enumerate(shards):
+            if number not in written and url != "-" and is_local(url):
+                remove_partial(local_path(url))
+        raise
+    return [written[number] for number in range(len(shards))]
+
+
+def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...] | None]]:
+    """Writes a shard; tells in between how many samples it wrote since it last told."""
+    number, (url, samples) = task
+    keys: set[str] = set()
+    told, untold, nbytes = 0, 0, 0
+    with TarWriter(url, mtime=0) as sink, _naming(url):
+        for sample in samples:
+            key = sample["__key__"]
+            if key in keys:
+                raise ValueError(f"the key {key!r} occurs twice")
+            keys.add(key)
+            nbytes += sink.write(sample)
+            untold += 1
+            if nbytes - told >= _REPORT_BYTES:
+                yield number, untold, None
+                told, untold = nbytes, 0
+    filesize = os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
+    yield number, untold, (url, len(keys), nbytes, filesize)
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"while writing {without_credentials(url)}")
+        raise

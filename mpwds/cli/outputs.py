@@ -1,0 +1,92 @@
+"""Where commands write shards: patterns and folders, never over data that exists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+
+from mpwds.cli.resharding.sink import already_there, existing, exists
+from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.destinations import open_destination
+
+_FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
+_DIRECTIVE = re.compile(r"[-_.]?%\d*d")
+
+
+def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:
+    """Where a command's argument says that shards go: a pattern with a ``%`` directive, or one name.
+
+    Args:
+        output: Such a pattern, the name of an archive, ``"-"``, or a folder for shards called ``SPLIT-%06d``.
+        split: The split, with which names begin; empty if there is only one.
+        ending: Of shards in a folder.
+
+    Example:
+        >>> shard_pattern("data/x-%04d.tar", "train"), shard_pattern("x.tar.gz")
+        ('data/train-x-%04d.tar', 'x.tar.gz')
+        >>> shard_pattern("s3://bucket/data/", "val"), shard_pattern("data")
+        ('s3://bucket/data/val-%06d.tar', 'data/shard-%06d.tar')
+    """
+    if output == "-":
+        return output
+    folder, slash, name = output.rpartition("/")
+    if "%" not in name and not _FILE.search(name):
+        return f"{output.rstrip('/') or '/'}/{split or 'shard'}-%06d{ending}"
+    return f"{folder}{slash}{split}-{name}" if split else output
+
+
+def numbered(pattern: str, number: int) -> str:
+    """The name of a shard; only the last part of a pattern has a directive, as ``%20`` may be in a URL.
+
+    Raises ``ValueError`` if that part has no directive for a number, or several.
+    """
+    folder, slash, name = pattern.rpartition("/")
+    with contextlib.suppress(TypeError, ValueError):
+        if name % 0 != name % 1:
+            return f"{folder}{slash}{name % number}"
+    raise ValueError(f"{name!r} needs one % directive for the number, such as %06d, to name several shards")
+
+
+def beside(pattern: str, ending: str) -> str:
+    """The name of a file that describes the shards of a pattern.
+
+    Example:
+        >>> beside("data/train-%06d.tar", ".json")
+        'data/train.json'
+    """
+    folder, slash, name = pattern.rpartition("/")
+    return f"{folder}{slash}{_DIRECTIVE.sub('', _FILE.sub('', name)) or 'dataset'}{ending}"
+
+
+def write_file(url: str, data: bytes) -> None:
+    """Writes a small file, which appears when it is complete."""
+    destination = open_destination(url)
+    try:
+        destination.stream.write(data)
+    except BaseException:
+        destination.discard()
+        raise
+    destination.publish()
+
+
+def refuse_existing(names: Sequence[str], force: bool = False) -> None:
+    """Raises ``FileExistsError`` if a file that is to be written exists, unless ``force``.
+
+    A pattern stands for all local files that are of its series.
+    """
+    there: list[str] = []
+    for name in names:
+        first = numbered(name, 0) if "%" in name.rpartition("/")[2] else name
+        with contextlib.suppress(FileNotFoundError):  # the folder
+            there += existing(name) or filter(exists, [first])
+    if there and not force:
+        raise FileExistsError(already_there(there))
+
+
+def make_folders(urls: Sequence[str]) -> None:
+    """Makes the local folders that the files are to be in."""
+    for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:
+        if folder:
+            os.makedirs(folder, exist_ok=True)

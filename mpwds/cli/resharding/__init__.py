@@ -1,0 +1,1 @@
+"""Commands from shards to shards: split, merge, shuffle, sort, proc."""

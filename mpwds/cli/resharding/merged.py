@@ -1,0 +1,88 @@
+"""Samples in the order of a value: sorted in runs that fit in memory, which are then merged."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from mpwds.cli.resharding.raw_samples import OBJECT_BYTES, RawSample
+from mpwds.cli.resharding.spool import Spool
+from mpwds.errors import ShardError
+
+_MOST_RUNS = 256  # files open at a time
+_NUMBER = re.compile(r"[+-]?\d+")
+_FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+Rank = list[Any]
+"""``[0, number]`` or ``[1, text]``: numbers come first."""
+
+Ranked = tuple[Rank, RawSample]
+
+
+def merged(
+    ranked: Iterable[Ranked], memory: int, directory: str, reverse: bool = False
+) -> Iterator[RawSample]:
+    """Yields samples in the order of their ranks; equal ones stay in their order.
+
+    Each time that ``memory`` bytes of samples have been read, they go to a temporary file in their order. In
+    the end these files are merged.
+    """
+    held: list[Ranked] = []
+    size = 0
+    with contextlib.ExitStack() as spools:
+        runs: list[Spool] = []
+
+        def in_order(*further: list[Ranked]) -> Iterator[Ranked]:
+            return heapq.merge(*runs, *further, key=_rank, reverse=reverse)
+
+        def spooled(samples: Iterable[Ranked]) -> Spool:
+            spool = spools.enter_context(Spool(directory))
+            for rank, sample in samples:
+                spool.add(rank, sample)
+            return spool
+
+        for rank, sample in ranked:
+            held.append((rank, sample))
+            size += sample.size + OBJECT_BYTES
+            if size > memory:
+                held.sort(key=_rank, reverse=reverse)
+                runs.append(spooled(held))
+                held, size = [], 0
+            if len(runs) == _MOST_RUNS:
+                smaller, runs = runs, [spooled(in_order())]
+                for run in smaller:
+                    run.close()
+        held.sort(key=_rank, reverse=reverse)
+        yield from (sample for _, sample in in_order(held))
+
+
+def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
+    """The value by which a sample is sorted. Raises ``ShardError`` if it has none."""
+    if by == "__key__":
+        return [1, sample.key]
+    field, *path = [by] if sample.field(by) is not None else by.split(".")
+    data = sample.field(field)
+    if data is None:
+        raise ShardError(f"{sample} has no field {field!r} to sort by")
+    try:
+        value: Any = data.decode().strip()
+        for name in path:
+            value = (json.loads(value) if isinstance(value, str) else value)[name]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ShardError(f"{sample}: {by} cannot be sorted by: {error!r}") from error
+    if isinstance(value, (int, float)) and not text:
+        return [0, value]
+    if not isinstance(value, (str, int, float)):
+        raise ShardError(f"{sample}: {by} is {json.dumps(value)[:60]}, neither a number nor a text")
+    value = str(value)
+    if text or not _FRACTION.fullmatch(value):
+        return [1, value]
+    return [0, int(value) if _NUMBER.fullmatch(value) else float(value)]
+
+
+def _rank(ranked: Ranked) -> Rank:
+    return ranked[0]

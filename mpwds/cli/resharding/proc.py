@@ -1,0 +1,115 @@
+"""``mpwds proc``: from shard to shard through a pipeline of the user's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpwds.cli.resharding.options import Force, Json, Output, Shards
+
+if TYPE_CHECKING:
+    from mpwds.cli.resharding.proc_jobs import Processing
+    from mpwds.pipeline.handlers import Handler
+
+
+def proc(
+    stages: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:NAME",
+            help="A list of stages, or a function of a dataset that adds stages to it.",
+        ),
+    ],
+    shards: Shards,
+    output: Output,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Worker processes.")] = 4,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Process the shards so often, with other random numbers each time.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
+    on_error: Annotated[
+        str,
+        typer.Option(
+            metavar="stop|skip|FILE.jsonl",
+            help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
+        ),
+    ] = "stop",
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output."),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Process shards through your pipeline: each becomes one shard of the series OUTPUT.
+
+    Write `mpwds proc augment.py:stages in-{000..099}.tar out-%06d.tar -j 8`. The stages get undecoded samples
+    (begin with mpwds.decode) and yield dicts with __key__, whose fields are encoded by their names. With
+    --repeat 3, the series is three times as long, and keys of later rounds end in -1 and -2.
+
+    A run that was killed continues: write the same command again, and shards that are complete stay. The same
+    command writes the same bytes, whatever the number of workers.
+    """
+    from mpwds.cli.feed.serve import load
+    from mpwds.cli.resharding.journal import begun
+    from mpwds.cli.resharding.proc_jobs import Processing
+    from mpwds.cli.resharding.reshard import ended_by_sigterm, shard_urls
+    from mpwds.storage.writing.writers import shown_bytes
+
+    processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
+    with ended_by_sigterm(), begun(processing, journal, force) as done:
+        figures = _run(processing, jobs, done)
+    stream = sys.stderr if output == "-" else sys.stdout
+    written = len(processing.jobs) - len(done)
+    if as_json:
+        print(json.dumps({**figures, "shards": written, "complete_before": len(done)}), file=stream)
+        return
+    skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
+    before = f"; {len(done)} were complete before" if done else ""
+    print(
+        f"{figures['samples']:,} samples, {shown_bytes(figures['bytes'])}: {written} shards written"
+        f"{before}{skipped}",
+        file=stream,
+    )
+
+
+def _handler(on_error: str) -> Handler:
+    from mpwds.pipeline.handlers import reraise_exception, warn_and_continue
+    from mpwds.pipeline.quarantine import quarantine
+
+    if on_error.endswith(".jsonl"):
+        return quarantine(on_error, budget=None)
+    if on_error not in ("stop", "skip"):
+        raise typer.BadParameter(f"--on-error {on_error}: expected stop, skip or the name of a .jsonl file")
+    return reraise_exception if on_error == "stop" else warn_and_continue
+
+
+def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
+    """Does the jobs that are left, and adds up their figures."""
+    from mpwds.cli.resharding.progress import progress
+    from mpwds.loader.multi_loader import MultiLoader
+    from mpwds.pipeline.dataset import DataPipeline
+
+    figures = Counter(samples=0, bytes=0, skipped=0)
+    jobs = [job for job in processing.jobs if job.output not in done]
+    if not jobs:
+        return figures
+    piped = "-" in (processing.output, *processing.urls)  # which are this process's own
+    loader = MultiLoader(
+        DataPipeline(jobs).map(processing),
+        workers=0 if piped else min(workers, len(jobs)),
+        in_order=False,
+        start_method="forkserver",
+        on_worker_death="restart",
+        output="numpy",
+    )
+    with loader, progress(len(processing.jobs), len(done), in_bytes=False) as advance:
+        for of_job in loader:
+            figures.update(of_job)
+            advance(1, f"{figures['samples']:,} samples")
+    return figures

@@ -1,0 +1,144 @@
+"""The work of ``mpwds proc``: one job for each shard to write, done alike in whatever process."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple
+
+from mpwds.cli.resharding.sink import is_series
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import plain
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.webdataset import WebDataset
+from mpwds.storage.writing.encoders import encode_field
+from mpwds.storage.writing.tar_writer import TarWriter
+
+
+class Job(NamedTuple):
+    """A shard to write: that of input ``shard`` in round ``round``."""
+
+    shard: int
+    round: int
+    output: str
+
+
+class Processing:
+    """All jobs of a command. Called with a job, it writes the shard.
+
+    A job is a worker of a dataset of all inputs that has as many workers as inputs. So its random numbers
+    depend on seed, input and round alone.
+
+    Args:
+        stages: The user's: stages, or a function of a dataset.
+        urls: The shards to read.
+        output: The series to write; one name if there is one job.
+        repeat: Number of rounds.
+        seed: Determines random choices.
+        handler: What to do about a sample that fails.
+
+    Raises:
+        ValueError: ``stages`` are none, or ``output`` is one name and there are several jobs.
+    """
+
+    def __init__(
+        self, stages: Any, urls: list[str], output: str, repeat: int, seed: int, handler: Handler
+    ) -> None:
+        self.urls = urls
+        self.output = output
+        self.rounds = repeat
+        self.seed = seed
+        self._handler = handler if handler is reraise_exception else _Counted(handler)
+        self.dataset = build(stages, urls, self._handler)
+        count = len(urls) * repeat
+        if not is_series(output) and count > 1:
+            raise ValueError(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
+        names = [output % number for number in range(count)] if is_series(output) else [output]
+        places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
+        self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
+
+    def __call__(self, job: Job) -> dict[str, int]:
+        context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
+        samples = size = 0
+        skipped = getattr(self._handler, "count", 0)
+        with TarWriter(job.output, encoder=_encoded, mtime=0) as sink:
+            for sample in plain(self.dataset.stream(context)):
+                try:
+                    size += sink.write(_of_round(sample, job.round))
+                    samples += 1
+                except ValueError as error:
+                    add_note(error, f"in writing {job.output} from {self.urls[job.shard]}")
+                    if sink.discarded or not self._handler(error):
+                        raise
+        skipped = getattr(self._handler, "count", 0) - skipped
+        return {"samples": samples, "bytes": size, "skipped": skipped}
+
+
+class _Counted:
+    """A handler that counts the errors it gets in this process."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.count = 0
+        self._handler = handler
+
+    def __call__(self, error: Exception) -> Any:
+        self.count += 1
+        return self._handler(error)
+
+
+def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
+    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none."""
+    dataset = WebDataset(urls, handler=handler, empty_check=False)
+    built: Any
+    if isinstance(stages, DataPipeline):
+        built = dataset.compose(*stages.pipeline)
+    elif isinstance(stages, (list, tuple)):
+        built = dataset.compose(*stages)
+    elif hasattr(stages, "stream") or inspect.isgeneratorfunction(stages):
+        built = dataset.compose(stages)
+    elif callable(stages):
+        try:
+            built = stages(dataset)
+        except Exception as error:
+            raise ValueError(
+                f"stages(dataset) failed with {error!r}; if it is a function of a sample, write "
+                "stages = [mpwds.map(f)]"
+            ) from error
+    else:
+        raise ValueError(f"stages must be a list of stages or a function of a dataset, got {stages!r}")
+    if not isinstance(built, DataPipeline):
+        raise ValueError(f"stages(dataset) returned {type(built).__name__}, expected a dataset")
+    if handler is reraise_exception:
+        return built
+    pipeline = DataPipeline()
+    pipeline.pipeline = [_handled(part, handler) for part in built.pipeline]
+    return pipeline
+
+
+def _handled(part: Any, handler: Handler) -> Any:
+    """A stage that uses this handler, unless the user gave it one."""
+    if is_dataclass(part) and getattr(part, "handler", None) is reraise_exception:
+        return replace(part, handler=handler)  # type: ignore[type-var]
+    return part
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """The sample's fields as bytes. What no stage has decompressed is not compressed again."""
+    return {
+        name: value if name.startswith("_") or _is_gzip(name, value) else encode_field(name, value)
+        for name, value in sample.items()
+    }
+
+
+def _is_gzip(name: str, value: Any) -> bool:
+    return name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
+
+
+def _of_round(sample: Any, number: int) -> dict[str, Any]:
+    if not isinstance(sample, dict):
+        raise ValueError(f"stages must yield samples, dicts with __key__, got {type(sample).__name__}")
+    if number and isinstance(sample.get("__key__"), str):
+        return {**sample, "__key__": f"{sample['__key__']}-{number}"}
+    return sample

@@ -1,0 +1,123 @@
+"""What the commands from shards to shards have in common: samples in, samples out, and what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from mpwds.cli.resharding.options import Duplicates
+from mpwds.cli.resharding.progress import progress
+from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
+from mpwds.cli.resharding.sink import ShardSink, existing
+from mpwds.errors import ShardError
+from mpwds.storage.indexed.descriptions import load_description
+from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.writers import shown_bytes
+
+Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
+
+
+def reshard(
+    patterns: list[str],
+    output: str,
+    arrange: Arrange = iter,
+    *,
+    maxcount: int | None = None,
+    maxsize: int | None = None,
+    force: bool = False,
+    duplicates: Duplicates = Duplicates.error,
+    as_json: bool = False,
+) -> None:
+    """Copies the samples of shards to other shards, and prints how many there are.
+
+    Args:
+        patterns: The shards, as for :func:`shard_urls`.
+        output: As for :class:`ShardSink`, and so are the other options.
+        arrange: Puts the samples in their new order.
+        as_json: Print JSON.
+
+    Raises:
+        ShardError: A shard is damaged, or samples got lost.
+        ValueError: A shard would be replaced by what is read from it.
+    """
+    urls = shard_urls(patterns)
+    _refuse_own_input(urls, output)
+    read = 0
+
+    def counted(samples: Iterator[RawSample]) -> Iterator[RawSample]:
+        nonlocal read
+        for sample in samples:
+            read += 1
+            advance(sample.size, f"{read:,} samples")
+            yield sample
+
+    with contextlib.ExitStack() as ends:
+        ends.enter_context(ended_by_sigterm())
+        files = ends.enter_context(contextlib.closing(OpenFiles()))
+        advance = ends.enter_context(progress(local_size(urls)))
+        sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))
+        for sample in arrange(counted(read_raw_samples(urls, files))):
+            sink.add(sample)
+        if sink.samples != read:
+            raise ShardError(f"{read} samples were read, but {sink.samples} written")
+    _report(urls, sink, output, as_json)
+
+
+def shard_urls(patterns: list[str]) -> list[str]:
+    """The shards that URLs with braces, or descriptions (``.json``), name."""
+    urls = []
+    for url in (url for pattern in patterns for url in expand_urls(pattern)):
+        if url.partition("?")[0].endswith(".json"):
+            urls += [str(shard["url"]) for shard in load_description(url)["shardlist"]]
+        else:
+            urls.append(url)
+    return urls
+
+
+def local_size(urls: Iterable[str]) -> int | None:
+    """The bytes of shards; ``None`` if not all of them are local files."""
+    if not all(is_local(url) and url != "-" for url in urls):
+        return None
+    return sum(os.path.getsize(local_path(url)) for url in urls)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends the program as Ctrl-C does, so that it removes what it began."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_own_input(urls: list[str], output: str) -> None:
+    replaced = {os.path.realpath(path) for path in existing(output)}
+    for url in urls:
+        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
+            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
+
+
+def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
+    written = sink.shards
+    left = sorted({*existing(output)} - {local_path(name) for name in written if is_local(name)})
+    stream = sys.stderr if output == "-" else sys.stdout
+    if as_json:
+        figures: dict[str, Any] = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
+        print(json.dumps(figures), file=stream)
+        return
+    names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
+    shards = f"{len(written)} shard{'' if len(written) == 1 else 's'}"
+    print(
+        f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}: {len(urls)} to {shards}, {names}", file=stream
+    )
+    if left:
+        print(
+            f"{left[0]} and others ({len(left)} in all) of the series are older: remove them", file=sys.stderr
+        )

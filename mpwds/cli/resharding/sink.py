@@ -1,0 +1,196 @@
+"""Writes raw samples to shards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from types import TracebackType
+
+from mpwds.cli.resharding.options import Duplicates
+from mpwds.cli.resharding.raw_samples import Blocks, RawSample
+from mpwds.errors import ShardError
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.writers import check_pattern
+
+_BUFFER_BYTES = 1024 * 1024
+_NUMBER = re.compile(r"%0?\d*d")
+
+
+class ShardSink:
+    """Writes raw samples to one shard, or to a series of shards.
+
+    A shard appears under its name when it is complete and on disk; an exception inside ``with`` leaves the
+    complete ones and drops the current one.
+
+    Args:
+        target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
+        maxcount: The most samples in a shard of a series; ``None`` for no limit.
+        maxsize: The most bytes in a shard of a series, unless a single sample has more.
+        force: Replace files that exist.
+        duplicates: What to do about a key that the shard holds already.
+
+    Attributes:
+        shards: Names of the shards.
+        samples: Number of samples in them.
+        bytes: Bytes of samples in them.
+
+    Raises:
+        FileExistsError: A shard exists, and ``force`` is not set.
+        ShardError: A key occurs twice.
+        ValueError: There are limits, but ``target`` is no series.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        maxcount: int | None = None,
+        maxsize: int | None = None,
+        force: bool = False,
+        duplicates: Duplicates = Duplicates.error,
+    ) -> None:
+        self.shards: list[str] = []
+        self.samples = 0
+        self.bytes = 0
+        self._target = target
+        self._is_series = is_series(target)
+        self._maxcount = maxcount
+        self._maxsize = maxsize
+        self._force = force
+        self._duplicates = duplicates
+        if not self._is_series and (maxcount or maxsize):
+            raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
+        if not force and (found := existing(target)):
+            raise FileExistsError(already_there(found))
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._filled = 0
+        self._writer: TarWriter | None = None
+        if not self._is_series:
+            self._open_next()
+
+    def add(self, sample: RawSample) -> None:
+        """Appends a sample to the current shard, or begins the next one if it does not fit."""
+        if self._writer is not None and self._is_full(sample.size):
+            self._finish()
+        writer = self._writer or self._open_next()
+        if sample.key in self._keys:
+            sample = self._of_twin(sample)
+        self._keys.add(sample.key)
+        self._last_key = sample.key
+        self._size += sample.size
+        self.samples += 1
+        self.bytes += sample.size
+        for start, stop in sample.extents:
+            self._copy(sample.blocks, start, stop, writer)
+
+    def close(self) -> None:
+        """Completes the last shard."""
+        self._finish()
+
+    def discard(self) -> None:
+        """Drops the shard that is being written; complete shards stay."""
+        if self._writer is not None:
+            self._writer.discard()
+
+    def __enter__(self) -> ShardSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _is_full(self, size: int) -> bool:
+        return self._is_series and (
+            (self._maxcount is not None and len(self._keys) >= self._maxcount)
+            or (self._maxsize is not None and self._size > 0 and self._size + size > self._maxsize)
+        )
+
+    def _open_next(self) -> TarWriter:
+        name = self._target % len(self.shards) if self._is_series else self._target
+        if not self._force and exists(name):
+            raise FileExistsError(already_there([name]))
+        self._writer = TarWriter(name)
+        self.shards.append(name)
+        self._size = 0
+        self._keys: set[str] = set()
+        self._last_key = ""
+        return self._writer
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._flush(self._writer)
+            self._writer.close()
+            self._writer = None
+
+    def _of_twin(self, sample: RawSample) -> RawSample:
+        if self._duplicates is Duplicates.rename:
+            keys = (f"{sample.key}-{number}" for number in itertools.count(1))
+            return sample.renamed(next(key for key in keys if key not in self._keys))
+        if self._duplicates is Duplicates.error:
+            raise ShardError(
+                f"{sample}: {without_credentials(self.shards[-1])} has a sample of this key already; "
+                "--duplicates rename writes it under another key, --duplicates keep as it is"
+            )
+        if sample.key == self._last_key:
+            raise ShardError(
+                f"{sample}: the sample before it has the same key, so the two would be read as one; "
+                "--duplicates rename writes it under another key"
+            )
+        return sample
+
+    def _copy(self, blocks: Blocks, start: int, stop: int, writer: TarWriter) -> None:
+        while start < stop:
+            take = min(stop - start, _BUFFER_BYTES - self._filled)
+            blocks.read_into(self._buffer[self._filled : self._filled + take], start)
+            self._filled += take
+            start += take
+            if self._filled == _BUFFER_BYTES:
+                self._flush(writer)
+
+    def _flush(self, writer: TarWriter) -> None:
+        writer.write_blocks(self._buffer[: self._filled])
+        self._filled = 0
+
+
+def is_series(target: str) -> bool:
+    """Whether a name stands for a series of shards. Raises ``ValueError`` if it has two numbers, or a wrong
+    one."""
+    return _NUMBER.search(target) is not None and bool(check_pattern(target))
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file or an object of this name. Commands and pipes never exist."""
+    if url == "-" or url_scheme(url) == "pipe":
+        return False
+    if is_local(url):
+        return os.path.isfile(local_path(url))
+    try:
+        open_at(url).close()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def existing(target: str) -> list[str]:
+    """The local files that a target names, or that belong to its series, sorted."""
+    if target == "-" or not is_local(target):
+        return []
+    directory, name = os.path.split(local_path(target))
+    if not is_series(name):
+        return [target] if exists(target) else []
+    front, back = _NUMBER.split(name)
+    of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
+    found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
+    return [os.path.join(directory, each) for each in found]
+
+
+def already_there(names: list[str]) -> str:
+    """The error for shards that exist."""
+    others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
+    return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"

@@ -1,0 +1,33 @@
+"""mosaicml-streaming's names: ``from mpwds import streaming`` in place of ``import streaming``.
+
+See docs/mds.md for what its programs find here, and what not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpwds.compat.streaming.dataset import LocalDataset as LocalDataset
+from mpwds.compat.streaming.dataset import StreamingDataset as StreamingDataset
+from mpwds.compat.streaming.stream import Stream as Stream
+from mpwds.compat.streaming.writer import MDSWriter as MDSWriter
+
+if TYPE_CHECKING:
+    from mpwds.loader.dataloader.data_loader import DataLoader as StreamingDataLoader
+
+__all__ = ["LocalDataset", "MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset"]
+
+_OTHER_FORMATS = ("CSVWriter", "JSONWriter", "TSVWriter", "XSVWriter")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StreamingDataLoader":  # imports torch
+        from mpwds.loader.dataloader.data_loader import DataLoader
+
+        return DataLoader
+    why = ": of its formats there is only MDS here, which MDSWriter writes" if name in _OTHER_FORMATS else ""
+    raise AttributeError(f"module 'mpwds.streaming' has no attribute {name!r}{why}", name=name)

@@ -1,0 +1,250 @@
+"""mosaicml-streaming's StreamingDataset and LocalDataset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch
+from mpwds.mistakes import explained
+from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples
+from mpwds.pipeline.indexed.orders import Shuffling
+from mpwds.pipeline.notes import arguments, options
+from mpwds.storage.mds.shards_v2 import MDSShards
+from mpwds.storage.mds.writer_v2 import parse_size
+from mpwds.warn import warn
+
+# In those of the second kind, samples stay among their neighbours.
+_ORDERS: dict[str, Shuffling] = {
+    **dict.fromkeys(("naive", "py1s", "py2s"), "global"),
+    **dict.fromkeys(("py1b", "py1br", "py1e"), "chunked"),
+}
+_BLOCK = 1 << 18
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt]?)", re.IGNORECASE)
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+class StreamingDataset(DividedDataset):
+    """An MDS dataset of version 2, or a mix of several, for programs written for mosaicml-streaming.
+
+    Iterating it yields this worker's part of this rank's samples; ``ds[i]`` is sample ``i`` of all, and
+    slices and lists of numbers give lists. A subclass may change ``__getitem__`` or ``get_item``. ``len`` is
+    the number of this rank's samples. Shards are fetched when they are needed, by one process of the machine,
+    uncompressed, and compared with the index's hashes.
+
+    Each sample of an epoch is read once, in an order that ``shuffle_seed`` and the epoch determine. It is not
+    mosaicml-streaming's order. ``StreamingDataLoader`` and ``mpwds.MultiLoader`` resume it exactly; there are
+    no ``state_dict(num_samples, from_beginning)`` and no resumption with another number of ranks.
+
+    Args:
+        streams: Datasets to mix, in place of ``remote`` and ``local``.
+        remote: The dataset's URL or folder.
+        local: The folder in which shards are read.
+        split: A folder below both.
+        download_retry: Further attempts to fetch a file.
+        download_timeout: Seconds that fetching a file may take.
+        validate_hash: The hash to compare; by default all that the index has. Named, it is compared for
+            shards that are in ``local`` already, too.
+        keep_zip: Compressed files are not kept; ``True`` is a warning.
+        epoch_size: Samples of an epoch, if streams have proportions; also ``"100k"``.
+        cache_limit: Bytes that fetched shards may have in all; also ``"10gb"``.
+        batch_size: Samples of a batch of the DataLoader. Workers then get whole batches, so that a rank has
+            one smaller batch at most, its last.
+        shuffle: Whether epochs are in random order.
+        shuffle_algo: ``"naive"``, ``"py1s"`` and ``"py2s"`` shuffle all samples. ``"py1b"``, ``"py1br"`` and
+            ``"py1e"`` read blocks in random order, the samples of each in random order.
+        shuffle_seed: Determines the order.
+        shuffle_block_size: Samples of a block; 262144 by default.
+        allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
+        replication: Number of consecutive ranks that read the same samples.
+        predownload: Has no effect, as have ``sampling_method``, ``sampling_granularity``, ``partition_algo``
+            and ``num_canonical_nodes``: they tune how theirs reads.
+        sampling_method: See ``predownload``. Streams of which an epoch has a part have the same part in each.
+        sampling_granularity: See ``predownload``.
+        partition_algo: See ``predownload``.
+        num_canonical_nodes: See ``predownload``.
+        batching_method: Only ``"random"``; ``mpwds.RandomMix`` mixes batches of one dataset each.
+        stream_name: Only ``"stream"``: there is no registry of streams.
+        stream_config: Not offered, for the same reason.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        ShardError: The index or, while reading, a shard is damaged. The message names file and offset.
+        ValueError: An argument is invalid, or not offered.
+
+    Source:
+        ``streaming.StreamingDataset`` (mosaicml-streaming 0.13).
+
+    Example:
+        >>> import tempfile
+        >>> from mpwds.streaming import MDSWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with MDSWriter(columns={"cls": "int"}, out=folder) as sink:
+        ...         for number in range(5):
+        ...             sink.write({"cls": number})
+        ...     ds = StreamingDataset(local=folder, shuffle=True, batch_size=2)
+        ...     ds[3], ds[:2], sorted(sample["cls"] for sample in ds)
+        ({'cls': 3}, [{'cls': 0}, {'cls': 1}], [0, 1, 2, 3, 4])
+    """
+
+    @explained
+    def __init__(
+        self,
+        *,
+        streams: Sequence[Stream] | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = "stream",
+        stream_config: dict[str, Any] | None = None,
+    ) -> None:
+        if bool(streams) == bool(remote or local):
+            raise ValueError("StreamingDataset takes either streams, or remote and local")
+        if batching_method != "random":
+            raise ValueError(
+                f"StreamingDataset: there is no batching_method {batching_method!r} here: mpwds.RandomMix "
+                "mixes datasets, of batches too"
+            )
+        if stream_name != "stream" or stream_config:
+            raise ValueError("StreamingDataset: there is no registry of streams here: pass streams=[...]")
+        if shuffle_algo not in _ORDERS:
+            raise ValueError(f"StreamingDataset: shuffle_algo must be one of {', '.join(_ORDERS)}")
+        self.streams = list(streams or [Stream(remote=remote, local=local)])
+        if keep_zip or any(stream.keep_zip for stream in self.streams):
+            warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
+        limit = None if cache_limit is None else (parse_size(cache_limit) or 0) // len(self.streams)
+
+        def opened(stream: Stream) -> MDSShards:
+            retries, timeout_s = stream.download_retry, stream.download_timeout
+            return MDSShards(
+                stream.local,
+                stream.remote,
+                stream.split or split,
+                allow_pickle=allow_unsafe_types,
+                validate_hash=stream.validate_hash or validate_hash,
+                cache_limit=limit,
+                retries=download_retry if retries is None else retries,
+                timeout_s=download_timeout if timeout_s is None else timeout_s,
+            )
+
+        parts = list(map(opened, self.streams))
+        counts = [sum(part.lengths) for part in parts]
+        chosen = samples_of_an_epoch(self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        source = DividedSamples(
+            parts[0] if len(parts) == 1 else JoinedShards(parts),
+            _ORDERS[shuffle_algo] if shuffle else False,
+            shuffle_block_size or _BLOCK,
+            batch_size=batch_size or 0,
+            replication=replication or 1,
+        )
+        super().__init__(source, chosen, shuffle_seed)
+        self.num_samples = sum(counts)
+        self.epoch_size = self.num_samples if chosen is None else len(chosen)
+        shown = options(
+            streams=(streams, None),
+            remote=(remote, None),
+            local=(local, None),
+            split=(split, None),
+            shuffle=(shuffle, False),
+        )
+        self._call = f"StreamingDataset({arguments(**shown)})"
+
+    @property
+    def size(self) -> int:
+        """The number of samples, each counted once."""
+        return self.num_samples
+
+    def get_item(self, sample_id: int) -> Any:
+        """Sample ``sample_id``."""
+        return super().__getitem__(sample_id)
+
+    def __getitem__(self, at: Any) -> Any:
+        """A sample, or, for a slice, a list or an array of numbers, a list of samples."""
+        return _items(self, at)
+
+    @property
+    def _is_changed(self) -> bool:
+        kind = type(self)
+        return (kind.__getitem__, kind.get_item) != (StreamingDataset.__getitem__, StreamingDataset.get_item)
+
+
+class LocalDataset:
+    """A local MDS dataset of version 2, without an order: ``ds[i]``, and ``len`` of all samples.
+
+    Args:
+        local: The dataset's folder.
+        split: A folder below it.
+        allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
+
+    Source:
+        ``streaming.LocalDataset`` (mosaicml-streaming 0.13), which decodes pickles in any case.
+    """
+
+    def __init__(self, local: str, split: str | None = None, allow_unsafe_types: bool = False) -> None:
+        self.local = local
+        self.split = split or ""
+        self.shards = MDSShards(local, split=split, allow_pickle=allow_unsafe_types)
+        self._ends = list(accumulate(self.shards.lengths))
+        self.num_samples = self.size = len(self)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def get_item(self, sample_id: int) -> Any:
+        """Sample ``sample_id``."""
+        shard = int(np.searchsorted(self._ends, sample_id, "right"))
+        return self.shards.read(shard, sample_id - (self._ends[shard - 1] if shard else 0))
+
+    def __getitem__(self, at: Any) -> Any:
+        """A sample, or, for a slice, a list or an array of numbers, a list of samples."""
+        return _items(self, at)
+
+
+def _items(dataset: StreamingDataset | LocalDataset, at: Any) -> Any:
+    if isinstance(at, slice):
+        return [dataset[number] for number in range(*at.indices(dataset.size))]
+    if isinstance(at, (list, np.ndarray)):
+        return [dataset[each] for each in at]
+    if not isinstance(at, (int, np.integer)):
+        raise TypeError(f"a dataset's index is a number, a slice or a list of numbers, got {at!r}")
+    if not -dataset.size <= at < dataset.size:
+        raise IndexError(f"there is no sample {at} among {dataset.size} samples")
+    return dataset.get_item(int(at) % dataset.size)
+
+
+def _count_of(number: int | str | None) -> int | None:
+    """A number, also of text such as ``"100k"``.
+
+    Example:
+        >>> _count_of("1.5k"), _count_of(7)
+        (1500, 7)
+    """
+    if not isinstance(number, str):
+        return number or None
+    match = _COUNT.fullmatch(number.strip())
+    if match is None:
+        raise ValueError(f"epoch_size must be a number, or text such as '100k', got {number!r}")
+    return int(float(match[1]) * _THOUSANDS[match[2].lower()])

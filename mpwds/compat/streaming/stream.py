@@ -1,0 +1,138 @@
+"""Streams: the datasets that a StreamingDataset of mosaicml-streaming mixes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from mpwds.pipeline.indexed.permutation import Numbers
+from mpwds.storage.mds.shards_v2 import MDSShards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A dataset of a mix. What is ``None`` is as the ``StreamingDataset`` says.
+
+    Args:
+        remote: The dataset's URL or folder.
+        local: The folder in which its shards are read.
+        split: A folder below both.
+        proportion: Its part of an epoch, relative to the other streams' proportions.
+        repeat: How often an epoch has each of its samples; 0.5 chooses every second at random.
+        choose: How many of its samples an epoch has.
+        download_retry: Further attempts to fetch a file.
+        download_timeout: Seconds that fetching a file may take.
+        validate_hash: The hash to compare; by default all that the index has.
+        keep_zip: Has no effect: compressed files are not kept.
+
+    Raises:
+        ValueError: Several of ``proportion``, ``repeat`` and ``choose`` are given, or one is negative.
+
+    Source:
+        ``streaming.Stream`` (mosaicml-streaming 0.13).
+
+    Example:
+        >>> Stream(remote="s3://bucket/x", proportion=0.2).proportion
+        0.2
+    """
+
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+    download_retry: int | None = None
+    download_timeout: float | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+
+    def __post_init__(self) -> None:
+        weights = [each for each in (self.proportion, self.repeat, self.choose) if each is not None]
+        if len(weights) > 1 or min(weights, default=0) < 0:
+            raise ValueError(
+                "a Stream takes one of proportion, repeat and choose, which must not be negative"
+            )
+
+
+def samples_of_an_epoch(
+    streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int
+) -> Numbers | None:
+    """Numbers of the samples of an epoch, counted through all streams; ``None`` for each sample once.
+
+    Args:
+        streams: The streams.
+        counts: How many samples each has.
+        epoch_size: How many samples an epoch is to have, if streams have proportions.
+        seed: Determines which samples are chosen, the same ones in each epoch.
+
+    Raises:
+        ValueError: Some streams have proportions and others do not, or ``epoch_size`` is given with
+            ``repeat`` or ``choose``.
+
+    Example:
+        >>> samples_of_an_epoch([Stream(local="a", repeat=2), Stream(local="b", choose=1)], [2, 3], None, 0)
+        array([0, 1, 0, 1, 4])
+    """
+    sizes = _sizes(streams, counts, epoch_size)
+    if list(sizes) == list(counts):
+        return None
+    random = np.random.default_rng(seed)
+    chosen, first = [], 0
+    for size, count in zip(sizes, counts, strict=True):
+        if size and not count:
+            raise ValueError(f"an epoch cannot have {size} samples of a stream that has none")
+        whole, rest = divmod(size, count) if count else (0, 0)
+        part = np.sort(random.choice(count, rest, replace=False)) if rest else np.arange(0)
+        chosen += [*[first + np.arange(count)] * whole, first + part]
+        first += count
+    return np.concatenate(chosen).astype(np.int64)
+
+
+def _sizes(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None) -> list[int]:
+    """How many samples of each stream an epoch has."""
+    proportions = [stream.proportion for stream in streams]
+    is_weighted = any(stream.repeat is not None or stream.choose is not None for stream in streams)
+    if all(each is None for each in proportions) and (is_weighted or epoch_size is None):
+        if epoch_size is not None:
+            raise ValueError(
+                "epoch_size is for streams with proportions: repeat and choose set the size, too"
+            )
+        return [_own_size(stream, count) for stream, count in zip(streams, counts, strict=True)]
+    if any(each is None for each in proportions) and not all(each is None for each in proportions):
+        raise ValueError("either all streams have a proportion, or none has")
+    parts = [float(count if each is None else each) for each, count in zip(proportions, counts, strict=True)]
+    total = sum(counts) if epoch_size is None else epoch_size
+    ends = [round(total * part / (sum(parts) or 1)) for part in accumulate(parts)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _own_size(stream: Stream, count: int) -> int:
+    if stream.choose is not None:
+        return stream.choose
+    return count if stream.repeat is None else int(stream.repeat * count)
+
+
+class JoinedShards:
+    """The shards of several datasets, one behind the other."""
+
+    def __init__(self, parts: Sequence[MDSShards]) -> None:
+        self._parts = parts
+        self._starts = [0, *accumulate(len(part.urls) for part in parts)]
+        self.urls: Sequence[str] = [url for part in parts for url in part.urls]
+        self.lengths: Sequence[int] = [length for part in parts for length in part.lengths]
+
+    def read(self, shard: int, index: int) -> dict[str, Any]:
+        """The fields of a sample."""
+        part = bisect_right(self._starts, shard) - 1
+        return self._parts[part].read(shard - self._starts[part], index)
+
+    def close(self) -> None:
+        """Closes the files that are open."""
+        for part in self._parts:
+            part.close()

@@ -1,0 +1,193 @@
+"""``mpwds convert``: between tar shards, MDS and record files."""
+
+import io
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import mpwds
+from mpwds.storage.mds.shards_v1 import MDS1Shards
+from mpwds.storage.mds.shards_v2 import MDSShards
+
+
+def image(image_format, number):
+    with io.BytesIO() as stream:
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        PIL.Image.fromarray(pixels).save(stream, image_format)
+        return stream.getvalue()
+
+
+def sample(number):
+    array = io.BytesIO()
+    np.save(array, np.full((2, 3), number, np.float32))
+    return {
+        "__key__": f"a/{number}",
+        "cls": b"%d" % number,
+        "jpg": image("JPEG", number),
+        "json": json.dumps({"number": number}).encode(),
+        "npy": array.getvalue(),
+        "seg.png": image("PNG", number),
+        "txt": f"text {number} é".encode(),
+        "wav": b"RIFF....WAVE" + bytes(number),
+    }
+
+
+SAMPLES = [sample(number) for number in range(10)]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Shards of ten samples with fields of many kinds; returns their pattern."""
+    with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=4, verbose=0) as sink:
+        for each in SAMPLES:
+            sink.write(each)
+    return tmp_path / "x-{0..2}.tar"
+
+
+def read(*paths):
+    found = [each for path in paths for each in mpwds.WebDataset(str(path))]
+    return [
+        {name: each[name] for name in each if name not in ("__url__", "__local_path__")} for each in found
+    ]
+
+
+@pytest.mark.parametrize("to", ["mds", "mds1", "msgpack", "cbor"])
+def test_each_format_and_back_gives_the_same_samples(run, shards, tmp_path, to):
+    there = tmp_path / f"there.{to}"
+    assert run("convert", shards, there, "--to", to).returncode == 0
+    back = run("convert", there, tmp_path / "back.tar")
+    assert back.returncode == 0, back.stderr
+    assert read(tmp_path / "back.tar") == SAMPLES
+
+
+def test_columns_of_mds_have_the_encodings_of_their_fields(run, shards, tmp_path):
+    shown = run("convert", shards, tmp_path / "mds").stdout
+    columns = MDSShards(tmp_path / "mds").columns
+    expected = "__key__:str cls:int jpg:jpeg json:json npy:ndarray seg.png:png txt:str wav:bytes"
+    assert " ".join(f"{name}:{columns[name]}" for name in sorted(columns)) == expected
+    assert "jpg (jpeg)" in shown
+    found = MDSShards(tmp_path / "mds").read(0, 7)
+    assert (found["cls"], found["txt"], found["json"]) == (7, "text 7 é", {"number": 7})
+    assert found["npy"].tolist() == [[7, 7, 7], [7, 7, 7]]
+
+
+def test_columns_may_be_chosen_renamed_and_encoded_anew(run, shards, tmp_path):
+    chosen = "image=jpg:png,label=cls:uint8,txt:str"
+    run("convert", shards, tmp_path / "mds", "--columns", chosen, "--no-keys")
+    dataset = MDSShards(tmp_path / "mds")
+    assert dataset.columns == {"image": "png", "label": "uint8", "txt": "str"}
+    found = dataset.read(0, 3)
+    assert found["label"] == 3
+    assert found["image"].tobytes() == PIL.Image.open(io.BytesIO(SAMPLES[3]["jpg"])).tobytes()
+
+
+def test_fields_of_tar_shards_may_be_chosen(run, tmp_path):
+    with mpwds.MDSWriter(
+        columns={"image": "bytes", "y": "float32", "n": "int"}, out=str(tmp_path / "mds")
+    ) as sink:
+        sink.write({"image": SAMPLES[0]["jpg"], "y": 0.5, "n": 3})
+    assert run("convert", tmp_path / "mds", tmp_path / "a.tar").returncode == 0
+    assert read(tmp_path / "a.tar") == [
+        {"__key__": "000000000", "image.jpg": SAMPLES[0]["jpg"], "n.cls": b"3", "y.json": b"0.5"}
+    ]
+    assert (
+        run("convert", tmp_path / "mds", tmp_path / "b.tar", "--columns", "image:jpg,n:cls").returncode == 0
+    )
+    assert read(tmp_path / "b.tar") == [{"__key__": "000000000", "jpg": SAMPLES[0]["jpg"], "cls": b"3"}]
+
+
+def test_create_makes_shards_of_mds_in_parallel(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "mds", "--compression", "gz", "--maxsize", "4KiB")
+    assert run("create", tmp_path / "mds", tmp_path / "y-%d.tar", "--maxcount", 5, "-j", 2).returncode == 0
+    assert read(tmp_path / "y-0.tar", tmp_path / "y-1.tar") == SAMPLES
+
+
+def test_composers_version_holds_the_fields_bytes(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "mds", "--to", "mds1", "--maxsize", "4KiB")
+    dataset = MDS1Shards(tmp_path / "mds")
+    assert len(dataset.lengths) > 2
+    assert dataset.read(0, 0) == {**SAMPLES[0], "__key__": b"a/0"}
+
+
+def test_records_are_divided_among_files(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "r-%02d.msgpack", "--maxcount", 4)
+    assert sorted(path.name for path in tmp_path.glob("r-*")) == [f"r-0{n}.msgpack" for n in range(3)]
+    run("convert", tmp_path / "r-{00..02}.msgpack", tmp_path / "back.tar")
+    assert read(tmp_path / "back.tar") == SAMPLES
+
+
+def test_a_description_names_the_shards(run, shards, tmp_path):
+    run("index", "create", shards, "-o", tmp_path / "all.json")
+    run("convert", tmp_path / "all.json", tmp_path / "one.tar")
+    assert read(tmp_path / "one.tar") == SAMPLES
+
+
+def test_json_tells_what_was_done(run, shards, tmp_path):
+    told = json.loads(run("convert", shards, tmp_path / "mds", "--json").stdout)
+    assert (told["samples"], told["format"]) == (10, "mds")
+    assert told["fields"]["seg.png"] == {"to": "seg.png", "as": "png"}
+
+
+def write(path, *samples):
+    with mpwds.TarWriter(path) as sink:
+        for each in samples:
+            sink.write(each)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"cls": b"1"}, "sample '1' has no 'txt', only cls"),
+        ({"cls": b"1", "txt": b"", "wav": b""}, "sample '1' has a field 'wav'"),
+        ({"cls": b"one", "txt": b""}, "'cls' of sample '1' cannot be converted"),
+        ({"cls": b"1", "txt": b"\xff"}, "'txt' of sample '1' cannot be converted"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_an_error_and_leaves_no_index(run, tmp_path, second, message):
+    first = {"__key__": "0", "cls": b"0", "txt": b""}
+    path = write(tmp_path / "x.tar", first, {"__key__": "1", **second})
+    result = run("convert", path, tmp_path / "mds")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert not (tmp_path / "mds" / "index.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--columns", "png:png"), "NAME one of cls, txt"),
+        (("--columns", "cls:cls"), "no encoding 'cls'"),
+        (("--columns", "txt=cls:int,txt:str"), "would have one name"),
+        (("--to", "zip"), "--to zip"),
+        (("--maxsize", "0"), "is no size"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(run, tmp_path, arguments, message):
+    path = write(tmp_path / "x.tar", {"__key__": "0", "cls": b"0", "txt": b""})
+    result = run("convert", path, tmp_path / "mds", *arguments)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("name", ["mds", "out-%d.tar", "r.cbor"])
+def test_what_exists_is_not_replaced(run, shards, tmp_path, name):
+    assert run("convert", shards, tmp_path / name).returncode == 0
+    again = run("convert", shards, tmp_path / name)
+    assert again.returncode == 1
+    assert run("convert", shards, tmp_path / name, "--force").returncode == 0
+
+
+def test_a_folder_without_an_index_is_no_dataset(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no index.json or index.mds" in run("convert", tmp_path / "empty", "-").stderr
+
+
+def test_pickles_are_copied_and_never_read(run, tmp_path):
+    harmful = b"cos\nsystem\n(S'touch /tmp/mpwds-harm'\ntR."
+    path = write(tmp_path / "x.tar", {"__key__": "0", "pkl": harmful})
+    assert run("convert", path, tmp_path / "mds", "--columns", "pkl:pkl").returncode == 0
+    assert run("convert", tmp_path / "mds", tmp_path / "back.tar").returncode == 0
+    assert read(tmp_path / "back.tar") == [{"__key__": "0", "pkl": harmful}]

@@ -1,0 +1,196 @@
+"""``mpwds create`` from folders of files."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+import mpwds
+
+ANIMALS = {f"{kind}/{n}.jpg": f"{kind} {n}".encode() for kind in ("dog", "cat") for n in range(3)}
+
+
+def keys(*paths):
+    return [sample["__key__"] for path in paths for sample in mpwds.WebDataset(str(path), empty_check=False)]
+
+
+def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, tmp_path, members):
+    result = run("create", write_files(ANIMALS), tmp_path / "out")
+    assert result.returncode == 0
+    found = members(tmp_path / "out" / "shard-000000.tar")
+    assert found["dog/2.jpg"] == b"dog 2"
+    assert (found["cat/0.cls"], found["dog/0.cls"]) == (b"0", b"1")
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
+    assert "2 classes" in result.stdout
+    assert "wrote 6 samples" in result.stdout
+
+
+def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp_path, members):
+    files = {"a/1.png": b"1", "a/1.seg.PNG": b"2", "a/1.json": b"{}", "v1.0/2.png": b"3"}
+    run("create", write_files(files), tmp_path / "x.tar")
+    assert members(tmp_path / "x.tar") == {
+        "a/1.json": b"{}",
+        "a/1.png": b"1",
+        "a/1.seg.png": b"2",
+        "v1.0/2.png": b"3",
+    }
+
+
+def test_files_that_can_be_no_field_are_left_out_and_named(run, write_files, tmp_path):
+    result = run(
+        "create", write_files({"1.txt": b"", "README": b"", ".DS_Store": b"", ".git/x.txt": b""}), "-"
+    )
+    assert "left out 1 files without an extension, such as README" in result.stderr
+
+
+def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files, tmp_path):
+    files = {f"{split}/{name}": data for split in ("train", "val") for name, data in ANIMALS.items()}
+    assert run("create", write_files(files), tmp_path / "out", "-j", 1).returncode == 0
+    assert sorted(os.listdir(tmp_path / "out")) == ["classes.json", "train-000000.tar", "val-000000.tar"]
+
+
+def test_splits_with_different_classes_are_an_error(run, write_files, tmp_path):
+    files = {"train/a/1.txt": b"", "train/b/1.txt": b"", "val/a/1.txt": b"", "val/c/1.txt": b""}
+    result = run("create", write_files(files), tmp_path / "out")
+    assert result.returncode == 1
+    assert "different class folders" in result.stderr
+
+
+def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output(command, write_files):
+    folder = write_files({"1.txt": b"one", "1.cls": b"1", "2.txt": b"two"})
+    made = subprocess.run(
+        [*command, "create", "-", "-", "--from", "files", "--root", folder],
+        input=b"1.txt\n1.cls\n2.txt\n",
+        capture_output=True,
+        check=True,
+    )
+    listed = subprocess.run(["tar", "tf", "-"], input=made.stdout, capture_output=True, check=True)
+    assert listed.stdout.split() == [b"1.cls", b"1.txt", b"2.txt"]
+    assert b"wrote 2 samples" in made.stderr
+
+
+def test_any_number_of_processes_writes_the_same_shards(run, write_files, tmp_path):
+    folder = write_files(ANIMALS)
+    for jobs in (1, 2):
+        run("create", folder, tmp_path / str(jobs), "-j", jobs, "--maxcount", 2, "--shuffle", "--seed", 5)
+    names = sorted(os.listdir(tmp_path / "1"))
+    assert names == sorted(os.listdir(tmp_path / "2"))
+    assert len(names) == 4
+    for name in names:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files, tmp_path):
+    folder = write_files({f"{number:03d}.txt": b"" for number in range(100)})
+    for seed in (0, 0, 1):
+        run("create", folder, tmp_path / "x-%02d.tar", "--train", 0.9, "--seed", seed, "--force", "-j", 1)
+        train, val = keys(tmp_path / "train-x-00.tar"), keys(tmp_path / "val-x-00.tar")
+        assert sorted(train + val) == [f"{number:03d}" for number in range(100)]
+        assert (len(train), train == sorted(train)) == (90, True)
+        (tmp_path / f"val-{seed}").write_text(" ".join(val)) if not seed else None
+    assert val != (tmp_path / "val-0").read_text().split()
+
+
+def test_shuffle_changes_the_order_of_all_samples(run, write_files, tmp_path):
+    folder = write_files({f"{number:03d}.txt": b"" for number in range(50)})
+    run("create", folder, tmp_path / "x-%d.tar", "--shuffle", "--maxcount", 25, "-j", 1)
+    found = keys(tmp_path / "x-0.tar", tmp_path / "x-1.tar")
+    assert sorted(found) == [f"{number:03d}" for number in range(50)]
+    assert max(found[:25]) > "025"
+
+
+def test_a_shard_ends_with_the_sample_that_reaches_the_size(run, write_files, tmp_path):
+    folder = write_files({f"{number}.bin": bytes(400) for number in range(5)})
+    run("create", folder, tmp_path / "x-%d.tar", "--maxsize", "0.5kB", "-j", 1)
+    assert [len(keys(tmp_path / f"x-{number}.tar")) for number in range(3)] == [2, 2, 1]
+
+
+def test_shards_that_exist_are_replaced_only_by_force(run, write_files, tmp_path):
+    folder = write_files({"1.txt": b"new"})
+    (tmp_path / "x-000.tar").write_bytes(b"mine")
+    result = run("create", folder, tmp_path / "x-%03d.tar")
+    assert result.returncode == 1
+    assert "exists already" in result.stderr
+    assert (tmp_path / "x-000.tar").read_bytes() == b"mine"
+    assert run("create", folder, tmp_path / "x-%03d.tar", "--force").returncode == 0
+    assert keys(tmp_path / "x-000.tar") == ["1"]
+
+
+def test_shards_of_a_larger_run_before_are_named(run, write_files, tmp_path):
+    (tmp_path / "x-7.tar").write_bytes(b"")
+    folder = write_files({"1.txt": b""})
+    assert run("create", folder, tmp_path / "x-%d.tar").returncode == 1
+    assert "x-7.tar is of an earlier run" in run("create", folder, tmp_path / "x-%d.tar", "--force").stdout
+
+
+def test_a_description_beside_the_shards_lists_them(run, write_files, tmp_path):
+    run("create", write_files(ANIMALS), tmp_path / "out", "--maxcount", 4, "--index", "--train", 0.5, "-j", 1)
+    description = json.loads((tmp_path / "out" / "train.json").read_text())
+    size = (tmp_path / "out" / "train-000000.tar").stat().st_size
+    assert description["shardlist"] == [{"url": "train-000000.tar", "nsamples": 3, "filesize": size}]
+    assert run("index", "info", tmp_path / "out" / "val.json").returncode == 0
+
+
+def test_json_tells_what_was_written(run, write_files, tmp_path):
+    result = run("create", write_files({"1.txt": b"one"}), tmp_path / "x.tar", "--json")
+    (shard,) = json.loads(result.stdout)["shards"]
+    assert (shard["url"], shard["samples"], shard["nbytes"]) == (str(tmp_path / "x.tar"), 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "message"),
+    [
+        ({"README": b""}, (), "no file that can be a field"),
+        ({"1.jpg": b"", "1.JPG": b""}, (), "differ in case alone"),
+        ({"a/1.jpg": b"", "2.jpg": b""}, ("--from", "classes"), "has no class"),
+        ({"a/1.jpg": b"", "a/1.cls": b""}, ("--from", "classes"), "a label already"),
+        ({"1.jpg": b""}, ("--from", "zip"), "--from zip"),
+        ({"1.jpg": b""}, ("--train", "0.9"), "1 samples cannot be split"),
+        ({"1.jpg": b""}, ("--split", "train"), "no splits"),
+        ({"1.jpg": b""}, ("--maxsize", "large"), "is no size"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_and_writes_nothing(
+    run, write_files, tmp_path, files, arguments, message
+):
+    result = run("create", write_files(files), tmp_path / "out", *arguments)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_source_is_an_error(run, tmp_path):
+    assert "there is no" in run("create", tmp_path / "nothing", "-").stderr
+    (tmp_path / "x.tar").write_bytes(b"")
+    assert "mpwds split" in run("create", tmp_path / "x.tar", "-").stderr
+
+
+@pytest.mark.parametrize(
+    ("jobs", "number"),
+    [(1, signal.SIGINT), (2, signal.SIGKILL), pytest.param(2, signal.SIGINT, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_run_leaves_whole_shards_only(command, write_files, tmp_path, jobs, number):
+    folder = write_files({f"{number}.txt": b"text" for number in range(4)})
+    os.mkfifo(folder / "3.bin")  # reading it waits for ever
+    names = "".join(f"{name}\n" for name in ("0.txt", "1.txt", "2.txt", "3.txt", "3.bin"))
+    options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
+    made = subprocess.Popen(
+        [*command, "create", "-", tmp_path / "x-%d.tar", *options],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    made.stdin.write(names.encode())
+    made.stdin.close()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.tar"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    made.send_signal(number)
+    assert made.wait(60) in (130, -signal.SIGKILL)
+    whole = sorted(name for name in os.listdir(tmp_path) if name.endswith(".tar"))
+    assert whole == ["x-0.tar", "x-1.tar", "x-2.tar"]
+    assert keys(*(tmp_path / name for name in whole)) == ["0", "1", "2"]
+    if number == signal.SIGINT:
+        assert not [name for name in os.listdir(tmp_path) if "partial" in name]

@@ -1,0 +1,233 @@
+"""``mpwds create`` from lists: .csv, .jsonl, Parquet, and the folders of Hugging Face datasets."""
+
+import datetime
+import json
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import mpwds
+
+PNG = b"\x89PNG\r\n\x1a\n"
+JPEG = b"\xff\xd8\xff"
+
+
+def samples(*paths):
+    found = [sample for path in paths for sample in mpwds.WebDataset(str(path))]
+    return [
+        {name: value for name, value in sample.items() if name[:6] not in ("__url_", "__loca")}
+        for sample in found
+    ]
+
+
+def create(run, source, tmp_path, *arguments):
+    """Runs the command, and returns the samples of its one shard."""
+    result = run("create", source, tmp_path / "out.tar", "--force", *arguments)
+    assert result.returncode == 0, result.stderr
+    return samples(tmp_path / "out.tar")
+
+
+def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_files, tmp_path):
+    table = b'path,label,caption,width,score\na/1.jpg,dog,"one, two",640,0.5\nb.png,cat,,007,1\n'
+    folder = write_files({"list.csv": table, "a/1.jpg": JPEG, "b.png": PNG})
+    assert create(run, folder / "list.csv", tmp_path) == [
+        {
+            "__key__": "000000000",
+            "jpg": JPEG,
+            "cls": b"1",
+            "txt": b"one, two",
+            "json": b'{"width": "640", "score": 0.5}',
+        },
+        {"__key__": "000000001", "png": PNG, "cls": b"0", "json": b'{"width": "007", "score": 1.0}'},
+    ]
+    assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "dog"]
+
+
+def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files, tmp_path):
+    rows = [{"id": f"n{number}", "x": [1, number], "note": "a"} for number in range(2)]
+    folder = write_files({"list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    found = create(run, folder / "list.jsonl", tmp_path, "--columns", "x:x.json,note:txt", "--key", "id")
+    assert found == [
+        {"__key__": "n0", "txt": b"a", "x.json": b"[1, 0]"},
+        {"__key__": "n1", "txt": b"a", "x.json": b"[1, 1]"},
+    ]
+
+
+def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
+    folder = write_files({"list.csv": b"label,caption,age\n1,a,2\n"})
+    shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout
+    for column, field in (("label", "cls"), ("caption", "txt"), ("age", "json")):
+        assert [line for line in shown.splitlines() if line.split()[:2] == [column, field]]
+
+
+def test_names_of_files_start_where_the_user_says(run, write_files, tmp_path):
+    folder = write_files({"lists/list.csv": b"file\n1.txt\n", "data/1.txt": b"one"})
+    assert create(run, folder / "lists" / "list.csv", tmp_path, "--root", folder / "data")[0]["txt"] == b"one"
+
+
+def test_a_list_comes_from_standard_input(command, tmp_path):
+    subprocess.run(
+        [*command, "create", "-", tmp_path / "x.tar", "--from", "jsonl"],
+        input=b'{"text": "one"}\n\n{"text": "two"}\n',
+        check=True,
+    )
+    assert [sample["txt"] for sample in samples(tmp_path / "x.tar")] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", b"a,b\n1\n", "line 2 of"),
+        ("x.csv", b"a,a\n1,2\n", "names a column twice"),
+        ("x.csv", b'a\n"1\n', "line 2 of"),
+        ("x.csv", b"a\n", "there is no row"),
+        ("x.csv", b"a\n\xff\n", "not UTF-8"),
+        ("x.jsonl", b'{"a": 1}\n{\n', "line 2 of"),
+        ("x.jsonl", b"[1]\n", "a JSON list"),
+        ("x.parquet", b"PAR1 and no more", "x.parquet"),
+        ("x.arrow", b"no table", "x.arrow"),
+    ],
+)
+def test_a_damaged_list_is_an_error_that_names_file_and_line(
+    run, write_files, tmp_path, name, content, message
+):
+    result = run("create", write_files({name: content}) / name, tmp_path / "out.tar")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert not (tmp_path / "out.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--columns", "nothing:cls"), "where COLUMN is one of path, n or *"),
+        (("--columns", "path"), "expected COLUMN:FIELD"),
+        (("--columns", "path:txt,n:txt"), "another column become the field 'txt'"),
+        (("--columns", "path:txt,n:npz"), "column 'n' of row 0: field 'npz' cannot be encoded"),
+        (("--key", "nothing"), "no such column"),
+    ],
+)
+def test_a_wrong_choice_of_columns_is_an_error(run, write_files, tmp_path, arguments, message):
+    folder = write_files({"list.csv": b"path,n\n1.txt,3\n", "1.txt": b""})
+    assert message in run("create", folder / "list.csv", tmp_path / "x.tar", *arguments).stderr
+
+
+def test_a_file_that_is_missing_is_an_error_that_names_it(run, write_files, tmp_path):
+    folder = write_files({"list.csv": b"path\n1.txt\n2.txt\n", "1.txt": b""})
+    assert "2.txt" in run("create", folder / "list.csv", tmp_path / "x.tar").stderr
+
+
+def test_without_pyarrow_the_error_says_what_to_install(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "x.parquet").write_bytes(b"")
+    assert "pip install 'mpwds[parquet]'" in run("create", tmp_path / "x.parquet", "-").stderr
+
+
+# Files as Hugging Face's datasets write them.
+
+FEATURES = {
+    "image": {"_type": "Image"},
+    "label": {"_type": "ClassLabel", "names": ["cat", "dog"]},
+    "seen": {"_type": "Value", "dtype": "date32"},
+}
+SCHEMA = pyarrow.schema(
+    [
+        ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
+        ("label", pyarrow.int64()),
+        ("seen", pyarrow.date32()),
+    ],
+    {"huggingface": json.dumps({"info": {"features": FEATURES}})},
+)
+
+
+def rows(count, first=0):
+    return pyarrow.Table.from_pylist(
+        [
+            {
+                "image": {"bytes": (PNG if number % 2 else JPEG) + bytes([number]), "path": f"{number}.jpeg"},
+                "label": number % 2,
+                "seen": datetime.date(2026, 1, 1 + number),
+            }
+            for number in range(first, first + count)
+        ],
+        SCHEMA,
+    )
+
+
+def expected(number):
+    return {
+        "__key__": f"{number:09d}",
+        **({"png": PNG + bytes([number])} if number % 2 else {"jpeg": JPEG + bytes([number])}),
+        "cls": b"%d" % (number % 2),
+        "json": json.dumps({"seen": f"2026-01-{number + 1:02}"}).encode(),
+    }
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder as ``save_to_disk`` leaves it, of two files."""
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for number in range(2):
+        with pyarrow.ipc.new_stream(folder / f"data-{number}.arrow", SCHEMA) as writer:
+            writer.write_table(rows(10, 10 * number), max_chunksize=4)
+    files = [{"filename": f"data-{number}.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
+    return folder
+
+
+def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved, tmp_path):
+    assert create(run, saved, tmp_path) == [expected(number) for number in range(20)]
+    assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "dog"]
+
+
+def test_splits_of_parquet_files_become_splits(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name, count in (
+        ("train-00000-of-00002", 10),
+        ("train-00001-of-00002", 10),
+        ("test-00000-of-00001", 3),
+    ):
+        table = rows(count, 10 * int(name[10]) if "train" in name else 0)
+        pyarrow.parquet.write_table(table, tmp_path / "data" / f"{name}.parquet", row_group_size=4)
+    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
+    assert samples(tmp_path / "train-x-0.tar") == [expected(number) for number in range(20)]
+    assert len(samples(tmp_path / "test-x-0.tar")) == 3
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_rows_are_shuffled_among_all_shards(run, tmp_path, name):
+    if name == "x.parquet":
+        pyarrow.parquet.write_table(rows(20), tmp_path / name, row_group_size=4)
+    else:
+        with pyarrow.ipc.new_file(tmp_path / name, SCHEMA) as writer:
+            writer.write_table(rows(20), max_chunksize=4)
+    run("create", tmp_path / name, tmp_path / "out", "--shuffle", "--maxcount", 10, "-j", 1)
+    first, second = (samples(tmp_path / "out" / f"shard-00000{number}.tar") for number in range(2))
+    assert sorted((*first, *second), key=lambda sample: sample["__key__"]) == [expected(n) for n in range(20)]
+    assert max(sample["__key__"] for sample in first) > "000000009"
+
+
+def test_an_image_that_the_dataset_only_names_is_an_error(run, tmp_path):
+    table = pyarrow.Table.from_pylist([{"image": {"bytes": None, "path": "/etc/hostname"}}])
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    assert "does not hold it" in run("create", tmp_path / "x.parquet", tmp_path / "x.tar").stderr
+
+
+def test_a_damaged_page_is_an_error_that_names_the_file(run, tmp_path):
+    pyarrow.parquet.write_table(rows(10), tmp_path / "x.parquet", compression="none")
+    data = bytearray((tmp_path / "x.parquet").read_bytes())
+    data[4:60] = b"\xff" * 56
+    (tmp_path / "x.parquet").write_bytes(data)
+    result = run("create", tmp_path / "x.parquet", tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert "x.parquet" in result.stderr
+
+
+def test_a_dataset_that_names_files_elsewhere_is_refused(run, saved, tmp_path):
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../x.arrow"}]}))
+    assert "is not in that folder" in run("create", saved, tmp_path / "x.tar").stderr

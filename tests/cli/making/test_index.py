@@ -1,0 +1,98 @@
+"""``mpwds index``: descriptions of indexed datasets."""
+
+import json
+import subprocess
+
+import pytest
+
+import mpwds
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Two shards of three samples in the current folder; returns their pattern."""
+    monkeypatch.chdir(tmp_path)
+    with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=3, verbose=0, mtime=0) as sink:
+        for number in range(6):
+            sink.write({"__key__": f"{number}", "cls": number, "bin": b"\x1b[2J" + bytes(100)})
+    return "x-{0..1}.tar"
+
+
+@pytest.fixture
+def description(run, shards, tmp_path):
+    assert run("index", "create", shards, "-o", tmp_path / "all.json", "--name", "mine").returncode == 0
+    return tmp_path / "all.json"
+
+
+def test_a_description_counts_the_samples_of_each_shard(description):
+    found = json.loads(description.read_text())
+    assert [(shard["url"], shard["nsamples"]) for shard in found["shardlist"]] == [
+        ("x-0.tar", 3),
+        ("x-1.tar", 3),
+    ]
+    assert found["name"] == "mine"
+
+
+def test_a_list_of_shards_comes_from_standard_input_and_goes_to_standard_output(command, shards, tmp_path):
+    made = subprocess.run(
+        [*command, "index", "create", "-", "-o", "-", "--offsets"],
+        input=f"{tmp_path}/x-0.tar\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    (shard,) = json.loads(made.stdout)["shardlist"]
+    assert (shard["url"], shard["nsamples"]) == (f"{tmp_path}/x-0.tar", 3)
+    assert "offsets" in shard
+
+
+def test_a_description_that_exists_is_replaced_only_by_force(run, shards, description):
+    before = description.read_bytes()
+    assert run("index", "create", shards, "-o", description).returncode == 1
+    assert description.read_bytes() == before
+    assert run("index", "create", shards, "-o", description, "--force", "--name", "other").returncode == 0
+    assert json.loads(description.read_text())["name"] == "other"
+
+
+def test_info_shows_totals(run, description):
+    shown = run("index", "info", description).stdout
+    assert [line.split()[1:] for line in shown.splitlines() if "samples" in line.split()] == [["6"]]
+    assert "mine" in run("index", "info", "--table", description).stdout
+    (figures,) = json.loads(run("index", "info", "--json", description).stdout)
+    assert (figures["shards"], figures["samples"]) == (2, 6)
+
+
+def test_update_changes_names_and_keeps_the_earlier_file(run, description):
+    before = description.read_bytes()
+    assert run("index", "update", description, "--name", "new", "--dir", "https://host/data").returncode == 0
+    found = json.loads(description.read_text())
+    assert (found["name"], found["shardlist"][1]["url"]) == ("new", "https://host/data/x-1.tar")
+    assert (description.parent / "all.json.bak").read_bytes() == before
+
+
+def test_sample_shows_fields_without_control_characters(run, description):
+    shown = run("index", "sample", description, 4).stdout
+    assert "\x1b" not in shown
+    assert ["__key__", "4"] in [line.split() for line in shown.splitlines()]
+    assert json.loads(run("index", "sample", description, 4, "--json").stdout)["bin"] == {"bytes": 104}
+
+
+def test_sample_writes_a_field_as_it_is(command, description):
+    written = subprocess.run(
+        [*command, "index", "sample", description, "5", "--cat", "bin"], capture_output=True, check=True
+    )
+    assert written.stdout == b"\x1b[2J" + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("6",), "no sample 6"), (("0", "--cat", "jpg"), "the sample has __key__"), ((), None)],
+)
+def test_what_there_is_not_is_an_error(run, description, arguments, message):
+    result = run("index", "sample", description, *arguments)
+    assert (message or "") in result.stderr
+    assert bool(result.returncode) == bool(message)
+
+
+def test_errors_name_the_whole_command(run, tmp_path):
+    assert run("index", "info", tmp_path / "no.json").stderr.startswith("mpwds index info: error: ")
+    assert "No such command" in run("index", "creat").stderr

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpwds.cli.making.planning import into_shards, shuffled, split_in_two
+
+shares = st.floats(0.01, 0.99)
+
+
+@given(count=st.integers(2, 60), share=shares, seed=st.integers())
+def test_a_split_has_each_sample_once_and_none_of_its_parts_is_empty(count, share, seed):
+    first, second = split_in_two(count, share, seed)
+    assert sorted(first + second) == list(range(count))
+    assert abs(len(first) - share * count) <= 1
+    assert first
+    assert second
+    assert (first, second) == split_in_two(count, share, seed)
+
+
+@given(count=st.integers(0, 60), seed=st.integers())
+def test_a_shuffle_has_each_sample_once(count, seed):
+    assert sorted(shuffled(range(count), seed)) == list(range(count))
+
+
+def test_seeds_make_orders_and_splits_differ():
+    assert shuffled(range(100), 0) != shuffled(range(100), 1)
+    assert split_in_two(100, 0.5, 0) != split_in_two(100, 0.5, 1)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 20), max_size=60), maxcount=st.integers(1, 10), maxsize=st.integers(1, 50)
+)
+def test_shards_have_all_samples_in_order_and_keep_to_their_limits(sizes, maxcount, maxsize):
+    shards = list(into_shards(range(len(sizes)), sizes.__getitem__, maxcount, maxsize))
+    assert [number for shard in shards for number in shard] == list(range(len(sizes)))
+    for shard in shards:
+        assert 1 <= len(shard) <= maxcount
+        assert sum(sizes[number] for number in shard[:-1]) < maxsize
+    for shard in shards[:-1]:
+        assert len(shard) == maxcount or sum(sizes[number] for number in shard) >= maxsize
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 0.5), (10, 0.0), (10, 1.0), (10, 1.5)])
+def test_a_split_that_leaves_nothing_is_refused(count, share):
+    with pytest.raises(ValueError, match="split in two|between 0 and 1"):
+        split_in_two(count, share, 0)

@@ -1,0 +1,205 @@
+"""``mpwds proc``: each shard through the user's stages to one shard."""
+
+import gzip
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PIPELINE = """
+import random
+import mpwds
+
+def augmented(sample):
+    return {**sample, "txt": f"{sample['__key__']} {random.random()}"}
+
+def fails_on_sevens(sample):
+    if sample["__key__"].endswith("7"):
+        raise ValueError("it is a seven")
+    return sample
+
+def doubled(source):
+    for sample in source:
+        yield sample
+        yield {**sample, "__key__": sample["__key__"] + "-again"}
+
+def stages(dataset):
+    return dataset.decode().map(augmented)
+
+def failing(dataset):
+    return dataset.map(fails_on_sevens)
+
+stages_in_list = [mpwds.decode(), mpwds.map(augmented)]
+composed = mpwds.DataPipeline(mpwds.decode(), mpwds.map(augmented))
+shuffled = [mpwds.shuffle(100)]
+unnamed = [mpwds.to_tuple("cls")]
+too_dotted = [mpwds.map(lambda sample: {**sample, "__key__": "a.b"})]
+number = 7
+untouched = []
+"""
+
+
+@pytest.fixture(autouse=True)
+def _pipeline(two_shards, monkeypatch):
+    Path("pipeline.py").write_text(PIPELINE)
+    monkeypatch.syspath_prepend(os.getcwd())
+    monkeypatch.delitem(__import__("sys").modules, "pipeline", raising=False)
+
+
+@pytest.fixture
+def proc(run):
+    """Runs ``proc`` on both shards."""
+
+    def proc(name, output="out-%d.tar", *options):
+        return run("proc", f"pipeline.py:{name}", "in-{0..1}.tar", output, "-j", 2, *options)
+
+    return proc
+
+
+def test_input_k_becomes_output_k(proc, keys, members):
+    done = proc("stages")
+    assert done.stdout.startswith("20 samples")
+    assert keys("out-0.tar") == keys("in-0.tar")
+    assert keys("out-1.tar") == keys("in-1.tar")
+    assert {name.partition(".")[2] for name, *_ in members("out-0.tar")} == {"jpg", "cls", "txt"}
+
+
+@pytest.mark.parametrize("name", ["stages_in_list", "composed"])
+def test_stages_may_be_given_as_a_list_or_a_composition(proc, name):
+    proc("stages", "expected-%d.tar")
+    proc(name)
+    assert Path("out-1.tar").read_bytes() == Path("expected-1.tar").read_bytes()
+
+
+def test_a_generator_function_is_a_stage(proc, keys):
+    proc("doubled")
+    assert keys("out-0.tar")[:3] == ["0000", "0000-again", "0001"]
+
+
+@pytest.mark.parametrize("name", ["stages", "shuffled"])
+def test_the_number_of_workers_changes_nothing(run, proc, name):
+    proc(name)
+    run("proc", f"pipeline.py:{name}", "in-{0..1}.tar", "one-%d.tar", "-j", 1)
+    for shard in "01":
+        assert Path(f"out-{shard}.tar").read_bytes() == Path(f"one-{shard}.tar").read_bytes()
+
+
+def test_the_seed_changes_random_numbers(proc):
+    proc("stages")
+    proc("stages", "other-%d.tar", "--seed", 1)
+    assert Path("out-0.tar").read_bytes() != Path("other-0.tar").read_bytes()
+
+
+def test_repeat_makes_further_rounds_with_other_random_numbers(proc, keys, members):
+    proc("stages", "out-%d.tar", "--repeat", 2)
+    assert keys("out-3.tar") == [f"{key}-1" for key in keys("out-1.tar")]
+
+    def texts(shard):
+        return [data.split()[1] for name, *_, data in members(shard) if name.endswith(".txt")]
+
+    assert set(texts("out-0.tar")).isdisjoint(texts("out-2.tar"))
+
+
+@pytest.mark.parametrize("name", ["untouched", "stages"])
+def test_compressed_fields_are_not_compressed_twice(run, make_shard, members, name):
+    fields = {"a.txt.gz": gzip.compress(b"text"), "b.bin.gz": gzip.compress(b"bytes")}
+    make_shard("in.tar", {"x": fields})
+    run("proc", f"pipeline.py:{name}", "in.tar", "out.tar")
+    contents = [gzip.decompress(data) for name, *_, data in members("out.tar") if name.endswith(".gz")]
+    assert contents == [b"text", b"bytes"]
+
+
+class TestOnError:
+    def test_stop_is_the_default(self, proc):
+        done = proc("failing")
+        assert done.returncode == 1
+        assert "it is a seven" in done.stderr
+        assert 'on sample "0007" of in-0.tar' in done.stderr or '"1007" of in-1.tar' in done.stderr
+
+    def test_skip(self, proc, keys):
+        done = proc("failing", "out-%d.tar", "--on-error", "skip")
+        assert done.stdout.endswith("2 samples skipped\n")
+        assert "0007" not in keys("out-0.tar")
+        assert len(keys("out-0.tar")) == 9
+
+    def test_skip_and_list(self, proc):
+        proc("failing", "out-%d.tar", "--on-error", "bad.jsonl")
+        bad = [json.loads(line) for line in Path("bad.jsonl").read_text().splitlines()]
+        assert sorted(record["key"] for record in bad) == ["0007", "1007"]
+
+    def test_a_sample_that_cannot_be_written_is_one_too(self, proc):
+        assert "'a.b' would be read back as 'a'" in proc("too_dotted").stderr
+        assert "20 samples skipped" in proc("too_dotted", "out-%d.tar", "--on-error", "bad.jsonl").stdout
+
+    def test_elements_must_be_samples(self, proc):
+        assert "stages must yield samples" in proc("unnamed").stderr
+
+
+def test_pipes_on_both_ends(command):
+    words = [*command, "proc", "pipeline.py:doubled", "-", "-"]
+    done = subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
+    assert done.stderr.startswith(b"20 samples")
+    listed = subprocess.run(["tar", "-tf", "-"], input=done.stdout, capture_output=True, check=True)
+    assert len(listed.stdout.split()) == 40
+
+
+def test_json(proc):
+    assert json.loads(proc("stages", "out-%d.tar", "--json").stdout)["samples"] == 20
+
+
+def test_the_same_command_again_finds_everything_done(proc):
+    proc("stages")
+    before = os.stat("out-0.tar")
+    done = proc("stages")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "0 samples, 0 bytes: 0 shards written; 2 were complete before\n",
+    )
+    assert os.stat("out-0.tar").st_mtime_ns == before.st_mtime_ns
+
+
+class TestNothingIsMixed:
+    def test_with_shards_of_others(self, proc):
+        Path("out-1.tar").touch()
+        assert "out-1.tar exists already" in proc("stages").stderr
+        assert not Path("out-0.tar").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "options", "changed"),
+        [("doubled", [], "stages"), ("stages", ["--seed", 1], "seed"), ("stages", ["--repeat", 2], "rounds")],
+    )
+    def test_with_those_of_another_run(self, proc, name, options, changed):
+        proc("stages")
+        assert f"with different {changed}:" in proc(name, "out-%d.tar", *options).stderr
+
+    def test_unless_forced(self, proc, keys):
+        proc("stages")
+        assert proc("doubled", "out-%d.tar", "--force").returncode == 0
+        assert len(keys("out-0.tar")) == 20
+
+    def test_after_a_run_that_wrote_nothing_there_is_nothing_to_mix(self, proc):
+        proc("failing")
+        for leftover in Path().glob("out-*.tar"):
+            leftover.unlink()
+        assert proc("stages").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pipeline.py:number", "in-0.tar", "out-%d.tar"], "stages must be"),
+        (["pipeline.py:augmented", "in-0.tar", "out-%d.tar"], "write stages = [mpwds.map(f)]"),
+        (["pipeline.py:stages", "in-{0..1}.tar", "out.tar"], "2 are to be written"),
+        (["pipeline.py:stages", "in-0.tar", "out-%d.tar", "--on-error", "x"], "expected stop, skip"),
+        (["pipeline.py:missing", "in-0.tar", "out-%d.tar"], "has no 'missing'"),
+        (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
+        (["pipeline.py:stages", "in-0.tar", "s3://bucket/out-%d.tar"], "--journal FILE"),
+    ],
+)
+def test_mistakes_are_explained(run, arguments, message):
+    done = run("proc", *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not list(Path().glob("out*"))

@@ -1,0 +1,138 @@
+"""``mpwds proc`` is killed, and goes on: each shard is written once, and whole."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PIPELINE = """
+import os, time
+import mpwds
+
+def logged(sample):
+    with open("log", "a") as log:
+        log.write(sample["__key__"] + chr(10))
+    while int(sample["__key__"][:2]) >= int(os.environ.get("HOLD", 99)) and not os.path.exists("go"):
+        time.sleep(0.01)
+    return sample
+
+stages = [mpwds.map(logged)]
+"""
+SHARDS = 8
+
+
+@pytest.fixture
+def words(command, make_shard):
+    Path("pipeline.py").write_text(PIPELINE)
+    for shard in range(SHARDS):
+        make_shard(f"in-{shard:02}.tar", {f"{shard:02}{n}": {"txt": b"x" * 9000} for n in range(5)})
+    return [*command, "proc", "pipeline.py:stages", "in-{00..07}.tar", "out-%02d.tar", "-j", "2"]
+
+
+@pytest.fixture
+def expected(words):
+    """The shards that an undisturbed run writes."""
+    undisturbed = [word.replace("out-", "expected-") for word in words]
+    subprocess.run(undisturbed, check=True, capture_output=True)
+    os.unlink("log")
+    return [Path(f"expected-{shard:02}.tar").read_bytes() for shard in range(SHARDS)]
+
+
+def written():
+    return sorted(path.name for path in Path().glob("out-*.tar"))
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None
+        time.sleep(0.005)
+
+
+def begun(words, shards):
+    """A run in a group of its own that has written so many shards, and waits until there is a file ``go``."""
+    process = subprocess.Popen(words, env={**os.environ, "HOLD": str(shards)}, start_new_session=True)
+    wait_until(lambda: len(written()) == shards, process)
+    return process
+
+
+def finished(words, expected):
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert [Path(f"out-{shard:02}.tar").read_bytes() for shard in range(SHARDS)] == expected
+    assert not list(Path().glob(".*.partial"))
+    return done.stdout
+
+
+@pytest.mark.parametrize("whole_machine", [True, False])
+def test_a_killed_run_goes_on(words, expected, whole_machine):
+    process = begun(words, 4)
+    if whole_machine:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    else:  # its workers notice
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        psutil.wait_procs(workers, timeout=60)
+        assert not any(worker.is_running() for worker in workers)
+    complete = written()
+    times = {name: os.stat(name).st_mtime_ns for name in complete}
+    before = Path("log").read_text().split()
+    out = finished(words, expected)
+    assert "4 were complete before" in out
+    assert {name: os.stat(name).st_mtime_ns for name in complete} == times
+    again = Path("log").read_text().split()[len(before) :]
+    shards_again = {int(key[:2]) for key in again}
+    assert shards_again == set(range(SHARDS)) - {int(name[4:6]) for name in complete}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on(words, expected, number):
+    process = begun(words, 2)
+    process.send_signal(number)
+    assert process.wait(60) == 130
+    assert len(written()) == 2
+    finished(words, expected)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(words, expected):
+    process = begun(words, 2)
+    worker = next(
+        child for child in psutil.Process(process.pid).children(recursive=True) if _has_partial_file(child)
+    )
+    worker.kill()
+    Path("go").touch()
+    assert process.wait(60) == 0
+    finished(words, expected)
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_are_refused(words, expected):
+    process = begun(words, 1)
+    other = subprocess.run(words, capture_output=True, text=True)
+    assert other.returncode == 1
+    assert "another process is writing" in other.stderr
+    Path("go").touch()
+    assert process.wait(60) == 0
+    finished(words, expected)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends(words, expected):
+    for shards in range(2, SHARDS, 2):
+        process = begun(words, shards)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert all(Path(name).read_bytes() == expected[int(name[4:6])] for name in written())
+    finished(words, expected)
+
+
+def _has_partial_file(process):
+    try:
+        return any(".partial" in file.path for file in process.open_files())
+    except psutil.Error:
+        return False

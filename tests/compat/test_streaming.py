@@ -1,0 +1,233 @@
+"""Programs for mosaicml-streaming, with ``from mpwds import streaming`` in place of ``import streaming``."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpwds import streaming
+from mpwds.pipeline.context import Context
+
+PEER = Path(__file__).parents[1] / "storage" / "mds" / "peer.py"
+
+
+def write(folder, numbers, **options):
+    with streaming.MDSWriter(columns={"x": "int"}, out=str(folder), size_limit=300, **options) as sink:
+        for number in numbers:
+            sink.write({"x": number})
+    return str(folder)
+
+
+def xs(samples):
+    return [sample["x"] for sample in samples]
+
+
+PROGRAM = """
+import sys
+from torch.utils.data import DataLoader
+
+
+class Squares(streaming.StreamingDataset):
+    def __init__(self, local, remote=None, shuffle=False, batch_size=None):
+        super().__init__(local=local, remote=remote, shuffle=shuffle, batch_size=batch_size, shuffle_seed=17,
+                         predownload=100, num_canonical_nodes=1, shuffle_algo="py1s", cache_limit="1gb")
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample["x"] ** 2, sample["text"]
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    columns = {"x": "int", "text": "str"}
+    with streaming.MDSWriter(columns=columns, out=(folder + "/a", folder + "/remote"), compression="gz",
+                             hashes=["sha1"], size_limit="1kb") as out:
+        for number in range(203):
+            out.write({"x": number, "text": str(number)})
+    dataset = Squares(folder + "/local", folder + "/remote", shuffle=True, batch_size=10)
+    print(len(dataset), dataset.size, dataset[3], dataset[202])
+    for epoch in range(2):
+        loader = DataLoader(dataset, batch_size=10, num_workers=2)
+        batches = list(loader)
+        print(sorted(len(texts) for _, texts in batches), sorted(int(x) for xs, _ in batches for x in xs))
+    loader = streaming.StreamingDataLoader(dataset, batch_size=10, num_workers=2)
+    print(sum(len(texts) for _, texts in loader))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_prints_the_same_with_either_import(tmp_path):
+    theirs = (
+        "from peer import import_streaming\nstreaming = import_streaming(('torchvision', 'transformers'))\n"
+    )
+    printed = []
+    for name, first_lines in (("theirs", theirs), ("ours", "from mpwds import streaming\n")):
+        (tmp_path / name).mkdir()
+        program = tmp_path / f"{name}.py"
+        program.write_text(f"import sys\nsys.path.append({str(PEER.parent)!r})\n{first_lines}{PROGRAM}")
+        run = [sys.executable, "-W", "ignore", str(program), str(tmp_path / name)]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+
+
+def test_the_module_is_found_in_every_way():
+    import mpwds.streaming
+    from mpwds.streaming import StreamingDataset
+
+    assert StreamingDataset is mpwds.streaming.StreamingDataset is streaming.StreamingDataset
+    with pytest.raises(AttributeError, match="there is only MDS here"):
+        streaming.JSONWriter  # looking the name up is what is tested
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "py1s", "py2s", "py1b", "py1br", "py1e"])
+def test_shuffled_epochs_have_each_sample_once_in_another_order(tmp_path, algorithm):
+    ds = streaming.StreamingDataset(
+        local=write(tmp_path, range(100)), shuffle=True, shuffle_algo=algorithm, shuffle_block_size=30
+    )
+    first, second = xs(ds), xs(ds)
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert len({tuple(first), tuple(second), tuple(range(100))}) == 3
+
+
+def test_seeds_give_orders(tmp_path):
+    folder = write(tmp_path, range(50))
+    one, same, other = (
+        xs(streaming.StreamingDataset(local=folder, shuffle=True, shuffle_seed=seed)) for seed in (1, 1, 2)
+    )
+    assert one == same != other
+
+
+def test_samples_are_asked_for_in_all_ways(tmp_path):
+    ds = streaming.StreamingDataset(local=write(tmp_path, range(9)))
+    assert ds[np.int64(2)] == ds[-7] == {"x": 2}
+    assert xs(ds[1:8:3]) == [1, 4, 7]
+    assert xs(ds[::-1]) == list(range(9))[::-1]
+    assert [xs(part) for part in ds[[[0, 1], [2]]]] == [[0, 1], [2]]
+    assert xs(ds[np.array([3, 3])]) == [3, 3]
+    for wrong in (9, -10):
+        with pytest.raises(IndexError, match=f"no sample {wrong} among 9"):
+            ds[wrong]  # getting it is what is tested
+    with pytest.raises(TypeError, match="'a'"):
+        ds["a"]  # getting it is what is tested
+
+
+@pytest.mark.parametrize("method", ["__getitem__", "get_item"])
+def test_a_subclass_changes_the_samples_of_epochs_too(tmp_path, method):
+    def changed(self, index):
+        return getattr(streaming.StreamingDataset, method)(self, index)["x"] * 10
+
+    kind = type("Tens", (streaming.StreamingDataset,), {method: changed})
+    ds = kind(local=write(tmp_path, range(5)))
+    assert list(ds) == [0, 10, 20, 30, 40]
+    assert ds[3] == 30
+
+
+def test_streams_are_mixed(tmp_path):
+    one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(100, 120))
+    streams = [streaming.Stream(local=one, repeat=2), streaming.Stream(local=other, choose=5)]
+    ds = streaming.StreamingDataset(streams=streams, shuffle=True)
+    counts = Counter(xs(ds))
+    assert {number: counts[number] for number in range(10)} == dict.fromkeys(range(10), 2)
+    assert sum(counts.values()) == ds.epoch_size == len(ds) == 25
+    assert (ds.size, ds[10], ds[29]) == (30, {"x": 100}, {"x": 119})
+
+
+def test_proportions_make_epochs_of_a_size(tmp_path):
+    one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(100, 120))
+    streams = [streaming.Stream(local=one, proportion=3), streaming.Stream(local=other, proportion=1)]
+    ds = streaming.StreamingDataset(streams=streams, epoch_size="0.1k")
+    assert Counter(x >= 100 for x in xs(ds)) == {False: 75, True: 25}
+
+
+def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
+    write(tmp_path / "data" / "train", range(10), hashes=["md5"])
+    stream = streaming.Stream(remote=str(tmp_path / "data"), local=str(tmp_path / "local"))
+    ds = streaming.StreamingDataset(streams=[stream], split="train", validate_hash="md5")
+    assert xs(ds) == list(range(10))
+    with pytest.raises(ValueError, match="no sha1 hash"):
+        streaming.StreamingDataset(streams=[stream], split="train", validate_hash="sha1")
+
+
+def test_replicated_ranks_read_the_same(tmp_path):
+    ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
+    parts = [xs(s for _, s in ds.stream(Context(rank=rank, world_size=4))) for rank in range(4)]
+    assert parts == [[*range(10)], [*range(10)], [*range(10, 20)], [*range(10, 20)]]
+
+
+def test_a_loader_resumes(tmp_path):
+    def loader():
+        ds = streaming.StreamingDataset(
+            local=write(tmp_path, range(50), exist_ok=True), shuffle=True, batch_size=4
+        )
+        return streaming.StreamingDataLoader(ds, batch_size=4, num_workers=0)
+
+    whole = [batch["x"].tolist() for batch in loader()]
+    first = loader()
+    iterator = iter(first)
+    seen = [next(iterator)["x"].tolist() for _ in range(5)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert seen + [batch["x"].tolist() for batch in second] == whole
+
+
+def test_a_local_dataset_has_a_length_and_numbers(tmp_path):
+    write(tmp_path / "train", range(30))
+    ds = streaming.LocalDataset(str(tmp_path), "train")
+    assert (len(ds), ds.size, ds[29], ds[-1]) == (30, 30, {"x": 29}, {"x": 29})
+    assert xs(ds[10:13]) == [10, 11, 12]
+
+
+def test_pickles_need_permission(tmp_path):
+    with streaming.MDSWriter(columns={"x": "pkl"}, out=str(tmp_path)) as sink:
+        sink.write({"x": {1}})
+    with pytest.raises(ValueError, match="pickles runs code"):
+        streaming.StreamingDataset(local=str(tmp_path))
+    with pytest.raises(ValueError, match="pickles runs code"):
+        streaming.LocalDataset(str(tmp_path))
+    assert streaming.StreamingDataset(local=str(tmp_path), allow_unsafe_types=True)[0] == {"x": {1}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either streams, or remote and local"),
+        ({"streams": [streaming.Stream(local="x")], "local": "x"}, "either streams, or remote and local"),
+        ({"local": "x", "batching_method": "stratified"}, "mpwds.RandomMix"),
+        ({"local": "x", "shuffle_algo": "py3"}, "one of naive, py1s"),
+        ({"local": "x", "stream_name": "mine"}, "no registry"),
+        ({"local": "x", "epoch_size": "many"}, "'100k'"),
+        ({"local": "x", "cache_limit": "much"}, "'64mb'"),
+        ({"local": "x", "suffle": True}, "did you mean 'shuffle'"),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_a_reason(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    write("x", range(3))
+    with pytest.raises((ValueError, TypeError), match=message):
+        streaming.StreamingDataset(**arguments)
+
+
+@pytest.mark.parametrize("weights", [{"repeat": 1, "choose": 1}, {"proportion": -1}])
+def test_a_stream_has_one_weight(weights):
+    with pytest.raises(ValueError, match="one of proportion, repeat and choose"):
+        streaming.Stream(local="x", **weights)
+
+
+def test_streams_have_weights_of_one_kind(tmp_path):
+    one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(10))
+    with pytest.raises(ValueError, match="either all streams have a proportion"):
+        streaming.StreamingDataset(
+            streams=[streaming.Stream(local=one, proportion=1), streaming.Stream(local=other)]
+        )
+    with pytest.raises(ValueError, match="epoch_size is for streams with proportions"):
+        streaming.StreamingDataset(streams=[streaming.Stream(local=one, repeat=1)], epoch_size=5)
+
+
+def test_keeping_compressed_files_is_a_warning(tmp_path):
+    with pytest.warns(RuntimeWarning, match="keep_zip"):
+        streaming.StreamingDataset(local=write(tmp_path, range(3)), keep_zip=True)

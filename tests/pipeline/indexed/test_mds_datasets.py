@@ -1,0 +1,238 @@
+"""MDS datasets of both versions in pipelines and loaders."""
+
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpwds
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.indexed.divided import DividedSamples
+from mpwds.pipeline.stream import reached_end
+
+COUNT = 103
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset of version 2."""
+    folder = tmp_path_factory.mktemp("v2")
+    with mpwds.MDSWriter(columns={"number": "int", "text": "str"}, out=folder, size_limit=600) as sink:
+        for number in range(COUNT):
+            sink.write({"number": number, "text": f"text {number}"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def old_folder(tmp_path_factory):
+    """A dataset of version 1."""
+    folder = tmp_path_factory.mktemp("v1")
+    with mpwds.StreamingDatasetWriter(folder, ["uid", "data"], 300) as sink:
+        sink.write_samples({"uid": b"%d" % number, "data": bytes(number % 5)} for number in range(COUNT))
+    return folder
+
+
+def old(folder, shuffle=False, **options):
+    return mpwds.StreamingDataset(None, str(folder), shuffle, {"uid": int}, **options)
+
+
+class Numbers(mpwds.StreamingDataset):
+    """As programs for composer extend it."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)["uid"]
+
+
+def numbers(folder, shuffle=False, **options):
+    return Numbers(None, str(folder), shuffle, {"uid": int}, **options)
+
+
+def read_by_workers(dataset, world_size, workers, **context):
+    """The samples that each worker of each rank reads."""
+    return [
+        [
+            [
+                sample
+                for _, sample in dataset.stream(
+                    Context(rank=rank, world_size=world_size, worker=worker, workers=workers, **context)
+                )
+            ]
+            for worker in range(workers)
+        ]
+        for rank in range(world_size)
+    ]
+
+
+def test_a_dataset_is_read_by_number_and_in_order(folder):
+    ds = mpwds.MDSDataset(folder)
+    assert len(ds) == COUNT
+    assert ds[7] == {"number": 7, "text": "text 7"}
+    assert [sample["number"] for sample in ds] == list(range(COUNT))
+    assert [sample["number"] for sample in ds[-3:]] == [100, 101, 102]
+    assert str(folder) in repr(ds)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "chunked", "shards"])
+def test_each_sample_is_read_by_one_worker(folder, shuffle):
+    ds = mpwds.MDSDataset(folder, shuffle=shuffle, chunksize=10)
+    read = read_by_workers(ds, 2, 3, epoch=1)
+    assert sorted(sample["number"] for rank in read for worker in rank for sample in worker) == [
+        *range(COUNT)
+    ]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 40, COUNT])
+@pytest.mark.parametrize("kind", ["version 1", "version 2", "extended"])
+def test_a_stream_continues_exactly_where_it_was(folder, old_folder, kind, stop):
+    ds = {
+        "version 1": old(old_folder, True),
+        "version 2": mpwds.MDSDataset(folder, shuffle="global"),
+        "extended": numbers(old_folder, True),
+    }[kind]
+    whole = [sample for _, sample in ds.stream(Context(epoch=3))]
+    first = ds.stream(Context(epoch=3))
+    seen = [next(first)[1] for _ in range(stop)]
+    second = pickle.loads(pickle.dumps(ds)).stream(Context(epoch=3))
+    second.load_state_dict(first.state_dict())
+    assert seen + [sample for _, sample in second] == whole
+
+
+@pytest.mark.parametrize("kind", ["version 1", "version 2", "extended"])
+def test_a_loader_resumes_exactly(folder, old_folder, kind, nothing_left):
+    def dataset():
+        return {
+            "version 1": lambda: old(old_folder, True).map(lambda sample: sample["uid"]),
+            "version 2": lambda: mpwds.MDSDataset(folder, shuffle="global").map(
+                lambda sample: sample["number"]
+            ),
+            "extended": lambda: numbers(old_folder, True),
+        }[kind]().batched(4)
+
+    def batches(loader):
+        return [batch.tolist() for batch in loader]
+
+    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
+        whole = batches(loader)
+        assert sorted(number for batch in whole for number in batch) == list(range(COUNT))
+    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
+        iterator = iter(loader)
+        seen = [next(iterator).tolist() for _ in range(7)]
+        state = loader.state_dict()
+    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
+        loader.load_state_dict(state)
+        assert seen + batches(loader) == whole
+
+
+def test_the_samples_of_composers_dataset_are_those_of_its_decoders(old_folder):
+    ds = mpwds.StreamingDataset(None, str(old_folder), False, {"data": len})
+    assert ds[4] == {"data": 4}
+    with pytest.raises(ValueError, match=r"field 'cls'; fields are \['uid', 'data'\]"):
+        mpwds.StreamingDataset(None, str(old_folder), False, {"cls": len})
+
+
+def test_composers_documented_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    samples = [
+        {
+            "uid": f"{ix:06}".encode(),
+            "data": (3 * ix).to_bytes(4, "big"),
+            "unused": b"blah",
+        }
+        for ix in range(100)
+    ]
+    with mpwds.StreamingDatasetWriter(dirname="remote", fields=["uid", "data"]) as writer:
+        writer.write_samples(samples=samples)
+    decoders = {
+        "uid": lambda uid_bytes: uid_bytes.decode("utf-8"),
+        "data": lambda data_bytes: int.from_bytes(data_bytes, "big"),
+    }
+    dataset = mpwds.StreamingDataset(remote="remote", local="local", shuffle=False, decoders=decoders)
+    assert list(dataset) == [{"uid": f"{ix:06}", "data": 3 * ix} for ix in range(100)]
+
+
+def test_shuffled_epochs_differ_and_are_the_same_again(old_folder):
+    ds = numbers(old_folder, True)
+    epochs = [list(ds) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    ds.set_epoch(0)
+    assert list(ds) == epochs[0]
+    assert sorted(epochs[1]) == list(range(COUNT))
+
+
+def test_what_a_subclass_makes_goes_through_further_stages(old_folder):
+    ds = numbers(old_folder)
+    assert list(ds.map(lambda number: -number).slice(3)) == [0, -1, -2]
+    assert ds[5] == 5
+
+
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(0, 7),
+    world_size=st.integers(1, 4),
+    workers=st.integers(1, 4),
+)
+def test_ranks_and_workers_get_consecutive_parts(count, batch_size, world_size, workers):
+    source = DividedSamples(Shard(count), batch_size=batch_size)
+    parts = [
+        [
+            source.places(Context(rank=rank, world_size=world_size, worker=worker, workers=workers))
+            for worker in range(workers)
+        ]
+        for rank in range(world_size)
+    ]
+    assert [place for rank in parts for part in rank for place in part] == list(range(count))
+    sizes = [sum(map(len, rank)) for rank in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for rank, size in zip(parts, sizes, strict=True):
+        if batch_size:
+            assert sum(math.ceil(len(part) / batch_size) for part in rank) == math.ceil(size / batch_size)
+        else:
+            assert max(map(len, rank)) - min(map(len, rank)) <= 1
+
+
+@given(count=st.integers(1, 60), batch_size=st.integers(1, 7), workers=st.integers(1, 4))
+def test_only_the_last_batch_of_a_rank_is_smaller(count, batch_size, workers):
+    source = DividedSamples(Shard(count), batch_size=batch_size)
+    parts = [source.places(Context(worker=worker, workers=workers)) for worker in range(workers)]
+    batches = []
+    queues = [iter([part[at : at + batch_size] for at in range(0, len(part), batch_size)]) for part in parts]
+    while queues:  # as a DataLoader takes them: from each worker in turn
+        taken = [next(queue, reached_end) for queue in queues]
+        batches += [batch for batch in taken if batch is not reached_end]
+        queues = [queue for queue, batch in zip(queues, taken, strict=True) if batch is not reached_end]
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+class Shard:
+    """One shard of some length."""
+
+    def __init__(self, count):
+        self.urls = ["x"]
+        self.lengths = [count]
+
+    def read(self, shard, index):
+        return index
+
+    def close(self):
+        pass
+
+
+def test_the_length_is_that_of_the_rank(old_folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ds = numbers(old_folder)
+    assert len(ds) == 51
+    assert list(ds) == list(range(52, COUNT))
+
+
+@pytest.mark.parametrize("kind", ["torch", "mpwds"])
+def test_a_dataloader_divides_it_into_whole_batches(old_folder, kind):
+    import torch
+
+    loader_class = torch.utils.data.DataLoader if kind == "torch" else mpwds.DataLoader
+    loader = loader_class(numbers(old_folder, batch_size=8), batch_size=8, num_workers=2)
+    batches = [batch.tolist() for batch in loader]
+    assert [len(batch) for batch in batches] == [8] * 12 + [7]
+    assert sorted(number for batch in batches for number in batch) == list(range(COUNT))

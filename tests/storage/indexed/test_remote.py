@@ -1,0 +1,122 @@
+"""Samples read by ranges: no more than what is asked for, from web servers and cloud storage."""
+
+import pickle
+
+import pytest
+
+from mpwds.errors import StreamError
+from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.describing import describe_shard
+from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.streams.gopen import open_range
+from mpwds.storage.writing.tar_writer import TarWriter
+
+COUNT = 40
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A shard of 40 samples of 50 kB and a class."""
+    with TarWriter(str(tmp_path / "x.tar")) as sink:
+        for n in range(COUNT):
+            sink.write({"__key__": f"{n:03d}", "bin": bytes([n]) * 50_000, "cls": n})
+    return str(tmp_path / "x.tar")
+
+
+@pytest.fixture
+def served(web, path):
+    with open(path, "rb") as file:
+        web.files["/x.tar"] = file.read()
+    return web.url("/x.tar")
+
+
+def asked_bytes(web):
+    """The bytes of all ranges that were asked for."""
+    headers = [{name.lower(): value for name, value in headers.items()} for _, _, headers in web.requests]
+    ranges = [each["range"].removeprefix("bytes=").split("-") for each in headers]
+    return sum(int(last) - int(first) + 1 for first, last in ranges)
+
+
+def test_a_sample_is_the_same_as_from_the_file(served, path):
+    remote, local = TarShards([served], remote=True), TarShards([path])
+    for n in (COUNT - 1, 0, 17):
+        assert {**remote.read(0, n), "__url__": path} == local.read(0, n)
+
+
+def test_headers_and_samples_alone_are_fetched(served, web):
+    TarShards([served], [COUNT], remote=True).read(0, 17)
+    assert asked_bytes(web) < 0.25 * len(web.files["/x.tar"])
+
+
+def test_with_carried_offsets_a_sample_is_one_request(served, path, web):
+    offsets = describe_shard(path, offsets=True)["offsets"]
+    shards = TarShards([served], [COUNT], offsets=[offsets], remote=True)
+    for n in range(10, 15):
+        assert shards.read(0, n)["cls"] == b"%d" % n
+    assert len(web.requests) == 6  # one for the beginning and the size
+    assert asked_bytes(web) < 5 * 52_000 + 17_000
+
+
+def test_connections_are_used_again(served, web):
+    shards = TarShards([served], [COUNT], remote=True)
+    for n in range(10):
+        shards.read(0, n)
+    assert len(web.connections) == 1
+
+
+def test_offsets_are_kept_in_the_folder_of_a_cache(served, web, tmp_path):
+    for _ in range(2):
+        web.requests.clear()
+        TarShards([served], [COUNT], cache=ShardCache(tmp_path / "cache"), remote=True).read(0, 30)
+    assert len(web.requests) == 2
+
+
+def test_they_can_be_sent_to_other_processes(served):
+    shards = TarShards([served], [COUNT], remote=True)
+    shards.read(0, 0)
+    assert pickle.loads(pickle.dumps(shards)).read(0, 3)["cls"] == b"3"
+
+
+def test_a_server_without_ranges_is_an_error_that_says_so(served, web):
+    web.ranges = False
+    with pytest.raises(StreamError, match="the server sends everything: it does not do ranges"):
+        TarShards([served], [COUNT], remote=True).read(0, 0)
+
+
+def test_a_command_is_an_error_that_says_so(path):
+    with pytest.raises(StreamError, match="cannot be read by ranges: that takes a web server"):
+        TarShards([f"pipe:cat {path}"], [COUNT], remote=True).read(0, 0)
+
+
+def test_a_shard_that_changes_is_an_error(served, web):
+    shards = TarShards([served], [COUNT], remote=True)
+    shards.read(0, 3)
+    web.files["/x.tar"] = web.files["/x.tar"].replace(b"\3" * 50_000, b"\4" * 50_000)
+    with pytest.raises(StreamError, match="changed while it was read: its entity tag was"):
+        shards.read(0, 3)
+
+
+def test_a_broken_connection_is_made_again(served, web):
+    shards = TarShards([served], [COUNT], remote=True)
+    shards.read(0, 3)
+    web.plan = [{"reset": 20_000}]
+    assert shards.read(0, 5)["bin"] == b"\5" * 50_000
+
+
+def test_a_range_of_any_stream_can_be_opened(path, web, served):
+    with open(path, "rb") as file:
+        expected = file.read()[1000:1100]
+    for url in (path, served, f"pipe:cat {path}"):
+        with open_range(url, 1000, 100) as stream:
+            assert stream.read(100) == expected
+
+
+def test_cloud_storage_sends_ranges(web, path, monkeypatch):
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    with open(path, "rb") as file:
+        web.files["/bucket/x.tar"] = file.read()
+    shards = TarShards(["s3://bucket/x.tar"], [COUNT], remote=True)
+    assert shards.read(0, 17)["cls"] == b"17"
+    assert asked_bytes(web) < 0.25 * len(web.files["/bucket/x.tar"])
