@@ -27,16 +27,22 @@ COMMANDS = {
         "mpwds.cli.demo.demo",
         "Train a small network from tar shards, on handwritten digits or your own images.",
     ),
-    "serve": Entry(
-        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
-    ),
-    "monitor": Entry(
-        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
+    "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),
+    "info": Entry(
+        "mpwds.cli.looking.info", "Sum up shards: samples, bytes, fields with types and shapes, damage."
     ),
     "show": Entry(
-        "mpwds.cli.feed.show", "Show a batch of a feed: in the terminal, as a picture, or on a page."
+        "mpwds.cli.looking.show",
+        "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
-    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "cat": Entry(
+        "mpwds.cli.looking.cat", "Write fields or samples of shards to standard output: bytes, JSON or tar."
+    ),
+    "extract": Entry("mpwds.cli.looking.extract", "Write fields of shards to files in a folder."),
+    "verify": Entry(
+        "mpwds.cli.looking.verify", "Check shards: headers, keys, checksums, fields; list what is damaged."
+    ),
+    "repair": Entry("mpwds.cli.looking.repair", "Write a copy of shards without what is damaged in them."),
     "create": Entry(
         "mpwds.cli.making.create",
         "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
@@ -45,9 +51,6 @@ COMMANDS = {
         "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
     ),
     "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
-    "bench": Entry(
-        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
-    ),
     "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
     "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
     "shuffle": Entry(
@@ -58,6 +61,16 @@ COMMANDS = {
         "mpwds.cli.resharding.proc",
         "Process shards through your pipeline, in parallel; can continue.",
     ),
+    "bench": Entry(
+        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+    ),
+    "serve": Entry(
+        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
+    ),
+    "monitor": Entry(
+        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
+    ),
+    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 

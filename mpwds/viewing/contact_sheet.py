@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _LABEL_HEIGHT = 22
 _TILE, _LARGE_TILE, _TEXT_TILE = 64, 99, 206  # of images up to 64 pixels, of larger ones, of texts
 _ROW_HEIGHT = 58
 _BINS_WIDTH, _BINS_HEIGHT = 216, 40
+_BAR_GAP = 3  # so that bars of the same height are not one
 _FEWEST_BINS = 12  # so that a bar is not as wide as a histogram
 _PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "#0969da"
 
@@ -43,56 +45,77 @@ def contact_sheet(batch: Any, title: str, most: int = 48) -> Image:
         >>> contact_sheet((np.zeros((5, 28, 28), "uint8"), np.arange(5)), "five digits").width
         880
     """
-    from PIL import Image, ImageDraw
-
-    shown = pictures(batch, most)
     statistics = TensorStatistics()
     statistics.add(batch)
-    tensors = statistics.read()
-    side = _side(shown)
-    columns = (_WIDTH - 2 * _MARGIN + _GAP) // (side + _GAP)
-    rows = -(-len(shown.samples) // columns)
-    height = side if shown.kind != "text" else 3 * _LABEL_HEIGHT
-    labels = _LABEL_HEIGHT if any(sample.label for sample in shown.samples) else _GAP
-    pictures_height = rows * (height + labels)
-    total = _TITLE_HEIGHT + pictures_height + _GAP + len(tensors) * _ROW_HEIGHT + _MARGIN
+    return draw_sheet([(title, pictures(batch, most))], statistics.read())
+
+
+def draw_sheet(sections: Sequence[tuple[str, Pictures]], tensors: Sequence[TensorFigures]) -> Image:
+    """Draws pictures below their titles, and then a line with a histogram for each tensor."""
+    from PIL import Image, ImageDraw
+
+    grids = [_Grid(title, shown) for title, shown in sections]
+    pictures_height = sum(grid.height for grid in grids)
+    total = pictures_height + _GAP + len(tensors) * _ROW_HEIGHT + _MARGIN
     sheet = Image.new("RGB", (_WIDTH, total), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text(
-        (_MARGIN, _TITLE_HEIGHT / 2 + 2),
-        _fitting(draw, _title(title, shown), 14, _WIDTH - 2 * _MARGIN),
-        _PALE,
-        _font(14),
-        "lm",
-    )
-    for position, sample in enumerate(shown.samples):
-        row, column = divmod(position, columns)
-        left, top = _MARGIN + column * (side + _GAP), _TITLE_HEIGHT + row * (height + labels)
-        if sample.text:
-            _draw_text(draw, sample.text, (left, top), side, height)
-        else:
-            picture = tile(sample, side)
-            if sample.wave is not None:
-                draw.line((left, top + side / 2, left + side, top + side / 2), _LINE)
-            sheet.paste(picture, (left, top), picture)
-        label = _fitting(draw, sample.label, 13, side)
-        anchor = (left, "lm") if sample.text else (left + side / 2, "mm")
-        draw.text((anchor[0], top + height + labels / 2 - 1), label, _INK, _font(13), anchor[1])
+    top = 0
+    for grid in grids:
+        grid.draw(sheet, draw, top)
+        top += grid.height
     for position, tensor in enumerate(tensors):
-        _draw_tensor(draw, tensor, _TITLE_HEIGHT + pictures_height + _GAP + position * _ROW_HEIGHT)
+        _draw_tensor(draw, tensor, pictures_height + _GAP + position * _ROW_HEIGHT)
     return sheet
 
 
 def write_contact_sheet(path: str | os.PathLike[str], batch: Any, title: str) -> None:
     """Writes :func:`contact_sheet` to a PNG, which appears under its name when it is complete."""
+    write_png(path, contact_sheet(batch, title))
+
+
+def write_png(path: str | os.PathLike[str], image: Image) -> None:
+    """Writes an image to a PNG, which appears under its name when it is complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        contact_sheet(batch, title).save(unfinished, "PNG")
+        image.save(unfinished, "PNG")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+class _Grid:
+    """Pictures in rows, below a title."""
+
+    def __init__(self, title: str, shown: Pictures) -> None:
+        self._title = f"{title} ({shown.note})" if shown.note else title
+        self._shown = shown
+        self._side = _side(shown)
+        self._columns = (_WIDTH - 2 * _MARGIN + _GAP) // (self._side + _GAP)
+        self._picture = self._side if shown.kind != "text" else 3 * _LABEL_HEIGHT
+        self._label = _LABEL_HEIGHT if any(sample.label for sample in shown.samples) else _GAP
+        rows = -(-len(shown.samples) // self._columns)
+        self.height = _TITLE_HEIGHT + rows * (self._picture + self._label)
+
+    def draw(self, sheet: Image, draw: ImageDraw, top: int) -> None:
+        side, height = self._side, self._picture
+        title = _fitting(draw, self._title, 14, _WIDTH - 2 * _MARGIN)
+        draw.text((_MARGIN, top + _TITLE_HEIGHT / 2 + 2), title, _PALE, _font(14), "lm")
+        for position, sample in enumerate(self._shown.samples):
+            row, column = divmod(position, self._columns)
+            left = _MARGIN + column * (side + _GAP)
+            upper = top + _TITLE_HEIGHT + row * (height + self._label)
+            if sample.text:
+                _draw_text(draw, sample.text, (left, upper), side, height)
+            else:
+                picture = tile(sample, side)
+                if sample.wave is not None:
+                    draw.line((left, upper + side / 2, left + side, upper + side / 2), _LINE)
+                sheet.paste(picture, (left, upper), picture)
+            label = _fitting(draw, sample.label, 13, side)
+            anchor = (left, "lm") if sample.text else (left + side / 2, "mm")
+            draw.text((anchor[0], upper + height + self._label / 2 - 1), label, _INK, _font(13), anchor[1])
 
 
 def _side(shown: Pictures) -> int:
@@ -100,10 +123,6 @@ def _side(shown: Pictures) -> int:
         return _TEXT_TILE
     sides = [max(sample.pixels.shape[:2]) for sample in shown.samples if sample.pixels is not None]
     return _TILE if sides and max(sides) <= _TILE else _LARGE_TILE
-
-
-def _title(title: str, shown: Pictures) -> str:
-    return f"{title} ({shown.note})" if shown.note else title
 
 
 def _draw_text(draw: ImageDraw, text: str, corner: tuple[float, float], width: int, height: int) -> None:
@@ -118,11 +137,10 @@ def _draw_text(draw: ImageDraw, text: str, corner: tuple[float, float], width: i
         else:
             lines[-1] = longer
     most = (height - 8) // 17
-    for number_, line in enumerate(lines[:most]):
-        more = "…" if number_ == most - 1 and len(lines) > most else ""
-        draw.text(
-            (left + 6, top + 4 + 17 * number_), _fitting(draw, line, 12, width - 24) + more, _INK, _font(12)
-        )
+    if len(lines) > most:
+        lines[most - 1] += " …"
+    for place, line in enumerate(lines[:most]):
+        draw.text((left + 6, top + 4 + 17 * place), _fitting(draw, line, 12, width - 12), _INK, _font(12))
 
 
 def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
@@ -149,7 +167,7 @@ def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
     for position, count in enumerate(bins):
         height = count / max(bins) * _BINS_HEIGHT if count else 0
         if count:
-            right = left + (position + 1) * step - 1
+            right = left + (position + 1) * step - _BAR_GAP
             draw.rectangle((left + position * step, bottom - max(height, 1), right, bottom), _BAR)
     draw.line((left, bottom + 1, left + _BINS_WIDTH, bottom + 1), _LINE)
 
@@ -158,7 +176,10 @@ def _draw_tensor(draw: ImageDraw, tensor: TensorFigures, top: float) -> None:
 def _font(size: int) -> Any:
     from PIL import ImageFont
 
-    return ImageFont.load_default(size)
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", size * 0.92)  # Pillow's own font has ASCII alone
+    except OSError:
+        return ImageFont.load_default(size)
 
 
 def _fitting(draw: ImageDraw, text: str, size: int, width: float) -> str:

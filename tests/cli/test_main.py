@@ -81,6 +81,23 @@ def test_the_shell_completes_commands_and_their_options(command):
     assert "--epochs" in completions(command, "mpwds demo --ep")
 
 
+def test_the_completion_that_is_installed_works_in_bash(command, tmp_path):
+    program = tmp_path / "mpwds"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run(
+        ["mpwds", "--install-completion", "bash"], env=environment, check=True, capture_output=True
+    )
+    typed = "COMP_WORDS=(mpwds verify --dec); COMP_CWORD=2; _mpwds_completion mpwds; echo ${COMPREPLY[@]}"
+    script = f"source {tmp_path}/.bash_completions/mpwds.sh; {typed}"
+    shown = subprocess.run(
+        ["bash", "-c", script], env=environment, check=True, capture_output=True, text=True
+    )
+    assert shown.stdout == "--decode\n"
+
+
 def test_version_is_the_packages(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mpwds {version('mpwds')}\n"

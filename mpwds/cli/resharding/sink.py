@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from types import TracebackType
 
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import Blocks, RawSample
 from mpwds.errors import ShardError
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -19,7 +19,7 @@ _BUFFER_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"%0?\d*d")
 
 
-class ShardSink:
+class ShardSink(ClosesOrDiscards):
     """Writes raw samples to one shard, or to a series of shards.
 
     A shard appears under its name when it is complete and on disk; an exception inside ``with`` leaves the
@@ -93,17 +93,6 @@ class ShardSink:
         """Drops the shard that is being written; complete shards stay."""
         if self._writer is not None:
             self._writer.discard()
-
-    def __enter__(self) -> ShardSink:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _is_full(self, size: int) -> bool:
         return self._is_series and (

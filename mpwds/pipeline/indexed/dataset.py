@@ -193,7 +193,7 @@ class IndexedDataset(DataPipeline):
         """What a notebook shows: the first samples, as pictures."""
         from mpwds.pipeline.indexed.notebook import html_of
 
-        return html_of(self)
+        return html_of(repr(self), self.__getitem__, len(self.source))
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()

@@ -7,14 +7,11 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.viewing.pictures import Sample, pictures, tile
 from mpwds.viewing.wording import printable
-
-if TYPE_CHECKING:
-    from mpwds.pipeline.indexed.dataset import IndexedDataset
 
 _SAMPLES = 12
 _SIDE = 88  # pixels
@@ -24,22 +21,22 @@ _FIGURE = "margin:0;width:{width}px;text-align:center;font-size:12px;overflow-wr
 _TEXT = "text-align:left;padding:4px;border:1px solid rgba(128,128,128,.4);white-space:pre-wrap"
 
 
-def html_of(dataset: IndexedDataset) -> str:
-    """The dataset's ``repr``, and its first samples with their labels. Fields of bytes are decoded for it.
+def html_of(title: str, read: Callable[[int], Any], length: int) -> str:
+    """A title, and a dataset's first samples with their labels. Fields of bytes are decoded for it.
 
     All that comes from the data is escaped. A sample that cannot be read ends the row with its error.
     """
     samples: list[Any] = []
     problem = ""
-    for position in range(min(len(dataset.source), _SAMPLES)):
+    for position in range(min(length, _SAMPLES)):
         try:
-            samples.append(_readable(dataset[position]))
+            samples.append(_readable(read(position)))
         except Exception as error:
             problem = f"sample {position} cannot be read: {type(error).__name__}: {error}"
             break
     shown = pictures(_columns(samples), _SAMPLES) if samples else None
     figures = "".join(map(_figure, shown.samples)) if shown else ""
-    parts = [f"<pre>{_escaped(repr(dataset), keep_lines=True)}</pre>"]
+    parts = [f"<pre>{_escaped(title, keep_lines=True)}</pre>"]
     if figures:
         parts.append(f'<div style="{_ROW}">{figures}</div>')
     if problem:

@@ -8,10 +8,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 
 import numpy as np
 
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.index_v1 import INDEX_NAME, dump_index
 from mpwds.storage.mds.output import Output
@@ -20,7 +20,7 @@ _OWN = re.compile(r"(index|\d{6,})\.mds(\.gz)?|compression\.txt")
 _COMPRESSION = re.compile(r"gz(:[1-9])?")
 
 
-class StreamingDatasetWriter:
+class StreamingDatasetWriter(ClosesOrDiscards):
     """Writes an MDS dataset of version 1: shards and an index, for ``mpwds.StreamingDataset`` and composer.
 
     Each file appears when it is complete, the index after all shards. An exception inside ``with`` leaves the
@@ -122,6 +122,12 @@ class StreamingDatasetWriter:
             self._end_shard()
         self._output.finish(self._index)
 
+    close = finish
+
+    def discard(self) -> None:
+        """Ends without an index; complete shards stay."""
+        self._output.discard()
+
     def _begin_shard(self) -> None:
         self._samples: list[bytes] = []
         self._size = 0
@@ -140,14 +146,3 @@ class StreamingDatasetWriter:
 
     def _packed(self, data: bytes) -> bytes:
         return data if self._compression is None else self._compression.compress(data)
-
-    def __enter__(self) -> StreamingDatasetWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self._output.discard()

@@ -7,11 +7,11 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.mds.hashes import digest
@@ -23,7 +23,7 @@ _POWERS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _BYTES_A_SAMPLE = 4  # in the shard's table
 
 
-class MDSWriter:
+class MDSWriter(ClosesOrDiscards):
     """Writes an MDS dataset of version 2: shards and an index, for ``MDSDataset`` and mosaicml-streaming.
 
     Files are the same, byte for byte, as those of mosaicml-streaming; those that are compressed are the same
@@ -139,6 +139,12 @@ class MDSWriter:
             self._end_shard()
         self._output.finish(lambda: dump_index(self.shards))
 
+    close = finish
+
+    def discard(self) -> None:
+        """Ends without an index; complete shards stay."""
+        self._output.discard()
+
     def _begin_shard(self) -> None:
         self._samples: list[bytes] = []
         self._size = 8 + len(self._head)
@@ -168,17 +174,6 @@ class MDSWriter:
     def _describe(self, name: str, data: bytes) -> dict[str, Any]:
         hashes = {each: digest(each, data) for each in self._hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
-
-    def __enter__(self) -> MDSWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self._output.discard()
 
 
 def _check_hashes(names: Sequence[str]) -> list[str]:

@@ -12,10 +12,10 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import too_short
 
 if TYPE_CHECKING:
@@ -293,13 +293,7 @@ class DiscardsOnError(io.BufferedIOBase):
     def discard(self) -> None:
         """Closes the stream without completing the output; does nothing once it is closed."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+    __exit__ = ClosesOrDiscards.__exit__
 
     def __del__(self) -> None:
         if not self.closed:

@@ -11,10 +11,10 @@ import tarfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from mpwds.imports import require
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 
@@ -30,7 +30,7 @@ _READABLE_KEY = re.compile(r"(?:.*/)?[^.]+")
 _METADATA = re.compile(r"__[^/]*__(?:/|$)")
 
 
-class TarWriter:
+class TarWriter(ClosesOrDiscards):
     """Writes samples to a tar archive, one file for each field.
 
     The field ``png`` of a sample whose ``__key__`` is ``a/b`` becomes the file ``a/b.png``; fields are
@@ -182,17 +182,6 @@ class TarWriter:
             return
         self._closed = self.discarded = True
         self._destination.discard()
-
-    def __enter__(self) -> TarWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def write_blocks(self, data: bytes | memoryview) -> None:
         """Append members of another tar archive as they lie there: headers, data and padding."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, BinaryIO
 
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream
 from mpwds.storage.writing.tar_writer import Sample, TarWriter, named_sample
 
 
-class ShardWriter:
+class ShardWriter(ClosesOrDiscards):
     """Writes samples to a series of tar archives, and begins a new one when one is full.
 
     Each shard appears under its name when it is complete; an exception inside ``with`` leaves the complete
@@ -129,17 +129,6 @@ class ShardWriter:
             self._closed = True
             if self._writer is not None:
                 self._writer.discard()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _open_next(self) -> TarWriter:
         self.fname = self.pattern % self.shard

@@ -1,0 +1,1 @@
+"""What is wrong with shards, and copies without it."""

@@ -1,0 +1,63 @@
+"""``mpwds ls``: the samples of shards, with their fields and sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
+
+if TYPE_CHECKING:
+    from mpwds.cli.looking.samples.reading import Problem
+
+Long = Annotated[bool, typer.Option("--long", "-l", help="A line for each field: offset, bytes, name.")]
+
+
+def ls(
+    shards: Shards,
+    long: Long = False,
+    key: Keys = None,
+    number: Numbers = "",
+    where: Where = "",
+    fields: Fields = "",
+    limit: Limit = None,
+    json: Json = False,
+) -> int:
+    """List the samples of shards: number, bytes, key, and fields with their bytes.
+
+    Damaged places are listed where they are, and the exit status is 1 then. Of local shards, only headers
+    are read, and the fields that --where needs.
+    """
+    from mpwds.cli.looking import printing
+    from mpwds.cli.looking.samples.choosing import make_choice, read_chosen
+    from mpwds.cli.looking.samples.reading import no_data
+    from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.viewing.wording import size
+
+    choice = make_choice(key, number, where, fields, limit)
+    damaged = False
+
+    def report(problem: Problem) -> None:
+        nonlocal damaged
+        damaged = True
+        if json:
+            printing.print_json(printing.problem_object(problem))
+        else:
+            printing.print_line(f"damaged: {printing.problem_text(problem)}")
+
+    shard = None
+    for sample in read_chosen(shards_of(shards), choice, no_data, report):
+        sample.members = choice.members(sample)
+        if json:
+            printing.print_json(printing.as_object(sample))
+            continue
+        if sample.shard != shard:
+            shard = sample.shard
+            printing.print_line(f"{shard}:")
+        note = "" if sample.is_whole else "  (incomplete: the shard is damaged here)"
+        text = "" if long else f"  {printing.members_text(sample)}"
+        printing.print_line(f"{sample.number:>8} {size(sample.size):>8}  {sample.key}{text}{note}")
+        for member in sample.members if long else ():
+            printing.print_line(f"{member.offset:>13} {member.size:>10}  {member.name}")
+    return int(damaged)

@@ -1,0 +1,1 @@
+"""Samples of shards of any kind, and the choice among them."""

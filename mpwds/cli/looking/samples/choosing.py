@@ -1,0 +1,137 @@
+"""Which samples and fields a command is about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import typer
+
+from mpwds.cli.looking.samples.expressions import Expression
+from mpwds.cli.looking.samples.reading import Member, Problem, Sample, Wants
+from mpwds.cli.looking.samples.sources import Shard
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the options ``--key --number --where --fields --limit`` choose.
+
+    Attributes:
+        keys: Globs, of which one matches a sample's key; empty for all samples.
+        ranges: Ranges of numbers; empty for all samples.
+        where: Condition on a sample.
+        fields: Globs, of which one matches a field's name; empty for all fields.
+        limit: The most samples.
+    """
+
+    keys: tuple[str, ...] = ()
+    ranges: tuple[range, ...] = ()
+    where: Expression | None = None
+    fields: tuple[str, ...] = ()
+    limit: int | None = None
+
+    @property
+    def end(self) -> int:
+        """No sample from this number on is chosen."""
+        return max((each.stop for each in self.ranges), default=sys.maxsize)
+
+    def names(self, number: int, key: str) -> bool:
+        """Whether a sample is chosen, as far as its number and key say."""
+        return (not self.ranges or any(number in each for each in self.ranges)) and _matches(key, self.keys)
+
+    def wants(self, number: int, key: str, field: str) -> bool:
+        """Whether a field of a sample may be chosen."""
+        return bool(key) and self.takes(field) and self.names(number, key)
+
+    def tests(self, number: int, key: str, field: str) -> bool:
+        """Whether a field must be read to choose the sample."""
+        if self.where is None or not key:
+            return False
+        return self.where.needs(field) and self.names(number, key)
+
+    def takes(self, field: str) -> bool:
+        """Whether a field is chosen."""
+        return _matches(field, self.fields)
+
+    def members(self, sample: Sample) -> list[Member]:
+        """The chosen fields of a sample."""
+        return [member for member in sample.members if self.takes(member.field)]
+
+    def holds(self, sample: Sample) -> bool:
+        """Whether a sample is chosen."""
+        if not self.names(sample.number, sample.key):
+            return False
+        return self.where is None or self.where(sample.data(), sample.key)
+
+
+def make_choice(
+    keys: Sequence[str] | None = None,
+    numbers: str = "",
+    where: str = "",
+    fields: str = "",
+    limit: int | None = None,
+) -> Choice:
+    """The choice that options, as they are written, make."""
+    try:
+        return Choice(
+            tuple(keys or ()),
+            tuple(map(_range, _words(numbers))),
+            Expression(where) if where else None,
+            tuple(_words(fields.lower())),
+            limit,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def read_chosen(
+    shards: Sequence[Shard], choice: Choice, wants: Wants, report: Callable[[Problem], None]
+) -> Iterator[Sample]:
+    """Yields the chosen samples, and reads nothing behind the last number and the limit.
+
+    Args:
+        shards: The shards.
+        choice: What is chosen.
+        wants: Which fields to read, beside those that the choice depends on.
+        report: Called with each damaged place.
+    """
+
+    def needs(number: int, key: str, field: str) -> object:
+        return wants(number, key, field) or choice.tests(number, key, field)
+
+    number, left = 0, sys.maxsize if choice.limit is None else choice.limit
+    for shard in shards:
+        if not left or number >= choice.end:
+            return
+        with closing(shard.read(needs, number)) as read:
+            for found in read:
+                if isinstance(found, Problem):
+                    report(found)
+                elif isinstance(found, Sample):
+                    number = found.number + 1
+                    if choice.holds(found):
+                        left -= 1
+                        yield found
+                    if not left or number >= choice.end:
+                        return
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _range(text: str) -> range:
+    """``7`` or ``10:20``, of which either side may be missing."""
+    start, colon, stop = text.partition(":")
+    try:
+        first = int(start or "0")
+        return range(first, int(stop) if stop else sys.maxsize if colon else first + 1)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of a sample, or a range of them such as 10:20") from None
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)

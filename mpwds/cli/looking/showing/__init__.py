@@ -1,0 +1,1 @@
+"""What shards hold, in figures and pictures."""

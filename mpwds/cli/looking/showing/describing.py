@@ -1,0 +1,162 @@
+"""What fields hold: kinds, shapes and values, found without decoding images and sound."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
+from mpwds.pipeline.decoding.decoders import Decoder
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+
+_CHANNELS = {"L": (), "1": (), "P": (), "I;16": (), "I": (), "F": (), "LA": (2,), "CMYK": (4,), "RGBA": (4,)}
+_MOST_KINDS = 20
+_MOST_KEYS = 6
+_UNREADABLE = "unreadable"
+_decode = Decoder(partial=True)
+
+Shape = tuple[int, ...]
+
+
+def describe(name: str, data: bytes) -> tuple[str, Shape | None, float | None]:
+    """The kind of a field's content, its shape if it has one, and its value if it is a number.
+
+    A field that cannot be read has the kind ``unreadable``; one of an unknown extension is ``bytes``.
+
+    Example:
+        >>> describe("cls", b"7"), describe("json", b'{"width": 640, "url": ""}')
+        (('int', None, 7), ('object with width, url', None, None))
+    """
+    extension = name.rpartition(".")[2]
+    try:
+        if extension in IMAGE_EXTENSIONS:
+            return _image(data)
+        if extension in AUDIO_EXTENSIONS:
+            return _audio(data)
+        value = _decode({name: data})[name]
+    except ImportError as error:
+        return f"({error.name or 'a package'} is missing)", None, None
+    except Exception:  # decoders raise many kinds
+        return _UNREADABLE, None, None
+    return _value(value)
+
+
+def _image(data: bytes) -> tuple[str, Shape | None, None]:
+    with open_image(data) as image:
+        channels = _CHANNELS.get(image.mode, (len(image.getbands()),))
+        return f"{image.format} image, {image.mode}", (image.height, image.width, *channels), None
+
+
+def _audio(data: bytes) -> tuple[str, Shape | None, None]:
+    import soundfile
+
+    try:
+        info = soundfile.info(io.BytesIO(data))
+    except soundfile.LibsndfileError:
+        return "audio", None, None  # what FFmpeg alone can read
+    return f"{info.format} sound, {info.samplerate} Hz", (info.channels, info.frames), None
+
+
+def _value(value: Any) -> tuple[str, Shape | None, float | None]:
+    if isinstance(value, (int, float)):
+        return type(value).__name__, None, value
+    if isinstance(value, str):
+        return "text", (len(value),), None
+    if isinstance(value, bytes):
+        return "bytes", (len(value),), None
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype}", value.shape, None
+    if isinstance(value, Mapping):
+        names = list(map(str, value))
+        more = ", ..." if len(names) > _MOST_KEYS else ""
+        return f"object with {', '.join(names[:_MOST_KEYS])}{more}", None, None
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__} of {_kinds_of(value)}", (len(value),), None
+    return type(value).__name__, None, None
+
+
+def _kinds_of(values: Iterable[Any]) -> str:
+    return " or ".join(dict.fromkeys(_value(value)[0] for value in values)) or "nothing"
+
+
+@dataclass
+class FieldFigures:
+    """What is known of a field over samples. Can be pickled, and added to that of other samples.
+
+    Attributes:
+        samples: How many have it.
+        total: Bytes of data in all.
+        least: Bytes of the smallest.
+        largest: Bytes of the largest.
+        looked_into: Fields whose data was looked at.
+        kinds: How many of these are of each kind.
+        shapes: The least and the largest size in each dimension, by the number of dimensions.
+        low: The least number.
+        high: The largest.
+    """
+
+    samples: int = 0
+    total: int = 0
+    least: int = 0
+    largest: int = 0
+    looked_into: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    shapes: dict[int, tuple[Shape, Shape]] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean of the bytes."""
+        return self.total / max(self.samples, 1)
+
+    def add(self, name: str, size: int, data: bytes | None) -> None:
+        """Adds the field of one sample."""
+        one = FieldFigures(1, size, size, size)
+        if data is not None:
+            kind, shape, number = describe(name, data)
+            one.looked_into, one.low, one.high = 1, number, number
+            one.kinds[kind] = 1
+            if shape is not None:
+                one.shapes[len(shape)] = shape, shape
+        self.merge(one)
+
+    def merge(self, other: FieldFigures) -> None:
+        """Adds the same field of other samples."""
+        self.least = min(self.least, other.least) if self.samples else other.least
+        self.largest = max(self.largest, other.largest)
+        self.samples += other.samples
+        self.total += other.total
+        self.looked_into += other.looked_into
+        for kind, count in other.kinds.items():
+            self.kinds[kind if kind in self.kinds or len(self.kinds) < _MOST_KINDS else "others"] += count
+        for dimensions, (least, largest) in other.shapes.items():
+            low, high = self.shapes.get(dimensions, (least, largest))
+            self.shapes[dimensions] = tuple(map(min, low, least)), tuple(map(max, high, largest))
+        numbers = [each for each in (self.low, self.high, other.low, other.high) if each is not None]
+        self.low, self.high = min(numbers, default=None), max(numbers, default=None)
+
+    @property
+    def kind_text(self) -> str:
+        """The kinds, the most frequent first: ``JPEG image, RGB; unreadable (3)``."""
+        kinds = self.kinds.most_common(3)
+        if len(kinds) < 2:
+            return kinds[0][0] if kinds else ""
+        return "; ".join(f"{kind} ({count:,})" for kind, count in kinds)
+
+    @property
+    def shape_text(self) -> str:
+        """Shapes or values: ``48-96 x 48-128 x 3``, ``0 to 9``."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} to {self.high:g}" if self.low < self.high else f"{self.low:g}"
+        return "; ".join(
+            " x ".join(
+                str(one) if one == other else f"{one}-{other}" for one, other in zip(low, high, strict=True)
+            )
+            for low, high in self.shapes.values()
+        )

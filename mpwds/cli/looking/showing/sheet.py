@@ -1,0 +1,136 @@
+"""What is shown of shards: the first samples as pictures, waveforms and texts, and histograms over more."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpwds.cli.looking.printing import counted, progress, warn_of
+from mpwds.cli.looking.samples.choosing import Choice, read_chosen
+from mpwds.cli.looking.samples.reading import Problem, Sample
+from mpwds.cli.looking.samples.sources import Shard
+from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
+from mpwds.pipeline.decoding.decoders import Decoder
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS
+from mpwds.viewing.pictures import Pictures, pictures
+from mpwds.viewing.tensors import TensorFigures, TensorStatistics
+
+_MOST = {"image": 48, "sound": 16, "text": 8}
+_TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
+_LABELS = frozenset(["cls", "cls2", "id", "index", "inx"])
+_AT_ONCE = 1000  # samples whose figures are added together
+
+_decode = Decoder("rgb8", AudioDecoder("numpy", mono=True), ("html htm md", bytes.decode), partial=True)
+
+
+@dataclass
+class Sheet:
+    """Sections of pictures with their titles, and figures with histograms.
+
+    Attributes:
+        sections: Pictures of a field, with a title.
+        figures: Bytes of each field, and labels.
+        problems: Damaged places, and fields that cannot be decoded; standard error names them.
+    """
+
+    sections: list[tuple[str, Pictures]] = field(default_factory=list)
+    figures: list[TensorFigures] = field(default_factory=list)
+    problems: int = 0
+
+
+def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
+    """Reads the chosen samples. The first ones become pictures, and all of them count in the histograms."""
+    sheet = Sheet()
+    first: list[Sample] = []
+    histograms = _Histograms()
+
+    def wants(number: int, key: str, name: str) -> bool:
+        is_shown = len(first) < _MOST["image"] and _kind(name) != ""
+        return (is_shown or _is_label(name)) and choice.wants(number, key, name)
+
+    def report(problem: Problem) -> None:
+        sheet.problems += 1
+        warn_of(problem)
+
+    with progress("reading samples", choice.limit) as advance:
+        for sample in read_chosen(shards, choice, wants, report):
+            sample.members = choice.members(sample)
+            histograms.add(sample)
+            if sample.is_whole and len(first) < _MOST["image"]:
+                first.append(sample)
+            advance()
+    fields = dict.fromkeys(member.field for sample in first for member in sample.members)
+    for name in sorted(fields, key=lambda name: list(_MOST).index(_kind(name)) if _kind(name) else -1):
+        if _kind(name) and (shown := _section(name, first, report)).samples:
+            title = f"{name} of the first {counted(len(shown.samples), 'sample')}"
+            sheet.sections.append((title, shown))
+    sheet.figures = histograms.read()
+    return sheet
+
+
+def _kind(name: str) -> str:
+    """How a field is shown; not at all if that is empty."""
+    extension = name.rpartition(".")[2]
+    kinds = (("image", IMAGE_EXTENSIONS), ("sound", AUDIO_EXTENSIONS), ("text", _TEXTS))
+    return next((kind for kind, extensions in kinds if extension in extensions), "")
+
+
+def _is_label(name: str) -> bool:
+    return name.rpartition(".")[2] in _LABELS
+
+
+def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], None]) -> Pictures:
+    """Pictures of a field of those samples that have it, with their labels, or else their keys."""
+    values: list[Any] = []
+    labels: list[str] = []
+    for sample in samples:
+        data = sample.data()
+        if name not in data or len(values) == _MOST[_kind(name)]:
+            continue
+        try:
+            value = _decode({name: data[name]})[name]
+        except DecodeError as error:
+            report(Problem(sample.shard, sample.offset, sample.key, name, str(error)))
+            continue
+        values.append(value[0] if isinstance(value, tuple) else value)  # sound comes with its rate
+        texts = [data[field].decode("utf-8", "replace").strip() for field in data if _is_label(field)]
+        labels.append(" ".join(texts) or sample.key.rpartition("/")[2])
+    return pictures({"shown": values, "labels": labels}, len(values))
+
+
+class _Histograms:
+    """Bytes of fields, and labels that are numbers."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._statistics = TensorStatistics()
+        self._columns: dict[str, list[int]] = {}
+
+    def add(self, sample: Sample) -> None:
+        self.samples += 1
+        for member in sample.members:
+            self._columns.setdefault(f"bytes of {member.field}", []).append(member.size)
+            if _is_label(member.field) and member.data is not None:
+                with contextlib.suppress(ValueError):
+                    self._columns.setdefault(member.field, []).append(int(member.data))
+        if self.samples % _AT_ONCE == 0:
+            self._flush()
+
+    def read(self) -> list[TensorFigures]:
+        """The figures of labels first."""
+        self._flush()
+        found = [
+            dataclasses.replace(figures, path=figures.path[2:-2], shape=(figures.elements,))
+            for figures in self._statistics.read()
+        ]
+        return sorted(found, key=lambda figures: figures.path.startswith("bytes of"))
+
+    def _flush(self) -> None:
+        self._statistics.add({name: np.asarray(column) for name, column in self._columns.items()})
+        self._columns = {}

@@ -1,0 +1,257 @@
+"""Scans a tar archive past its damage: what it holds, and where it cannot be read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+from mpwds.errors import ShardError
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.tar.damage import (
+    bad_size,
+    data_missing,
+    extension_too_large,
+    no_header,
+    too_large_decompressed,
+)
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
+from mpwds.storage.tar.header import (
+    BLOCK,
+    EXTENSION_LIMIT_BYTES,
+    EXTENSIONS,
+    GLOBAL,
+    LAYOUT,
+    NAME_BYTES,
+    NOTHING,
+    REGULAR,
+    SIZE,
+    SPARSE,
+    WITHOUT_DATA,
+    ZERO_BLOCK,
+    directory_of,
+    extend,
+    has_valid_checksum,
+    sizes,
+    sparse,
+)
+from mpwds.storage.tar.input import OpenAt, open_archive
+from mpwds.storage.tar.streams import Input
+
+
+class Entry(NamedTuple):
+    """A member of an archive, all of whose bytes are there.
+
+    Attributes:
+        name: Its name; bytes that are not UTF-8 become surrogates.
+        offset: Where its first header begins.
+        size: Bytes of data.
+        header: Its headers, as they are in the archive.
+        is_file: Whether it is a regular file, rather than a directory, a link or a device.
+        data: Its data; ``None`` if it was not asked for.
+    """
+
+    name: str
+    offset: int
+    size: int
+    header: bytes
+    is_file: bool
+    data: bytes | None
+
+    @property
+    def blocks(self) -> bytes:
+        """The whole member as it is in the archive; without data, only its headers."""
+        return blocks(self.header, self.data)
+
+
+class Damage(NamedTuple):
+    """A place that cannot be read, and why: bytes ``offset`` to ``end``, which may be the archive's end."""
+
+    offset: int
+    end: int
+    reason: str
+
+
+def scan(
+    url: str,
+    wants: Callable[[str], object] = lambda name: False,
+    *,
+    open: OpenAt = open_at,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> Iterator[Entry | Damage]:
+    """Yields the members of a tar archive in order, and the places where it is damaged.
+
+    After damage, reading continues at the next block that is a header. So members inside a damaged member
+    that is a tar archive itself may appear. Damage to compressed bytes ends an archive. Of a local
+    uncompressed file, only headers and the data asked for are read.
+
+    Args:
+        url: A path or URL for ``open``.
+        wants: Takes the name of a regular file, returns whether to read its data.
+        open: Opens ``url`` at a byte offset.
+        max_decompressed_bytes: Limit on the size of a member of a compressed archive that is read.
+
+    Raises:
+        OSError: The archive cannot be opened or read.
+        ShardError: It is empty.
+
+    Source:
+        POSIX.1-2001 ``pax``; the GNU tar manual, "Basic Tar Format".
+
+    Example:
+        >>> import io, mpwds
+        >>> stream = io.BytesIO()
+        >>> with mpwds.TarWriter(stream) as sink:
+        ...     sink.write({"__key__": "a", "cls": 7}), sink.write({"__key__": "b", "cls": 8})
+        (1, 1)
+        >>> damaged = stream.getvalue().replace(b"a.cls", b"x.cls")
+        >>> for found in scan("x.tar", open=lambda url, offset: io.BytesIO(damaged)):
+        ...     print(type(found).__name__, found.offset)
+        Damage 0
+        Entry 1024
+    """
+    with closing(open_archive(url, 0, open, max_decompressed_bytes)) as source:
+        yield from _Scan(source, wants).entries()
+
+
+def blocks(header: bytes, data: bytes | None) -> bytes:
+    """A member's headers and data, padded as in an archive."""
+    return header if data is None else header + data + bytes(_padded(len(data)) - len(data))
+
+
+class _Scan:
+    def __init__(self, source: Input, wants: Callable[[str], object]) -> None:
+        self._source = source
+        self._wants = wants
+        self._for_all = NOTHING
+        self._position = 0
+        self._after_zeros = 0
+        self._can_go_on = True  # what is decompressed ends at the first error
+
+    def entries(self) -> Iterator[Entry | Damage]:
+        while True:
+            start = self._position
+            try:
+                entry = self._next()
+            except ShardError as error:
+                following = self._next_header()
+                yield Damage(start, self._position, str(error))
+                if not following:
+                    return
+                continue
+            if entry is None:
+                break
+            yield entry
+        if self._position > self._after_zeros:
+            reason = f"{self._source.url} ends without the end-of-archive blocks: it may be truncated"
+            yield Damage(self._position, self._position, reason)
+
+    def _next(self) -> Entry | None:
+        """The next member; ``None`` at the end. After a ``ShardError``, the position is that of the fault."""
+        source, first = self._source, self._position
+        extended = self._for_all
+        headers: list[bytes] = []
+        while True:
+            position = self._position
+            header = self._read(position, BLOCK)
+            if not headers and not any(header):
+                if len(header) < BLOCK:
+                    return None
+                first = self._position = self._after_zeros = position + BLOCK
+                continue
+            if len(header) < BLOCK or not has_valid_checksum(*LAYOUT.unpack(header)):
+                raise no_header(header, source, 0, position, self._after_zeros)
+            headers.append(header)
+            kind, front = header[156], header[:148]
+            size = sizes[header[SIZE]]
+            if kind in EXTENSIONS:
+                body = self._extension(position, size, front)
+                headers.append(body)
+                self._position = position + len(body)  # a stream does not go back
+                extended = extend(extended, kind, body[:size], source.url, position)
+                if kind == GLOBAL:
+                    self._for_all = extend(self._for_all, kind, body[:size], source.url, position)
+                self._position = position + BLOCK + len(body)
+                continue
+            if kind == SPARSE:
+                raise sparse(source.url, position)
+            if kind in WITHOUT_DATA:
+                size = 0
+            elif extended.size is not None:
+                size = extended.size
+            if size < 0:
+                raise bad_size(front, source, position)
+            name = extended.name or _name(header)
+            is_file = kind in REGULAR and not (kind == 0 and name.endswith("/"))
+            data = self._data(position, size, name, is_file and bool(self._wants(name)))
+            self._position = position + BLOCK + _padded(size)
+            return Entry(name, first, size, b"".join(headers), is_file, data)
+
+    def _extension(self, position: int, size: int, front: bytes) -> bytes:
+        source, start = self._source, position + BLOCK
+        if size < 0:
+            raise bad_size(front, source, position)
+        if size > EXTENSION_LIMIT_BYTES:
+            raise extension_too_large(source, position, size, EXTENSION_LIMIT_BYTES)
+        body = self._read(start, _padded(size))
+        if len(body) < _padded(size):
+            raise data_missing(source, position, size)
+        return body
+
+    def _data(self, position: int, size: int, name: str, wanted: bool) -> bytes | None:
+        """A member's data, or ``None`` unless ``wanted``. Raises ``ShardError`` if it is not all there."""
+        source, start = self._source, position + BLOCK
+        end = start + _padded(size)
+        data = None
+        if wanted and size > source.largest:
+            raise too_large_decompressed(source, position, name, size)
+        if end <= source.end:
+            if wanted:
+                data = self._read(start, size, end - start - size)
+            elif source.end == sys.maxsize:
+                self._read(end, 0)  # the end of a stream is known once it is reached
+            if end > source.end:
+                self._position = source.end
+        if end > source.end:
+            raise data_missing(source, position, size)
+        return data
+
+    def _read(self, start: int, size: int, padding: int = 0) -> bytes:
+        """Bytes of the archive; fewer only at its end."""
+        source = self._source
+        try:
+            return source.data(start, max(0, min(size, source.end - start)), padding)
+        except ShardError:
+            self._can_go_on = False
+            raise
+
+    def _next_header(self) -> bool:
+        """Goes to the next block that is a header; if there is none, to the end, if that is known."""
+        source = self._source
+        position = self._position + BLOCK
+        while self._can_go_on and position < source.end:
+            try:
+                window, at = source.window(position, BLOCK)
+            except ShardError:
+                break
+            for start in range(at, len(window) - BLOCK + 1, BLOCK):
+                block = window[start : start + BLOCK]
+                if block != ZERO_BLOCK and has_valid_checksum(*LAYOUT.unpack(block)):
+                    self._position = position
+                    return True
+                position += BLOCK
+            if len(window) - at < BLOCK:
+                break
+        if source.end < sys.maxsize:
+            self._position = source.end
+        return False
+
+
+def _padded(size: int) -> int:
+    return size + -size % BLOCK
+
+
+def _name(header: bytes) -> str:
+    name = header[:NAME_BYTES].partition(b"\0")[0]
+    return (directory_of(header[156:]) + name).decode("utf-8", "surrogateescape")

@@ -1,0 +1,102 @@
+import subprocess
+
+import pytest
+
+
+def test_lists_samples_with_their_fields_and_sizes(run, shard, entries):
+    result = run("ls", shard)
+    first, line, *_ = result.stdout.splitlines()
+    jpg = next(entry for entry in entries(shard) if entry.name.endswith(".jpg"))
+    assert first == f"{shard}:"
+    assert line.split()[:1] == ["0"]
+    assert f"n0/0000  cls 1 B, jpg {jpg.size} B, json " in line
+    assert result.returncode == 0
+
+
+def test_numbers_go_on_from_shard_to_shard(run, shards, objects):
+    found = objects(run("ls", shards, "--json").stdout)
+    assert [sample["number"] for sample in found] == list(range(24))
+    assert {sample["shard"][-5] for sample in found} == set("012")
+
+
+def test_json_tells_offsets(run, shard, objects, entries):
+    by_name = {entry.name: entry for entry in entries(shard)}
+    for sample in objects(run("ls", shard, "--json").stdout):
+        for field in sample["fields"].values():
+            assert (field["offset"], field["bytes"]) == (
+                by_name[field["name"]].offset,
+                by_name[field["name"]].size,
+            )
+
+
+def test_long_has_a_line_for_each_field(run, shard):
+    lines = run("ls", shard, "--long", "-n", "2", "-f", "cls").stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["n2/0002", "n2/0002.cls"]
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["-k", "n1/*"], [1, 4, 7, 10, 13, 16, 19, 22]),
+        (["-k", "*/0003", "-k", "*/0004"], [3, 4]),
+        (["-n", "6:10"], [6, 7, 8, 9]),
+        (["-n", "3,22:"], [3, 22, 23]),
+        (["-n", ":2"], [0, 1]),
+        (["-w", "cls == 2 and json.width > 30"], [17, 20, 23]),
+        (["-w", 'json.source == "web"', "--limit", "3"], [1, 3, 5]),
+        (["--limit", "0"], []),
+    ],
+)
+def test_chooses_samples(run, shards, objects, options, numbers):
+    found = objects(run("ls", shards, "--json", *options).stdout)
+    assert [sample["number"] for sample in found] == numbers
+
+
+def test_reads_no_shard_behind_the_last_number(run, shard, tmp_path):
+    result = run("ls", shard, tmp_path / "missing.tar", "-n", ":8")
+    assert result.returncode == 0
+
+
+def test_chooses_fields(run, shard, objects):
+    found = objects(run("ls", shard, "--json", "--fields", "j*,cls").stdout)
+    assert list(found[0]["fields"]) == ["cls", "jpg", "json"]
+
+
+def test_damage_is_listed_where_it_is(run, shard, flipped, entries):
+    damaged = entries(shard)[9]
+    flipped(shard, damaged.offset)
+    result = run("ls", shard)
+    assert result.returncode == 1
+    _, before, _, note, interrupted, following, *_ = result.stdout.splitlines()
+    assert "n0/0000" in before
+    assert note.startswith(f'damaged: {shard}, offset {damaged.offset}, sample "n2/0002": tar header')
+    assert "n2/0002" in interrupted
+    assert "n0/0003" in following
+    assert interrupted.endswith("(incomplete: the shard is damaged here)")
+
+
+@pytest.mark.parametrize("option", [("-n", "x"), ("-n", "3:y"), ("-w", "cls ="), ("-w", "import os")])
+def test_choices_that_make_no_sense_are_refused(run, shard, option):
+    result = run("ls", shard, *option)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_missing_shard_is_one_line(run, tmp_path):
+    result = run("ls", tmp_path / "no.tar")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "no.tar" in result.stderr
+
+
+def test_reads_standard_input_and_urls(command, shard):
+    with open(shard, "rb") as file:
+        piped = subprocess.run([*command, "ls", "-"], stdin=file, capture_output=True, text=True, check=True)
+    by_command = subprocess.run(
+        [*command, "ls", f"pipe:gzip -c {shard}"], capture_output=True, text=True, check=True
+    )
+    assert piped.stdout.splitlines()[1:] == by_command.stdout.splitlines()[1:]
+    assert piped.stdout.count("\n") == 9
+
+
+def test_names_do_nothing_to_a_terminal(run, tar):
+    assert "\x1b" not in run("ls", "-l", tar("x.tar", {"a\x1b[2J.cls": b"1"})).stdout

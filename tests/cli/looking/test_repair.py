@@ -1,0 +1,137 @@
+import gzip
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpwds.cli.main import main
+from mpwds.pipeline.sources.samples import read_samples
+
+
+def keys(path):
+    return [sample["__key__"] for _, _, sample in read_samples(str(path))]
+
+
+@pytest.fixture
+def damaged(shard, flipped, rewritten, entries):
+    """A shard with a second sample of a key, one without its text, and a damaged header."""
+    rewritten(shard, lambda entries: entries[:7] + entries[8:] + entries[12:16])
+    flipped(shard, entries(shard)[16].offset)
+    return shard
+
+
+def test_a_copy_has_all_that_is_sound(run, shards, damaged, tmp_path):
+    result = run("repair", shards, "-o", tmp_path / "fixed")
+    assert result.returncode == 0
+    assert keys(tmp_path / "fixed/train-0.tar") == [f"n{n % 3}/000{n}" for n in (0, 2, 3, 5, 6, 7)]
+    assert "wrote 3 shards, 1 of them repaired; left out 3 samples" in result.stdout
+    assert run("verify", tmp_path / "fixed/train-0.tar").returncode == 0
+
+
+def test_sound_members_and_shards_are_copied_bit_by_bit(run, shards, damaged, tmp_path, entries):
+    run("repair", shards, "-o", tmp_path / "fixed")
+    copied = {entry.blocks for entry in entries(tmp_path / "fixed/train-0.tar")}
+    assert copied <= {entry.blocks for entry in entries(damaged)}
+    assert (tmp_path / "fixed/train-1.tar").read_bytes() == (tmp_path / "train-1.tar").read_bytes()
+
+
+def test_json_tells_what_was_left_out(run, shards, damaged, tmp_path, objects):
+    copy, *_ = objects(run("repair", shards, "-o", tmp_path / "fixed", "--json").stdout)
+    assert copy == {
+        "shard": str(damaged),
+        "copy": str(tmp_path / "fixed/train-0.tar"),
+        "samples": 6,
+        "left_out": 3,
+        "left_out_keys": ["n1/0001", "n1/0004", "n0/0003"],
+    }
+
+
+def test_the_shard_itself_stays_as_it_is(run, damaged, tmp_path):
+    before = damaged.read_bytes()
+    run("repair", damaged, "-o", tmp_path / "x.tar")
+    assert damaged.read_bytes() == before
+
+
+def test_incomplete_samples_stay_if_asked(run, shards, shard, rewritten, tmp_path):
+    rewritten(shard, lambda entries: entries[:7] + entries[8:])
+    run("repair", shards, "-o", tmp_path / "fixed", "--keep-incomplete")
+    assert len(keys(tmp_path / "fixed/train-0.tar")) == 8
+
+
+def test_samples_that_cannot_be_decoded_are_left_out_if_asked(run, tar, tmp_path):
+    shard = tar("x.tar", {"a.json": b"{}", "b.json": b"{", "c.json": b"{}"})
+    run("repair", shard, "-o", tmp_path / "a.tar")
+    run("repair", shard, "-o", tmp_path / "b.tar", "--decode")
+    assert keys(tmp_path / "a.tar") == ["a", "b", "c"]
+    assert keys(tmp_path / "b.tar") == ["a", "c"]
+
+
+def test_in_place_keeps_the_damaged_shard_under_another_name(run, shards, damaged, tmp_path):
+    before = damaged.read_bytes()
+    sound = (tmp_path / "train-1.tar").stat()
+    assert run("repair", shards, "--in-place").returncode == 0
+    assert (tmp_path / "train-0.tar.damaged").read_bytes() == before
+    assert run("verify", shards).returncode == 0
+    assert (tmp_path / "train-1.tar").stat().st_mtime_ns == sound.st_mtime_ns
+    assert not (tmp_path / "train-1.tar.damaged").exists()
+
+
+def test_nothing_is_overwritten(run, damaged, tmp_path):
+    (tmp_path / "x.tar").write_text("mine")
+    (tmp_path / "train-0.tar.damaged").write_text("mine")
+    before = damaged.read_bytes()
+    assert run("repair", damaged, "-o", tmp_path / "x.tar").returncode == 1
+    assert f"{damaged}.damaged: it exists already" in run("repair", damaged, "--in-place").stderr
+    assert (tmp_path / "x.tar").read_text() == (tmp_path / "train-0.tar.damaged").read_text() == "mine"
+    assert damaged.read_bytes() == before
+
+
+def test_members_outside_of_samples_are_kept(run, tar, tmp_path, entries):
+    shard = tar("x.tar", {"__meta__/info.json": b"{}", "a.txt": b"a", "README": b"read me", "b.txt": b"b"})
+    run("repair", shard, "-o", tmp_path / "y.tar")
+    assert sorted(entry.name for entry in entries(tmp_path / "y.tar")) == sorted(
+        ["__meta__/info.json", "a.txt", "README", "b.txt"]
+    )
+
+
+def test_a_truncated_compressed_shard_keeps_its_beginning(run, shard, tmp_path):
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(shard.read_bytes())[:-2000])
+    assert run("repair", tmp_path / "x.tar.gz", "-o", tmp_path / "y.tar.gz").returncode == 0
+    whole = keys(shard)
+    found = keys(tmp_path / "y.tar.gz")
+    assert found == whole[: len(found)]
+    assert (tmp_path / "y.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_reads_and_writes_pipes(command, damaged):
+    with open(damaged, "rb") as file:
+        result = subprocess.run(
+            [*command, "repair", "-", "-o", "-"], stdin=file, capture_output=True, check=True
+        )
+    verified = subprocess.run([*command, "verify", "-"], input=result.stdout, capture_output=True, check=True)
+    assert b"no problems" in verified.stdout
+
+
+def test_a_shard_that_cannot_be_read_is_a_status(run, shards, tmp_path):
+    (tmp_path / "train-1.tar").write_bytes(b"")
+    assert run("repair", shards, "-o", tmp_path / "fixed").returncode == 1
+    assert sorted(path.name for path in (tmp_path / "fixed").iterdir()) == ["train-0.tar", "train-2.tar"]
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "x", "--in-place"]])
+def test_where_to_write_must_be_said(run, shard, options):
+    assert run("repair", shard, *options).returncode == 2
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(1, 255)), min_size=1, max_size=4))
+def test_whatever_is_damaged_the_copy_is_sound(shards, tmp_path, flips):
+    source, target = tmp_path / "y.tar", tmp_path / "z.tar"
+    target.unlink(missing_ok=True)
+    data = bytearray((tmp_path / "train-0.tar").read_bytes())
+    for place, bits in flips:
+        data[int(place * len(data))] ^= bits
+    source.write_bytes(data)
+    assert main(["repair", str(source), "-o", str(target)]) == 0
+    assert main(["verify", str(target)]) == 0
