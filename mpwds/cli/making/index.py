@@ -117,9 +117,9 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Show what descriptions say: shards, samples and sizes, with those of the datasets they refer to."""
-    from rich.console import Console
     from rich.table import Table
 
+    from mpwds.cli.outputs import plain_console
     from mpwds.storage.indexed.describing import summarize
     from mpwds.storage.streams.patterns import expand_urls
     from mpwds.viewing.wording import printable
@@ -129,7 +129,7 @@ def info(
     if as_json:
         print(json.dumps([{"file": url, **asdict(summary)} for url, summary in found.items()]))
         return
-    console = Console(highlight=False)
+    console = plain_console()
     rows = [
         {
             "file": url,
@@ -174,28 +174,20 @@ def sample(
 ) -> None:
     """Show a sample of the dataset by its number: each field's size, and what it begins with."""
     from mpwds.pipeline.indexed.dataset import IndexedDataset
-    from mpwds.storage.indexed.descriptions import load_description
     from mpwds.viewing.wording import printable
 
-    shards = load_description(description)["shardlist"]
-    total = sum(shard["nsamples"] for shard in shards)
-    if not 0 <= number < total:
-        raise typer.BadParameter(f"there is no sample {number}: the dataset has {total:,}")
-    inside = number
-    while inside >= shards[0]["nsamples"]:
-        inside -= shards.pop(0)["nsamples"]
-    found = IndexedDataset([shards[0]["url"]])[inside]
+    dataset = IndexedDataset(description)
+    if not 0 <= number < len(dataset):
+        raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
+    found = dataset[number]
     if cat is not None:
         field = cat.removeprefix(".")
         if field not in found:
             raise typer.BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
         sys.stdout.buffer.write(found[field])
         return
-    shown = {
-        name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
-    }
     if as_json:
-        print(json.dumps(shown))
+        print(json.dumps({name: _described(value) for name, value in found.items()}))
         return
     widest = max(map(len, found))
     for name, value in found.items():
