@@ -66,8 +66,8 @@ def convert(
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
     from mpwds.cli.outputs import plain_console, refuse_own_input
+    from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.progress import progress
     from mpwds.cli.resharding.reshard import ended_by_sigterm
 
     for option, given in (("--from", from_), ("--to", to)):

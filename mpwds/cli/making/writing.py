@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from mpwds.cli.resharding.progress import progress
+from mpwds.cli.progress import progress
 from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import remove_partial

@@ -144,7 +144,7 @@ def sort(
     value stay in their order. What does not fit in --memory goes through temporary files, which take as much
     room as the samples and vanish with the command, however it ends.
     """
-    from mpwds.cli.resharding.merged import merged, rank_of
+    from mpwds.cli.resharding.merged import fields_of, merged, rank_of
     from mpwds.cli.resharding.reshard import reshard
     from mpwds.cli.resharding.spool import temporary_directory
 
@@ -158,6 +158,7 @@ def sort(
         shards,
         output,
         arrange,
+        fields=fields_of(by),
         maxcount=maxcount,
         maxsize=maxsize,
         force=force,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -39,6 +40,8 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
         yield set()
         return
     path = str(journal or _beside(output))
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise FileNotFoundError(errno.ENOENT, "cannot write here, the directory does not exist", path)
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")
@@ -47,12 +50,12 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
         done = set(filter(exists, outputs))
         before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         now = _described(processing)
-        is_first = not (done or existing(output))
-        if force or is_first or not _continues(before, now, path):
-            if done and not force:
-                raise FileExistsError(already_there(sorted(done)))
-            for name in done:
-                os.unlink(local_path(name))
+        there = sorted(done.union(existing(output)))
+        if force or not there or not _continues(before, now, path):
+            if there and not force:
+                raise FileExistsError(already_there(there))
+            for name in sorted(done):
+                _remove(name)
             done = set()
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
@@ -97,6 +100,12 @@ def _continues(before: bytes, now: bytes, path: str) -> bool:
             "or begin anew with --force, which removes its shards"
         )
     return True
+
+
+def _remove(name: str) -> None:
+    if not is_local(name):
+        raise ValueError(f"{without_credentials(name)} exists and is not local: --force cannot remove it")
+    os.unlink(local_path(name))
 
 
 def _remove_partial(outputs: list[str]) -> None:

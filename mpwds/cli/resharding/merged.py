@@ -60,28 +60,36 @@ def merged(
         yield from (sample for _, sample in in_order(held))
 
 
+def fields_of(by: str) -> list[str]:
+    """The fields in which the value to sort by may be: ``json.a.b`` and its beginnings, the longest first.
+
+    Example:
+        >>> fields_of("json.a.b")
+        ['json.a.b', 'json.a', 'json']
+    """
+    names = by.split(".")
+    return [".".join(names[:count]) for count in range(len(names), 0, -1)]
+
+
 def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     """The value by which a sample is sorted. Raises ``ShardError`` if it has none."""
     if by == "__key__":
         return [1, sample.key]
-    field, *path = [by] if sample.field(by) is not None else by.split(".")
-    data = sample.field(field)
-    if data is None:
-        raise ShardError(f"{sample} has no field {field!r} to sort by")
+    field = next((name for name in fields_of(by) if name in sample.fields), None)
+    data = None if field is None else sample.fields.pop(field)
+    if field is None or data is None:
+        raise ShardError(f"{sample} has no field {by!r} to sort by")
     try:
         value: Any = data.decode().strip()
-        for name in path:
+        for name in by[len(field) + 1 :].split(".") if field != by else ():
             value = (json.loads(value) if isinstance(value, str) else value)[name]
     except (ValueError, LookupError, TypeError) as error:
-        raise ShardError(f"{sample}: {by} cannot be sorted by: {error!r}") from error
-    if isinstance(value, (int, float)) and not text:
-        return [0, value]
-    if not isinstance(value, (str, int, float)):
+        raise ShardError(f"{sample} cannot be sorted by {by}: {error!r}") from error
+    if not isinstance(value, (str, int, float)) or value != value:
         raise ShardError(f"{sample}: {by} is {json.dumps(value)[:60]}, neither a number nor a text")
-    value = str(value)
-    if text or not _FRACTION.fullmatch(value):
-        return [1, value]
-    return [0, int(value) if _NUMBER.fullmatch(value) else float(value)]
+    if isinstance(value, str) and not text and _FRACTION.fullmatch(value):
+        value = int(value) if _NUMBER.fullmatch(value) else float(value)
+    return [1, str(value)] if text or isinstance(value, str) else [0, value]
 
 
 def _rank(ranked: Ranked) -> Rank:

@@ -66,7 +66,8 @@ Memory = Annotated[
         "--memory",
         metavar="SIZE",
         parser=parse_size,
-        help="Data held at a time; the rest is in temporary files.",
+        show_default="1GB",
+        help="Samples held at a time; the rest is in temporary files.",
     ),
 ]
 Temporary = Annotated[

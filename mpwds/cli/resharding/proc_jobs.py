@@ -112,9 +112,9 @@ def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
         raise ValueError(f"stages(dataset) returned {type(built).__name__}, expected a dataset")
     if handler is reraise_exception:
         return built
-    pipeline = DataPipeline()
-    pipeline.pipeline = [_handled(part, handler) for part in built.pipeline]
-    return pipeline
+    handled = built.compose()
+    handled.pipeline = [_handled(part, handler) for part in built.pipeline]
+    return handled
 
 
 def _handled(part: Any, handler: Handler) -> Any:

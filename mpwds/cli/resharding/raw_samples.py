@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tarfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
-from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.rewriting import rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path
-from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
-from mpwds.storage.tar.input import FileInput, open_archive
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.tar.header import BLOCK, GLOBAL
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.tar.streams import Input
-from mpwds.storage.tar.walk import Place, walk
+from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
+from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
-_LOOK_AHEAD_BYTES = 4096
 
 OBJECT_BYTES = 1000
 """About the memory that a sample takes that is found, but not read."""
@@ -52,15 +50,15 @@ class RawSample:
         key: The sample's key.
         blocks: The archive.
         extents: Where the sample is in it, with headers and padding.
-        members: Where its members are, if they were looked for.
+        fields: Data of some of its fields, by extension.
     """
 
     key: str
     blocks: Blocks
     extents: Extents
-    members: list[Place] = field(default_factory=list)
+    fields: dict[str, bytes] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes in the archive."""
         return sum(stop - start for start, stop in self.extents)
@@ -77,15 +75,6 @@ class RawSample:
             left = left[stop - start :]
         return data
 
-    def field(self, name: str) -> bytes | None:
-        """The data of the member with this extension; ``None`` if there is none."""
-        for member in self.members:
-            if split_name(member.name or "")[1] == name:
-                data = bytearray(member.size)
-                self.blocks.read_into(memoryview(data), member.data)
-                return bytes(data)
-        return None
-
     def renamed(self, key: str) -> RawSample:
         """The same sample under another key. Its headers are written anew."""
         written = io.BytesIO()
@@ -94,7 +83,7 @@ class RawSample:
                 data = archive.extractfile(info) if info.isreg() else None
                 if split_name(info.name)[0] == self.key:
                     info.name = key + info.name[len(self.key) :]
-                    info.pax_headers = {**info.pax_headers, "path": info.name}
+                    info.pax_headers = {k: v for k, v in info.pax_headers.items() if k != "path"}
                 written.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
                 if data is not None:
                     written.write(data.read() + bytes(-info.size % tarfile.BLOCKSIZE))
@@ -131,10 +120,6 @@ class FileBlocks:
         self._path = path
         self._files = files
 
-    def take(self, extents: Extents) -> FileBlocks:
-        """Where a sample's bytes are: in the file."""
-        return self
-
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self._files.descriptor(self._path), position, self.url)
 
@@ -152,98 +137,107 @@ class HeldBlocks:
         target[:] = self._data[begin : begin + len(target)]
 
 
-def read_raw_samples(urls: Iterable[str], files: OpenFiles) -> Iterator[RawSample]:
+def read_raw_samples(
+    urls: Iterable[str], files: OpenFiles, fields: Container[str] = ()
+) -> Iterator[RawSample]:
     """Yields the samples of tar shards.
 
     Those of local shards that are not compressed are found by their headers alone. Those of other shards are
     held in memory, as long as the sample is.
 
+    Args:
+        urls: The shards.
+        files: Opens local ones, when a sample's bytes are wanted.
+        fields: Extensions of fields to read.
+
     Raises:
         ShardError: A shard is damaged; the samples before the fault have been yielded.
     """
     for url in urls:
-        with closing(open_archive(url, 0, open_at, MAX_DECOMPRESSED_BYTES)) as source:
-            if isinstance(source, FileInput) and url != "-" and is_local(rewrite_url(url)):
-                blocks = FileBlocks(source.url, os.path.abspath(local_path(rewrite_url(url))), files)
-                yield from _samples(source, blocks.take)
-            else:
-                recorded = _Recorded(source)
-                yield from _samples(recorded, recorded.take)
+        path = _plain_file(url)
+        if path is None:
+            yield from _held(url, fields)
+        else:
+            blocks = FileBlocks(without_credentials(url), path, files)
+            for key, entries in _grouped(url, scan(url, lambda name: split_name(name)[1] in fields)):
+                yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
-def _samples(source: Input, blocks_of: Callable[[Extents], Blocks]) -> Iterator[RawSample]:
+def _held(url: str, fields: Container[str]) -> Iterator[RawSample]:
+    for key, entries in _grouped(url, scan(url, lambda name: True)):
+        for entry in entries:
+            if entry.size and entry.data is None:
+                raise ShardError(f"{entry.name} at offset {entry.offset} of {url} has data, but is no file")
+        data = b"".join(entry.blocks for entry in entries)
+        start = entries[0].offset
+        blocks = HeldBlocks(without_credentials(url), start, data)
+        yield RawSample(key, blocks, [(start, start + len(data))], _data(entries, fields))
+
+
+def _plain_file(url: str) -> str | None:
+    """The path of a shard that is a local file and not compressed."""
+    place = rewrite_url(url)
+    if url == "-" or not is_local(place):
+        return None
+    path = os.path.abspath(local_path(place))
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return None
+    with open(path, "rb") as file:
+        return path if compression_of(file.read(LOOK_BYTES)) is None else None
+
+
+def _grouped(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, list[Entry]]]:
+    """The samples' keys and members, with those that belong to no sample: see :class:`RawSample`."""
     key = ""
-    extents: Extents = []
-    members: list[Place] = []
-    between: Extents = []  # members of no sample since the last that has one
-    for member in walk(source):
-        found = "" if member.name is None else split_name(member.name)[0]
-        if not found:
-            _extend(between, member.start, member.stop)
+    members: list[Entry] = []
+    between: list[Entry] = []  # members of no sample since the last that has one
+    for entry in found:
+        if isinstance(entry, Damage):
+            if not entry.reason.endswith(NO_END):
+                raise ShardError(entry.reason)
+            warn(entry.reason)
             continue
-        if found != key:
+        _check_global(entry, url)
+        found_key = split_name(entry.name)[0] if entry.is_file else ""
+        if not found_key:
+            between.append(entry)
+            continue
+        if found_key != key:
             if key:
-                yield RawSample(key, blocks_of(extents), extents, members)
-            key, extents, members = found, [], []
-        for extent in between:
-            _extend(extents, *extent)
+                yield key, members
+            key, members = found_key, []
+        members += [*between, entry]
         between = []
-        _extend(extents, member.start, member.stop)
-        members.append(member)
     if key:
-        for extent in between:
-            _extend(extents, *extent)
-        yield RawSample(key, blocks_of(extents), extents, members)
+        yield key, members + between
     elif between:
-        warn(f"{source.url} has members that belong to no sample, and no samples: they are left out")
+        warn(f"{url} has members that belong to no sample, and no samples: they are left out")
 
 
-def _extend(extents: Extents, start: int, stop: int) -> None:
-    if extents and extents[-1][1] == start:
-        extents[-1] = (extents[-1][0], stop)
-    else:
-        extents.append((start, stop))
+def _check_global(entry: Entry, url: str) -> None:
+    """Refuses a global pax header that says more than a comment: it would hold for other samples, too."""
+    first = entry.header[BLOCK : 2 * BLOCK].rstrip(b"\0")
+    if entry.header[156] == GLOBAL and (first.count(b"\n") != 1 or b" comment=" not in first[:30]):
+        raise ShardError(
+            f"global pax header at offset {entry.offset} of {url} holds for all members behind it, also in "
+            "the shards that they would go to: write the archive without it (tar xf, then tar cf)"
+        )
 
 
-class _Recorded:
-    """An ``Input`` that keeps the bytes of a stream until they are taken."""
+def _extents(entries: list[Entry]) -> Extents:
+    extents: Extents = []
+    for entry in entries:
+        stop = entry.offset + len(entry.header) + entry.size + (-entry.size & 511)
+        if extents and extents[-1][1] == entry.offset:
+            extents[-1] = (extents[-1][0], stop)
+        else:
+            extents.append((entry.offset, stop))
+    return extents
 
-    def __init__(self, source: Input) -> None:
-        self.url = source.url
-        self.end = source.end
-        self.largest = source.largest
-        self._source = source
-        self._held = bytearray()
-        self._start = 0  # of what is held, in the archive
 
-    def window(self, position: int, need: int) -> tuple[bytes, int]:
-        self._read_to(position + need)
-        return self._bytes(position, position + max(need, _LOOK_AHEAD_BYTES)), 0
-
-    def data(self, position: int, size: int, padding: int) -> bytes:
-        self._read_to(position + size)
-        return self._bytes(position, position + size)
-
-    def take(self, extents: Extents) -> HeldBlocks:
-        """The bytes of a sample. Those up to its end are kept no longer."""
-        start, stop = extents[0][0], extents[-1][1]
-        self._read_to(stop)
-        taken = HeldBlocks(self.url, start, self._bytes(start, stop))
-        del self._held[: stop - self._start]
-        self._start = stop
-        return taken
-
-    def _read_to(self, stop: int) -> None:
-        while (reached := self._start + len(self._held)) < min(stop, self.end):
-            piece, at = self._source.window(reached, 1)
-            self._held += memoryview(piece)[at:]
-            self.end = self._source.end
-
-    def _bytes(self, start: int, stop: int) -> bytes:
-        return bytes(memoryview(self._held)[start - self._start : stop - self._start])
-
-    def close(self) -> None:
-        self._source.close()
+def _data(entries: list[Entry], fields: Container[str]) -> dict[str, bytes]:
+    data = {split_name(entry.name)[1]: entry.data for entry in entries if entry.is_file}
+    return {name: value for name, value in data.items() if value is not None and name in fields}
 
 
 def fill(target: memoryview, descriptor: int, position: int, url: str) -> None:

@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
+from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
-from mpwds.cli.resharding.progress import progress
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.resharding.sink import ShardSink, existing
 from mpwds.errors import ShardError
@@ -28,6 +28,7 @@ def reshard(
     output: str,
     arrange: Arrange = iter,
     *,
+    fields: Container[str] = (),
     maxcount: int | None = None,
     maxsize: int | None = None,
     force: bool = False,
@@ -40,6 +41,7 @@ def reshard(
         patterns: The shards, as for :func:`shard_urls`.
         output: As for :class:`ShardSink`, and so are the other options.
         arrange: Puts the samples in their new order.
+        fields: Extensions of the fields that ``arrange`` looks at.
         as_json: Print JSON.
 
     Raises:
@@ -62,7 +64,7 @@ def reshard(
         files = ends.enter_context(contextlib.closing(OpenFiles()))
         advance = ends.enter_context(progress(local_size(urls)))
         sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))
-        for sample in arrange(counted(read_raw_samples(urls, files))):
+        for sample in arrange(counted(read_raw_samples(urls, files, fields))):
             sink.add(sample)
         if sink.samples != read:
             raise ShardError(f"{read} samples were read, but {sink.samples} written")
@@ -113,10 +115,8 @@ def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> Non
         print(json.dumps(figures), file=stream)
         return
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
-    shards = f"{len(written)} shard{'' if len(written) == 1 else 's'}"
-    print(
-        f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}: {len(urls)} to {shards}, {names}", file=stream
-    )
+    counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
+    print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
     if left:
         print(
             f"{left[0]} and others ({len(left)} in all) of the series are older: remove them", file=sys.stderr

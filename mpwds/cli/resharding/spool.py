@@ -35,11 +35,14 @@ class Spool:
         data = sample.read()
         self._sizes.extend((len(note), len(data)))
         self.size += len(note) + len(data)
-        written = os.writev(self._file.fileno(), (note, data))
-        if written < len(note) + len(data):
-            left = memoryview(note + data)[written:]
-            while left:
-                left = left[self._file.write(left) :]
+        try:
+            written = os.writev(self._file.fileno(), (note, data))
+            if written < len(note) + len(data):
+                left = memoryview(note + data)[written:]
+                while left:
+                    left = left[self._file.write(left) :]
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} (--tmp names another place)", self.url) from None
 
     def __iter__(self) -> Iterator[tuple[Any, RawSample]]:
         """The samples and their values, in the order in which they were added."""

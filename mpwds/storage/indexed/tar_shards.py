@@ -125,6 +125,11 @@ class TarShards:
         size = offsets[index + 1] * BLOCK - start
         block = file.read(size, start)
         found = find_members(block, start, file)[0]
+        if not found or found[-1][2] + found[-1][3] > start + size:
+            raise ShardError(
+                f"the offsets of {file.url} are of another shard: at {start}, there is no sample of {size} "
+                "bytes; remove the file of offsets, or describe the shard anew"
+            )
         key, _ = key_and_extension(found[0][0])
         cut, prefix = len(key), f"{key}."
         return key, [

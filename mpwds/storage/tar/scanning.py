@@ -39,6 +39,9 @@ from mpwds.storage.tar.header import (
 from mpwds.storage.tar.input import OpenAt, open_archive
 from mpwds.storage.tar.streams import Input
 
+NO_END = "ends without the end-of-archive blocks: it may be truncated"
+"""How the reason of a damage ends that took no member."""
+
 
 class Entry(NamedTuple):
     """A member of an archive, all of whose bytes are there.
@@ -144,8 +147,7 @@ class _Scan:
                 break
             yield entry
         if self._position > self._after_zeros:
-            reason = f"{self._source.url} ends without the end-of-archive blocks: it may be truncated"
-            yield Damage(self._position, self._position, reason)
+            yield Damage(self._position, self._position, f"{self._source.url} {NO_END}")
 
     def _next(self) -> Entry | None:
         """The next member; ``None`` at the end. After a ``ShardError``, the position is that of the fault."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.conftest import Web
+
 PIPELINE = """
 import random
 import mpwds
@@ -46,6 +48,14 @@ def _pipeline(two_shards, monkeypatch):
     Path("pipeline.py").write_text(PIPELINE)
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.delitem(__import__("sys").modules, "pipeline", raising=False)
+
+
+@pytest.fixture
+def web():
+    """A web server that takes uploads."""
+    server = Web()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -145,6 +155,17 @@ def test_pipes_on_both_ends(command):
     assert len(listed.stdout.split()) == 40
 
 
+def test_outputs_that_are_not_local_are_continued_too(run, proc, web, keys):
+    web.files.update({f"/in-{n}.tar": Path(f"in-{n}.tar").read_bytes() for n in range(2)})
+    words = ["proc", "pipeline.py:doubled", web.url("/in-{0..1}.tar"), web.url("/out-%d.tar"), "-j", 2]
+    assert run(*words, "--journal", "journal").returncode == 0
+    del web.files["/out-1.tar"]
+    assert "1 were complete before" in run(*words, "--journal", "journal").stdout
+    Path("out-1.tar").write_bytes(web.files["/out-1.tar"])
+    assert keys("out-1.tar")[1] == "1000-again"
+    assert "--force cannot remove it" in run(*words, "--journal", "journal", "--force").stderr
+
+
 def test_json(proc):
     assert json.loads(proc("stages", "out-%d.tar", "--json").stdout)["samples"] == 20
 
@@ -195,6 +216,7 @@ class TestNothingIsMixed:
         (["pipeline.py:stages", "in-0.tar", "out-%d.tar", "--on-error", "x"], "expected stop, skip"),
         (["pipeline.py:missing", "in-0.tar", "out-%d.tar"], "has no 'missing'"),
         (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
+        (["pipeline.py:stages", "in-0.tar", "nowhere/out-%d.tar"], "directory does not exist"),
         (["pipeline.py:stages", "in-0.tar", "s3://bucket/out-%d.tar"], "--journal FILE"),
     ],
 )

@@ -89,6 +89,7 @@ def test_a_killed_run_goes_on(words, expected, whole_machine):
     assert shards_again == set(range(SHARDS)) - {int(name[4:6]) for name in complete}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_goes_on(words, expected, number):
     process = begun(words, 2)

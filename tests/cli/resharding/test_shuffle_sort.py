@@ -90,13 +90,14 @@ class TestSort:
         ("by", "message"),
         [
             ("cls", "has no field 'cls'"),
-            ("json.b", "json.b cannot be sorted by"),
+            ("json.b", "cannot be sorted by json.b"),
             ("json.a", "neither a number nor a text"),
-            ("bin", "bin cannot be sorted by"),
+            ("json.nan", "json.nan is NaN, neither a number nor a text"),
+            ("bin", "cannot be sorted by bin"),
         ],
     )
     def test_a_sample_without_such_a_value_is_an_error(self, run, make_shard, by, message):
-        make_shard("in.tar", {"x": {"json": b'{"a": [1]}', "bin": b"\xff"}})
+        make_shard("in.tar", {"x": {"json": b'{"a": [1], "nan": NaN}', "bin": b"\xff"}})
         done = run("sort", "in.tar", "all.tar", "--by", by)
         assert done.returncode == 1
         assert "sample 'x' at offset 0 of in.tar" in done.stderr

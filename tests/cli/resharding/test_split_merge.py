@@ -1,5 +1,6 @@
 """``mpwds split`` and ``mpwds merge``: the same members, byte for byte, in other shards."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -67,7 +68,7 @@ def test_merge_into_fewer(run, two_shards, keys, members):
 
 def test_says_how_many_samples_there_are(run, two_shards):
     done = run("split", "in-{0..1}.tar", "out-%02d.tar", "--maxcount", 6)
-    assert done.stdout == "20 samples, 103 kB: 2 to 4 shards, out-00.tar ... out-03.tar\n"
+    assert done.stdout == "20 samples, 103 kB, from 2 shards to 4: out-00.tar ... out-03.tar\n"
     figures = json.loads(run("merge", "in-0.tar", "all.tar", "--json").stdout)
     assert figures["samples"] == 10
     assert figures["shards"] == ["all.tar"]
@@ -216,6 +217,18 @@ def test_a_truncated_gzip_is_an_error(refused, two_shards):
 )
 def test_mistakes_are_explained(refused, two_shards, arguments, message):
     assert message in refused(*arguments)
+
+
+def test_a_terminal_shows_progress(command, two_shards):
+    terminal, stderr = os.openpty()
+    subprocess.run([*command, "merge", "in-{0..1}.tar", "all.tar"], stderr=stderr, check=True)
+    os.close(stderr)
+    shown = b""
+    with contextlib.suppress(OSError):  # its other end is closed
+        while piece := os.read(terminal, 10_000):
+            shown += piece
+    os.close(terminal)
+    assert b"samples" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
