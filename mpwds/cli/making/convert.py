@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-from mpwds.viewing.wording import printable
+from mpwds.cli.looking.printing import counted
+from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,9 +90,9 @@ def convert(
     if keys and kind in ("mds", "mds1"):
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
-    size = parse_size(maxsize) if maxsize else None
+    limit = parse_size(maxsize) if maxsize else None
     count, total, began = 0, 0, time.monotonic()
-    options = Options(maxcount, size, compression, hash_names, force)
+    options = Options(maxcount, limit, compression, hash_names, force)
     with (
         ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,
@@ -114,8 +115,8 @@ def convert(
         fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
         told = {"samples": count, "bytes": total, "format": kind, "fields": fields}
         print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
-    size_text = f"{total / 1e6:,.1f} MB, {time.monotonic() - began:.1f} s"
-    console.print(f"wrote {count:,} samples ({size_text}) to {where} ({kind})")
+    what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
+    console.print(f"wrote {what} to {where} ({kind})")
 
 
 def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-from mpwds.viewing.wording import printable
+from mpwds.cli.looking.printing import counted
+from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,8 +213,7 @@ def _show(console: Console, source: str, found: Source) -> None:
 
 def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:
     samples, nbytes = sum(shard.samples for shard in written), sum(shard.nbytes for shard in written)
-    first, last = written[0].url, written[-1].url
-    shards = f"{len(written)} shards, {first} to {last}" if len(written) > 1 else first
+    names = " to ".join(dict.fromkeys((written[0].url, written[-1].url)))
     also = f"; also {', '.join(files)}" if files else ""
-    speed = f"{seconds:.1f} s, {nbytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s"
-    return f"wrote {samples:,} samples ({nbytes / 1e6:,.1f} MB, {speed}) to {shards}{also}"
+    what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"
+    return f"wrote {what} to {counted(len(written), 'shard')}, {names}{also}"

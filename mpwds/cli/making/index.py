@@ -122,7 +122,7 @@ def info(
     from mpwds.cli.outputs import plain_console
     from mpwds.storage.indexed.describing import summarize
     from mpwds.storage.streams.patterns import expand_urls
-    from mpwds.viewing.wording import printable
+    from mpwds.viewing.wording import printable, size
 
     urls = [url for each in descriptions for url in expand_urls(each)]
     found = {url: summarize(url) for url in urls}
@@ -138,8 +138,8 @@ def info(
             "base": summary.base,
             "shards": f"{summary.shards:,}",
             "samples": f"{summary.samples:,}",
-            "size": _size(summary.bytes),
-            "size of a sample": _size(summary.bytes / max(summary.samples, 1)),
+            "size": size(summary.bytes),
+            "size of a sample": size(summary.bytes / max(summary.samples, 1)),
             "first shard": summary.first,
             "last shard": summary.last,
             "datasets": ", ".join(summary.datasets) or "-",
@@ -205,11 +205,3 @@ def _in_short(value: bytes | str) -> str:
         return printable(value)
     beginning = printable(value[:_BEGINNING].decode("ascii", "replace"))
     return f"{len(value):>9,} bytes  {beginning}{'…' if len(value) > _BEGINNING else ''}"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:,.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.1f} TB"
