@@ -8,7 +8,8 @@
 and of more shards than that (40), where wids scans a shard each time it opens one. ``open``: a dataset from a
 description of 1,000 shards. ``DataLoader``: each with its own ChunkedSampler and two workers, wids in torch's
 loader and ours in ``mpwds.DataLoader``; samples become rows of a batch. Memory: what the process that reads
-has to itself, above what it had after its imports; with a loader, what the larger worker has to itself.
+has written and shares with no other, above what it had after its imports; with a loader, that of the larger
+worker. Both map shards, whose pages belong to the page cache and are not counted.
 
 mpwds keeps the offsets of samples beside the shards. They are there when it is measured; ``first use`` is the
 time to find those of a shard, which one process does once.
@@ -180,8 +181,10 @@ def find_all(description: str) -> float:
 
 
 def memory(process: psutil.Process | None = None) -> float:
-    """A process's memory that it shares with no other, in megabytes; by default, of this one."""
-    return float((process or psutil.Process()).memory_full_info().uss) / 1e6
+    """The megabytes that a process has written, and shares with no other; by default, this one."""
+    pid = (process or psutil.Process()).pid
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1000
 
 
 def make(folder: str, name: str, shards: int, samples: int, size: int) -> str:

@@ -149,7 +149,8 @@ def _checked(data: bytes, shard: Shard) -> array[int] | None:
     if not data or len(data) % 4:
         return None
     offsets = _little_endian(array("I", data))
-    return offsets if offsets[-1] * BLOCK <= shard.end else None
+    is_whole = len(offsets) == 1 or offsets[-1] > offsets[-2]  # zeros follow after a power failure
+    return offsets if is_whole and offsets[-1] * BLOCK <= shard.end else None
 
 
 def _little_endian(offsets: array[int]) -> array[int]:

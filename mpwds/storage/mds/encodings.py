@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pickle
@@ -33,6 +34,7 @@ class Encoding:
     decode: Callable[[bytes], Any]
 
 
+@functools.lru_cache(maxsize=256)  # an index names those of its columns again for each shard
 def encoding(name: str, allow_pickle: bool = False) -> Encoding:
     """The encoding of a name as in an index.
 

@@ -1,5 +1,6 @@
 """Samples read by ranges: no more than what is asked for, from web servers and cloud storage."""
 
+import multiprocessing
 import pickle
 
 import pytest
@@ -120,3 +121,22 @@ def test_cloud_storage_sends_ranges(web, path, monkeypatch):
     shards = TarShards(["s3://bucket/x.tar"], [COUNT], remote=True)
     assert shards.read(0, 17)["cls"] == b"17"
     assert asked_bytes(web) < 0.25 * len(web.files["/bucket/x.tar"])
+
+
+def test_forks_read_with_connections_of_their_own(served, web):
+    shards = TarShards([served], [COUNT], remote=True)
+    shards.read(0, 0)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+
+    def read(first):
+        results.put(sum(int(shards.read(0, n)["cls"]) for n in range(first, COUNT, 2)))
+
+    processes = [context.Process(target=read, args=(first,)) for first in range(2)]
+    for process in processes:
+        process.start()
+    assert sum(results.get(timeout=60) for _ in processes) == sum(range(COUNT))
+    for process in processes:
+        process.join()
+    results.close()
+    assert len(web.connections) == 3

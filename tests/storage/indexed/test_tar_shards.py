@@ -133,12 +133,23 @@ def test_offsets_of_an_earlier_version_of_the_shard_are_not_used(tmp_path):
     assert TarShards([path]).read(0, 4)["cls"] == b"4"
 
 
-@pytest.mark.parametrize("damage", [b"", b"mpwdsof1", b"nonsense" * 40])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:8],
+        lambda data: data[:-6],
+        lambda data: b"nonsense" * 40,
+        lambda data: data[:28] + bytes(len(data) - 28),
+    ],
+)
 def test_a_damaged_file_of_offsets_is_made_anew(two, tmp_path, damage):
     expected = TarShards(two).read(0, 1)
-    (tmp_path / ".mpwds/a.tar.offsets").write_bytes(damage)
+    kept = tmp_path / ".mpwds/a.tar.offsets"
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
     assert TarShards(two).read(0, 1) == expected
-    assert len((tmp_path / ".mpwds/a.tar.offsets").read_bytes()) == 24 + 4 * 4
+    assert kept.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
