@@ -1,18 +1,33 @@
-"""Where commands write shards: patterns and folders, never over data that exists."""
+"""Where commands write: shards of patterns and folders, never over data that exists; and plain text."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpwds.cli.resharding.sink import already_there, existing, exists
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 from mpwds.storage.writing.destinations import open_destination
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH_OF_FILES = 200
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
 _DIRECTIVE = re.compile(r"[-_.]?%\d*d")
+
+
+def plain_console(to_stderr: bool = False) -> Console:
+    """A console that shows texts as they are: names in data are neither markup nor emoji. Files are wide."""
+    from rich.console import Console
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILES
+    return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:

@@ -46,6 +46,7 @@ def bench(
 
     from mpwds.cli.making import measuring
     from mpwds.cli.making.formats import shard_urls
+    from mpwds.cli.outputs import plain_console
 
     if len(source) == 1 and _names_an_object(source[0]):
         from mpwds.cli.feed.serve import load
@@ -56,7 +57,7 @@ def bench(
         urls = [url for each in source for url in shard_urls(each)]
         dataset = measuring.of_shards(urls)
     counts = sorted(set(workers or _usual_counts()))
-    console = Console(stderr=as_json, highlight=False)
+    console = plain_console(as_json)
     figures: dict[str, float] = {}
     runs: list[Run] = []
     stopped = False

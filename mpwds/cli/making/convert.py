@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-from mpwds.viewing.wording import printable
+from mpwds.cli.looking.printing import counted
+from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,12 +62,11 @@ def convert(
     and leaves out all others. The bytes of images, texts and JSON stay as they are. Columns of MDS hold a
     value in every sample, so a sample that lacks one is an error. Pickles are copied, and never read.
     """
-    from rich.console import Console
 
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import refuse_own_input
+    from mpwds.cli.outputs import plain_console, refuse_own_input
     from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
     from mpwds.cli.resharding.reshard import ended_by_sigterm
@@ -84,15 +84,15 @@ def convert(
         raise ValueError(f"{source}: there is no sample in it")
     plan = _plan(first, dataset, kind, columns)
     converters = {name: (new, converter) for name, (new, _, converter) in plan.items()}
-    console = Console(stderr=where == "-" or as_json, highlight=False, soft_wrap=True)
+    console = plain_console(where == "-" or as_json)
     _show(console, plan, dataset, kind)
     encodings = {new: target for new, target, _ in plan.values()}
     if keys and kind in ("mds", "mds1"):
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
-    size = parse_size(maxsize) if maxsize else None
+    limit = parse_size(maxsize) if maxsize else None
     count, total, began = 0, 0, time.monotonic()
-    options = Options(maxcount, size, compression, hash_names, force)
+    options = Options(maxcount, limit, compression, hash_names, force)
     with (
         ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,
@@ -115,8 +115,8 @@ def convert(
         fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
         told = {"samples": count, "bytes": total, "format": kind, "fields": fields}
         print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
-    size_text = f"{total / 1e6:,.1f} MB, {time.monotonic() - began:.1f} s"
-    console.print(f"wrote {count:,} samples ({size_text}) to {where} ({kind})")
+    what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
+    console.print(f"wrote {what} to {where} ({kind})")
 
 
 def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:
@@ -165,12 +165,11 @@ def _show(
     console: Console, plan: Mapping[str, tuple[str, str, Convert]], dataset: Dataset, kind: str
 ) -> None:
     """Says what becomes of each field."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(f"{dataset.format}", f"{kind}", box=None, pad_edge=False, header_style="bold")
     for name, (new, encoding, _) in plan.items():
         before = f"{name} ({dataset.columns[name]})" if name in dataset.columns else name
         after = f"{new} ({encoding})" if encoding else new
-        table.add_row(escape(printable(before)), escape(printable(after)))
+        table.add_row(printable(before), printable(after))
     console.print(table)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Json
-from mpwds.viewing.wording import printable
+from mpwds.cli.looking.printing import counted
+from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,18 +84,22 @@ def create(
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
     from mpwds.cli.making import planning
     from mpwds.cli.making.sources import Wanted, find
     from mpwds.cli.making.writing import write_shards
-    from mpwds.cli.outputs import beside, make_folders, refuse_existing, shard_pattern, write_file
+    from mpwds.cli.outputs import (
+        beside,
+        make_folders,
+        plain_console,
+        refuse_existing,
+        shard_pattern,
+        write_file,
+    )
     from mpwds.cli.resharding.options import parse_size
     from mpwds.cli.resharding.reshard import ended_by_sigterm
     from mpwds.cli.resharding.sink import existing
 
-    console = Console(stderr=output == "-" or as_json, highlight=False, soft_wrap=True)
+    console = plain_console(output == "-" or as_json)
     with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
         found = find(source, Wanted(kind, columns, key, root, shuffle, scratch))
         splits = _splits(found.splits, split, train, seed)
@@ -124,7 +129,7 @@ def create(
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
     for pattern in patterns.values():
         for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
-            console.print(f"{escape(name)} is of an earlier run: remove it", style="yellow")
+            console.print(f"{printable(name)} is of an earlier run: remove it", style="yellow")
     console.print(_summary(written, time.monotonic() - began, list(files)))
 
 
@@ -193,24 +198,22 @@ def describe(url: str, shards: Sequence[Written]) -> dict[str, Any]:
 
 def _show(console: Console, source: str, found: Source) -> None:
     """Says what the source is taken for."""
-    from rich.markup import escape
     from rich.table import Table
 
     samples = ", ".join(f"{len(samples):,} {name}".strip() for name, samples in found.splits.items())
-    console.print(f"{escape(source)}: {found.text}; samples: {samples}")
+    console.print(f"{printable(source)}: {found.text}; samples: {samples}")
     for note in found.notes:
-        console.print(escape(printable(note)), style="yellow")
+        console.print(printable(note), style="yellow")
     if found.fields:
         table = Table("column", "field", box=None, pad_edge=False, header_style="bold")
         for column, field in found.fields.items():
-            table.add_row(escape(printable(column)), escape(field))
+            table.add_row(printable(column), printable(field))
         console.print(table)
 
 
 def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:
     samples, nbytes = sum(shard.samples for shard in written), sum(shard.nbytes for shard in written)
-    first, last = written[0].url, written[-1].url
-    shards = f"{len(written)} shards, {first} to {last}" if len(written) > 1 else first
+    names = " to ".join(dict.fromkeys((written[0].url, written[-1].url)))
     also = f"; also {', '.join(files)}" if files else ""
-    speed = f"{seconds:.1f} s, {nbytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s"
-    return f"wrote {samples:,} samples ({nbytes / 1e6:,.1f} MB, {speed}) to {shards}{also}"
+    what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"
+    return f"wrote {what} to {counted(len(written), 'shard')}, {names}{also}"

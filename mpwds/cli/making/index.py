@@ -117,19 +117,19 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Show what descriptions say: shards, samples and sizes, with those of the datasets they refer to."""
-    from rich.console import Console
     from rich.table import Table
 
+    from mpwds.cli.outputs import plain_console
     from mpwds.storage.indexed.describing import summarize
     from mpwds.storage.streams.patterns import expand_urls
-    from mpwds.viewing.wording import printable
+    from mpwds.viewing.wording import printable, size
 
     urls = [url for each in descriptions for url in expand_urls(each)]
     found = {url: summarize(url) for url in urls}
     if as_json:
         print(json.dumps([{"file": url, **asdict(summary)} for url, summary in found.items()]))
         return
-    console = Console(highlight=False)
+    console = plain_console()
     rows = [
         {
             "file": url,
@@ -138,8 +138,8 @@ def info(
             "base": summary.base,
             "shards": f"{summary.shards:,}",
             "samples": f"{summary.samples:,}",
-            "size": _size(summary.bytes),
-            "size of a sample": _size(summary.bytes / max(summary.samples, 1)),
+            "size": size(summary.bytes),
+            "size of a sample": size(summary.bytes / max(summary.samples, 1)),
             "first shard": summary.first,
             "last shard": summary.last,
             "datasets": ", ".join(summary.datasets) or "-",
@@ -174,28 +174,20 @@ def sample(
 ) -> None:
     """Show a sample of the dataset by its number: each field's size, and what it begins with."""
     from mpwds.pipeline.indexed.dataset import IndexedDataset
-    from mpwds.storage.indexed.descriptions import load_description
     from mpwds.viewing.wording import printable
 
-    shards = load_description(description)["shardlist"]
-    total = sum(shard["nsamples"] for shard in shards)
-    if not 0 <= number < total:
-        raise typer.BadParameter(f"there is no sample {number}: the dataset has {total:,}")
-    inside = number
-    while inside >= shards[0]["nsamples"]:
-        inside -= shards.pop(0)["nsamples"]
-    found = IndexedDataset([shards[0]["url"]])[inside]
+    dataset = IndexedDataset(description)
+    if not 0 <= number < len(dataset):
+        raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
+    found = dataset[number]
     if cat is not None:
         field = cat.removeprefix(".")
         if field not in found:
             raise typer.BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
         sys.stdout.buffer.write(found[field])
         return
-    shown = {
-        name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
-    }
     if as_json:
-        print(json.dumps(shown))
+        print(json.dumps({name: _described(value) for name, value in found.items()}))
         return
     widest = max(map(len, found))
     for name, value in found.items():
@@ -213,11 +205,3 @@ def _in_short(value: bytes | str) -> str:
         return printable(value)
     beginning = printable(value[:_BEGINNING].decode("ascii", "replace"))
     return f"{len(value):>9,} bytes  {beginning}{'…' if len(value) > _BEGINNING else ''}"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:,.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.1f} TB"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mpwds.cli.looking.printing import counted
 from mpwds.cli.making import arrow, columns, folders, tables
 from mpwds.cli.making.mds import as_fields, mds_version, open_mds
 from mpwds.storage.streams.patterns import expand_urls
@@ -118,9 +119,17 @@ def _folder(path: str, wanted: Wanted) -> Source:
         )
     (classes,) = all_classes
     skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
-    notes = [f"left out {len(skipped)} files without an extension, such as {skipped[0]}"] if skipped else []
+    notes = (
+        [f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}"]
+        if skipped
+        else []
+    )
     beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
-    notes += [f"left out {len(beside)} files beside the splits, such as {min(beside)}"] if beside else []
+    notes += (
+        [f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}"]
+        if beside
+        else []
+    )
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
 
@@ -133,7 +142,7 @@ def _files(urls: Sequence[str], root: str | None) -> Source:
         with gopen(url) as stream:
             names += os.fsdecode(stream.read()).splitlines()
     tree = folders.group_files(root or "", filter(None, names))
-    notes = [f"left out {len(tree.skipped)} files without an extension"] if tree.skipped else []
+    notes = [f"left out {counted(len(tree.skipped), 'file')} without an extension"] if tree.skipped else []
     return Source("a list of files grouped by base name", {"": tree}, notes=notes)
 
 

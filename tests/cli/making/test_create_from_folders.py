@@ -43,7 +43,7 @@ def test_files_that_can_be_no_field_are_left_out_and_named(run, write_files, tmp
     result = run(
         "create", write_files({"1.txt": b"", "README": b"", ".DS_Store": b"", ".git/x.txt": b""}), "-"
     )
-    assert "left out 1 files without an extension, such as README" in result.stderr
+    assert "left out 1 file without an extension, such as README" in result.stderr
 
 
 def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files, tmp_path):
@@ -85,7 +85,7 @@ def test_a_name_outside_of_the_folder_is_refused(command, write_files):
 def test_files_beside_splits_are_named(run, write_files, tmp_path):
     folder = write_files({"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""})
     assert (
-        "1 files beside the splits, such as labels.csv"
+        "1 file beside the splits, such as labels.csv"
         in run("create", folder, tmp_path / "x", "-j", 1).stdout
     )
 
