@@ -99,8 +99,8 @@ FURTHER_NAMES = {
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
-# webdataset's modules, and `wids`: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen`
-# is here the function's name until the module of that name has been imported.
+# webdataset's modules, `wids` and `streaming`: `mpwds.filters` is the module `mpwds.compat.filters`, and so
+# on. `gopen` is here the function's name until the module of that name has been imported.
 _MODULES = (
     "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists streaming "
     "tariterators utils wids writer"

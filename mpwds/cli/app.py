@@ -45,7 +45,7 @@ COMMANDS = {
     "repair": Entry("mpwds.cli.looking.repair", "Write a copy of shards without what is damaged in them."),
     "create": Entry(
         "mpwds.cli.making.create",
-        "Make tar shards of a folder of files, a list, or a Hugging Face dataset.",
+        "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.",
     ),
     "convert": Entry(
         "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."

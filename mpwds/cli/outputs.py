@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from mpwds.cli.resharding.sink import already_there, existing, exists
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 from mpwds.storage.writing.destinations import open_destination
 
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
@@ -31,6 +31,8 @@ def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:
     """
     if output == "-":
         return output
+    if split and url_scheme(output) == "pipe":
+        raise ValueError(f"the split {split!r} cannot be a part of {output!r}: choose one split by --split")
     folder, slash, name = output.rpartition("/")
     if "%" not in name and not _FILE.search(name):
         return f"{output.rstrip('/') or '/'}/{split or 'shard'}-%06d{ending}"
@@ -83,6 +85,16 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
             there += existing(name) or filter(exists, [first])
     if there and not force:
         raise FileExistsError(already_there(there))
+
+
+def refuse_own_input(inputs: Sequence[str], output: str) -> None:
+    """Raises ``ValueError`` if what is read would be replaced, as the output or a part of its series."""
+    if not is_local(output) or output == "-":
+        return
+    replaced = {os.path.realpath(local_path(each)) for each in (output, *existing(output))}
+    for url in inputs:
+        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
+            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
 
 
 def make_folders(urls: Sequence[str]) -> None:

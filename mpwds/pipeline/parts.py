@@ -61,13 +61,9 @@ class IterableSource(TorchIterable, ABC):
         """The stream of one epoch."""
 
     def __iter__(self) -> Iterator[Any]:
-        return plain(self.stream(self._next_context()))
-
-    def _next_context(self) -> Context:
-        """The context of the epoch that begins."""
         context = self._context()
         self._epoch += 1
-        return context
+        return plain(self.stream(context))
 
     def _context(self) -> Context:
         context = Context.current(self._epoch)

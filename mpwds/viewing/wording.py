@@ -57,6 +57,16 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def three_digits(value: float) -> str:
+    """A figure of at least three digits, never in powers of ten.
+
+    Example:
+        >>> three_digits(0.0357), three_digits(12.0), three_digits(1036.2)
+        ('0.0357', '12', '1,036')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def duration(seconds: float) -> str:
     """A time in its two largest units.
 

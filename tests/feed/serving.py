@@ -29,6 +29,23 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def turned_away(url, because="no server is ready", **options):
+    """The error of a trainer that no server welcomes.
+
+    It tries with more and more patience until the error says why, however slow the machine is.
+    """
+    for patience_s in (0.5, 2, 8, 32, 128):
+        try:
+            mpwds.RemoteLoader(url, server_timeout=patience_s, **options).close()
+        except mpwds.ServerLost as error:
+            said = error
+            if because in str(said):
+                return said
+        else:
+            raise AssertionError("it was welcomed")
+    raise AssertionError(f"expected {because!r}") from said
+
+
 class ServerProcess:
     """A server in a process of its own, on a port that it gets again when it is started anew.
 

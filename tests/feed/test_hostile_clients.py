@@ -117,50 +117,50 @@ def test_a_huge_window_does_not_make_the_server_hold_more_than_an_arena():
         assert 0 < before <= 17 << 20
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        {"epoch": 2**63 - 1},
-        {"place": [0, 1, 2**62, 2**63 - 1, None]},
-        {"place": [2**62, 2**63 - 1, 0, 1, -(2**63)]},
-        {"place": [0, 1, 0, 1, 2**64 - 1]},
-        {"first": 2**63 - 1},
-        {"first": 2**62, "at": 2**62},
-        {"state": b"m"},
-        {"state": b"m\xc1"},
-        {"state": b"m" + msgpack.packb({"source": None})},
-        {"state": b"m" + b"\xdd\xff\xff\xff\xff" * 100},
-    ],
-)
-def test_an_absurd_part_ends_or_fails_and_harms_nobody(start):
+ABSURD = [
+    {"epoch": 2**63 - 1},
+    {"place": [0, 1, 2**62, 2**63 - 1, None]},
+    {"place": [2**62, 2**63 - 1, 0, 1, -(2**63)]},
+    {"place": [0, 1, 0, 1, 2**64 - 1]},
+    {"first": 2**63 - 1},
+    {"first": 2**62, "at": 2**62},
+    {"state": b"m"},
+    {"state": b"m\xc1"},
+    {"state": b"m" + msgpack.packb({"source": None})},
+    {"state": b"m" + b"\xdd\xff\xff\xff\xff" * 100},
+]
+
+
+def test_absurd_parts_end_or_fail_and_harm_nobody():
     with ServerProcess(numbers(), workers=2) as server, Client(server.url) as client:
         client.welcomed(workers=1)
-        client.say(wire.START, **start)
-        frames = b""
-        while b"\xa3end" not in frames and b"\xa5error" not in frames:
-            frames = client.hear("data")
+        for attempt, start in enumerate(ABSURD, 1):
+            client.say(wire.START, attempt=attempt, **start)
+            frames = b""
+            while b"\xa3end" not in frames and b"\xa5error" not in frames:
+                frames = client.hear("data")
         with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 1)[0]
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        {"place": [1, 1, 0, 1, None]},
-        {"place": [0, 1, -1, 1, None]},
-        {"place": [0, 0, 0, 0, None]},
-        {"place": [0, 1, 0, 1, 0.5]},
-        {"window": -1},
-        {"epoch": 2**63},
-        {"state": b"p" + pickle.dumps(1)},
-        {"shared_memory": True},
-    ],
-)
-def test_a_part_that_cannot_be_is_dropped_and_counted(start):
+IMPOSSIBLE = [
+    {"place": [1, 1, 0, 1, None]},
+    {"place": [0, 1, -1, 1, None]},
+    {"place": [0, 0, 0, 0, None]},
+    {"place": [0, 1, 0, 1, 0.5]},
+    {"window": -1},
+    {"epoch": 2**63},
+    {"state": b"p" + pickle.dumps(1)},
+    {"shared_memory": True},
+]
+
+
+def test_parts_that_cannot_be_are_dropped_and_counted():
     with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
         client.welcomed()
-        client.say(wire.START, **start)
-        assert client.status()["dropped"] == {"malformed": 1}
+        for count, start in enumerate(IMPOSSIBLE, 1):
+            client.say(wire.START, **start)
+            assert client.status()["dropped"] == {"malformed": count}, start
         assert "dropped message 1 (malformed): start: " in server.log
         assert "from 127.0.0.1" in server.log
         assert workers_of(server) == []

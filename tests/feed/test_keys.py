@@ -12,7 +12,7 @@ import mpwds
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import keys
 from mpwds.feed.inspecting import Inspector
-from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers
+from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, turned_away
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -33,8 +33,7 @@ def wait_for(condition):
 
 
 def refused(url, **options):
-    with pytest.raises(ServerLost, match="no server is ready .* are the keys of both sides the same"):
-        mpwds.RemoteLoader(url, server_timeout=PASSING_S, **options)
+    turned_away(url, "are the keys of both sides the same", **options)
 
 
 # Files.

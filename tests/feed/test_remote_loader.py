@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -70,29 +71,25 @@ def test_batches_are_tensors_by_default():
         assert labels.shape == (4,)
 
 
-@pytest.mark.parametrize("delivered", [0, 1, 5, 23, 24])
 @pytest.mark.parametrize("there", ["remote", "local"])
-def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(delivered, there):
+def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(there):
     dataset = large()
     whole = locally(dataset, 2, epochs=2)
     with served(dataset) as server:
-        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
-            begun = [plain(batch) for batch in itertools.islice(loader, delivered)]
-            state = json.loads(json.dumps(loader.state_dict()))
-        remote = there == "remote"
-        other = (
-            mpwds.RemoteLoader(server.url, output="numpy")
-            if remote
-            else mpwds.MultiLoader(dataset, workers=2, output="numpy", start_method="fork")
-        )
-        with other:
-            other.load_state_dict(state)
-            rest = epoch_of(other)
-            following = epoch_of(other)
-    if delivered == LENGTH // 4:
-        assert begun + rest == whole[0]
-    assert begun + rest == whole[0]
-    assert following == whole[1]
+        for delivered in (0, 5, 24):
+            with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+                begun = [plain(batch) for batch in itertools.islice(loader, delivered)]
+                state = json.loads(json.dumps(loader.state_dict()))
+            other = (
+                mpwds.RemoteLoader(server.url, output="numpy")
+                if there == "remote"
+                else mpwds.MultiLoader(dataset, workers=2, output="numpy", start_method="fork")
+            )
+            with other, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".* had nothing left")  # of 24 batches
+                other.load_state_dict(state)
+                assert begun + epoch_of(other) == whole[0]
+                assert epoch_of(other) == whole[1]
 
 
 def test_rebatched_and_stages_behind_the_loader_are_those_of_local_workers():

@@ -10,6 +10,8 @@ import torch.utils.data
 import mpwds
 from mpwds.pipeline.indexed.opening import ElementsAsShard
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 KINDS = ["global", "chunked", "shards", False]
 
 
@@ -101,6 +103,15 @@ def test_a_sampler_chooses_samples():
         mpwds.IndexedDataset(Numbers()), sampler=[40, 3, 3], batch_size=None, num_workers=1
     )
     assert [int(number) for number in loader] == [40, 3, 3]
+
+
+@pytest.mark.parametrize("package", [mpwds, torch.utils.data], ids=["mpwds", "torch"])
+def test_workers_that_persist_draw_other_numbers_in_each_epoch(package):
+    dataset = mpwds.IndexedDataset(Numbers()).map(augmented)
+    options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = package.DataLoader(dataset, batch_size=None, **options)
+    epochs = [[float(drawn) for _, drawn in loader] for _ in range(2)]
+    assert len({*epochs[0], *epochs[1]}) == 82
 
 
 def test_a_killed_worker_loses_nothing(tmp_path):

@@ -170,7 +170,7 @@ _SIDE, _GAP, _HEAD, _FOOT, _COLUMNS, _POINTS = 170, 24, 24, 50, 4, 700
 def _drawn(found: list[Figures]) -> str:
     """A square for each order: a sample's place in the epoch to the right, its place in storage upwards."""
     rows = -(-len(found) // _COLUMNS)
-    width, height = _COLUMNS * (_SIDE + _GAP) - _GAP, rows * (_HEAD + _SIDE + _FOOT)
+    width, height = _COLUMNS * (_SIDE + _GAP), rows * (_HEAD + _SIDE + _FOOT)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="13" fill="#7d8590">'
@@ -179,12 +179,12 @@ def _drawn(found: list[Figures]) -> str:
     for position, each in enumerate(found):
         row, column = divmod(position, _COLUMNS)
         left, top = column * (_SIDE + _GAP), row * (_HEAD + _SIDE + _FOOT) + _HEAD
-        x = left + places * _SIDE / SAMPLES
+        x = left + places * (_SIDE - 2) / SAMPLES
         y = top + _SIDE - each.order[places] * _SIDE / SAMPLES
         points = "".join(f"M{a:.0f} {b:.0f}h2" for a, b in zip(x, y, strict=True))
         notes = (
             f"{each.classes:.0f} of 100 classes in a batch",
-            f"{each.small_per_s:,.0f}/s of 300 B, {each.large_per_s:,.0f} of 100 kB",
+            f"{each.small_per_s / 1000:.0f}k/s of 300 B, {each.large_per_s / 1000:.0f}k/s of 100 kB",
         )
         parts += [
             f'<text x="{left}" y="{top - 8}" font-weight="600">{each.way.name}</text>',

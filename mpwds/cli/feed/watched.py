@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from mpwds.feed.viewing.figures import Figures
+from mpwds.feed.viewing.figures import Figures, rates_of
 from mpwds.feed.viewing.watching import Watched, WatchedServers
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.viewing.tensors import leaves
@@ -96,13 +96,8 @@ class WatchedTensorcom:
         self._read_s, self._before = now_s, counted
         tensors = [] if batch is None else leaves(batch)
         return Figures(
+            **rates_of(batches, samples, nbytes, seconds),
             seconds=seconds,
-            batches=batches,
-            samples=samples,
-            nbytes=nbytes,
-            batches_per_s=batches / seconds,
-            samples_per_s=samples / seconds,
-            bytes_per_s=nbytes / seconds,
             waiting_share=0.0,
             queued_bytes=0,
             window_bytes=0,

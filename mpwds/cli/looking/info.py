@@ -38,6 +38,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.showing.figures import ShardFigures, SumUp
+    from mpwds.storage.streams.urls import without_credentials
     from mpwds.viewing.wording import size
 
     found = shards_of(shards)
@@ -45,11 +46,12 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     rows: list[tuple[str, ...]] = []
     for figures in each(found, SumUp(sys.maxsize if shapes else _LOOKS), jobs, "reading shards"):
         total.merge(figures)
+        name = without_credentials(figures.name)
         if json:
-            printing.print_json({"shard": figures.name, **figures.as_dict()})
+            printing.print_json({"shard": name, **figures.as_dict()})
         elif len(rows) < _MOST_SHARDS:
             damaged = str(figures.problem_count or "")
-            rows.append((figures.name, f"{figures.samples:,}", size(figures.nbytes), damaged))
+            rows.append((name, f"{figures.samples:,}", size(figures.nbytes), damaged))
     if json:
         problems = [printing.problem_object(problem) for problem in total.problems]
         printing.print_json({"shards": len(found), **total.as_dict(), "first_problems": problems})

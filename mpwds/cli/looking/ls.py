@@ -33,6 +33,7 @@ def ls(
     from mpwds.cli.looking.samples.choosing import make_choice, read_chosen
     from mpwds.cli.looking.samples.reading import no_data
     from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.storage.streams.urls import without_credentials
     from mpwds.viewing.wording import size
 
     choice = make_choice(key, number, where, fields, limit)
@@ -54,7 +55,7 @@ def ls(
             continue
         if sample.shard != shard:
             shard = sample.shard
-            printing.print_line(f"{shard}:")
+            printing.print_line(f"{without_credentials(shard)}:")
         note = "" if sample.is_whole else "  (incomplete: the shard is damaged here)"
         text = "" if long else f"  {printing.members_text(sample)}"
         printing.print_line(f"{sample.number:>8} {size(sample.size):>8}  {sample.key}{text}{note}")

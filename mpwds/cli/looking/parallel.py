@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from mpwds.cli.looking.printing import progress
+from mpwds.cli.progress import progress
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -20,9 +20,9 @@ def each(items: Sequence[S], work: Callable[[S], T], jobs: int, what: str) -> It
         jobs: Processes to use; 1 works in this one.
         what: What is done, for the progress bar.
     """
-    with progress(what, len(items)) as advance:
+    with progress(len(items), in_bytes=False) as advance:
         for result in _results(items, work, min(jobs, len(items))):
-            advance()
+            advance(1, what)
             yield result
 
 

@@ -1,12 +1,11 @@
-"""How samples and problems are written: lines that fit the terminal, tables, JSON, and progress."""
+"""How samples and problems are written: lines that fit the terminal, tables, and JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpwds.cli.looking.samples.reading import Problem, Sample
@@ -14,8 +13,6 @@ from mpwds.storage.streams.urls import without_credentials
 from mpwds.viewing.wording import printable, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
 _MOST_ROWS = 50
@@ -123,23 +120,5 @@ def problem_table(problems: Sequence[Problem], total: int) -> Table:
     columns = ("shard", "offset", "sample", "what is wrong")
     found = table("problems", columns, rows, ("shard", "sample", "what is wrong"))
     if total > len(rows):
-        found.caption = f"and {total - len(rows):,} more; --json lists all of them"
+        found.caption = f"and {total - len(rows):,} more; --json lists up to 1,000 of each shard"
     return found
-
-
-@contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[], object]]:
-    """Shows how many are done, on standard error if that is a terminal; each call counts one.
-
-    Args:
-        what: What is done.
-        total: How many there are; ``None`` if that is unknown.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task(what, total=total)
-        yield lambda: shown.advance(task)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mpwds.cli.looking.checking.repairing import Copy
     from mpwds.cli.looking.samples.reading import Problem
 
+_MOST_KEYS = 8  # in a cell
+
 Output = Annotated[
     str,
     typer.Option(
@@ -122,13 +124,13 @@ def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
         console.print(printing.problem_table(problems, len(problems)))
         console.print()
     rows = [
-        (copy.target or copy.shard.name, f"{copy.kept:,}", f"{copy.left_out:,}", " ".join(copy.left_out_keys))
+        (copy.name, f"{copy.kept:,}", f"{copy.left_out:,}", " ".join(copy.left_out_keys[:_MOST_KEYS]))
         for copy in copies
         if copy.damaged
     ]
     if rows:
-        columns = ("repaired shard", "samples", "left out", "keys of those")
-        console.print(printing.table("", columns, rows, ("repaired shard", "keys of those")))
+        columns = ("repaired shard", "samples", "left out", "the first of those")
+        console.print(printing.table("", columns, rows, ("repaired shard", "the first of those")))
         console.print()
     left_out = sum(copy.left_out for copy in copies)
     wrote = f"wrote {printing.counted(len(copies), 'shard')}, {len(rows):,} of them repaired"

@@ -11,10 +11,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mpwds.cli.looking.folder import Folder, UnsafeName
-from mpwds.cli.looking.printing import progress, warn_of
+from mpwds.cli.looking.printing import warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.progress import progress
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
@@ -112,7 +113,7 @@ def write_files(samples: Whole, folder: str, force: bool) -> tuple[int, int]:
         FileExistsError: A file exists, and ``force`` is not set. Files that were written before stay.
     """
     count = files = 0
-    with Folder(folder, force) as below, progress("extracting samples") as advance:
+    with Folder(folder, force) as below, progress(None, in_bytes=False) as advance:
         for sample in samples:
             for member in sample.members:
                 try:
@@ -121,5 +122,5 @@ def write_files(samples: Whole, folder: str, force: bool) -> tuple[int, int]:
                 except UnsafeName as error:
                     samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))
             count += 1
-            advance()
+            advance(1, "extracting samples")
     return count, files

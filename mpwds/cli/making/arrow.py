@@ -20,6 +20,7 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path
 
 _ROWS_AT_A_TIME = 64
+_OPEN_FILES = 100
 _SPLIT = re.compile(r"(?:.*/)?([A-Za-z_]+)(?:[-.]\d+-of-\d+)?[^/]*\.(?:parquet|arrow)")
 _SAVED = ("state.json", "dataset_info.json")
 
@@ -72,21 +73,24 @@ class ArrowRows:
 
 
 class _Blocks:
-    """Reads row groups and record batches; keeps the last one and its file."""
+    """Reads row groups and record batches; keeps files open, and the last row group."""
 
     def __init__(self) -> None:
-        self._path = ""
-        self._file: Any = None
-        self._kept: tuple[int, Any] = (-1, None)
+        self._files: dict[str, Any] = {}
+        self._kept: tuple[str, int, Any] = ("", 0, None)
 
     def block(self, path: str, index: int) -> Any:
-        if path != self._path:
-            self._path, self._file, self._kept = path, _open(path), (-1, None)
-        if self._kept[0] != index:
+        if path not in self._files:
+            if len(self._files) >= _OPEN_FILES:
+                self._files.clear()
+            self._files[path] = _open(path)
+        file = self._files[path]
+        if isinstance(file, list):
+            return file[index]
+        if self._kept[:2] != (path, index):
             with _damage(path):
-                is_parquet = hasattr(self._file, "read_row_group")
-                self._kept = index, self._file.read_row_group(index) if is_parquet else self._file[index]
-        return self._kept[1]
+                self._kept = path, index, file.read_row_group(index, use_threads=False)
+        return self._kept[2]
 
 
 def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], dict[str, Column]]:

@@ -107,9 +107,7 @@ def _show(console: Console, runs: Sequence[Run], figures: dict[str, float]) -> N
     def table(*columns: str) -> Table:
         made = Table(box=None, pad_edge=False, header_style="bold")
         for number, column in enumerate(columns):
-            made.add_column(
-                column, justify="right" if number else "left", no_wrap=bool(number), overflow="fold"
-            )
+            made.add_column(column, justify="right" if number else "left", overflow="fold")
         return made
 
     if "memory_bytes_per_s" in figures:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,14 +66,18 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
+    from mpwds.cli.outputs import refuse_own_input
+    from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.progress import progress
+    from mpwds.cli.resharding.reshard import ended_by_sigterm
 
     for option, given in (("--from", from_), ("--to", to)):
         if given and given not in FORMATS:
             raise typer.BadParameter(f"{option} {given}: expected {_FORMATS}")
     dataset = open_dataset(source, from_)
     kind, where = _target(destination, to, dataset.format)
+    with contextlib.suppress(FileNotFoundError):  # the output's folder
+        refuse_own_input(dataset.urls, where)
     samples = dataset.samples()
     first = next(samples, None)
     if first is None:
@@ -88,6 +94,7 @@ def convert(
     count, total, began = 0, 0, time.monotonic()
     options = Options(maxcount, size, compression, hash_names, force)
     with (
+        ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,
         progress(dataset.count, in_bytes=False) as advance,
     ):
@@ -106,7 +113,8 @@ def convert(
             advance(1, "converting")
     if as_json:
         fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        print(json.dumps({"samples": count, "bytes": total, "format": kind, "fields": fields}))
+        told = {"samples": count, "bytes": total, "format": kind, "fields": fields}
+        print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
     size_text = f"{total / 1e6:,.1f} MB, {time.monotonic() - began:.1f} s"
     console.print(f"wrote {count:,} samples ({size_text}) to {where} ({kind})")
 

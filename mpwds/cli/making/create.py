@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,8 @@ def create(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), a Hugging Face dataset's "
-            "folder, or - for a list on standard input."
+            help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face "
+            "or MDS dataset, or - for a list on standard input."
         ),
     ],
     output: Annotated[
@@ -71,14 +72,14 @@ def create(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make tar shards of a folder of files, a list, or a Hugging Face dataset.
+    """Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.
 
     Files that agree up to the first dot of their names are a sample. A folder of folders with single files is
     one of classes: samples get the class's number as `cls`, and `classes.json` holds the names. Folders named
     train, val or test are splits.
 
     The columns of a list become fields: files that they name or hold by their extension, a label `cls`, a
-    text `txt`, and the others together `json`; --columns says it otherwise.
+    text `txt`, and the others together `json`; --columns says it otherwise. Those of MDS keep their names.
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     """
@@ -90,11 +91,12 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import beside, make_folders, refuse_existing, shard_pattern, write_file
     from mpwds.cli.resharding.options import parse_size
+    from mpwds.cli.resharding.reshard import ended_by_sigterm
     from mpwds.cli.resharding.sink import existing
 
     console = Console(stderr=output == "-" or as_json, highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
-        found = find(source, Wanted(kind, columns, key, root, shuffle or train is not None, scratch))
+        found = find(source, Wanted(kind, columns, key, root, shuffle, scratch))
         splits = _splits(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
@@ -110,14 +112,16 @@ def create(
         _show(console, source, found)
         began = time.monotonic()
         total = sum(len(numbers) for _, numbers in splits.values())
-        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
+        with ended_by_sigterm():
+            written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
     rest = iter(written)
     for url, part in zip(descriptions, planned.values(), strict=False):
         files[url] = describe(url, list(itertools.islice(rest, len(part))))
     for url, content in files.items():
         write_file(url, json.dumps(content, indent=2).encode())
     if as_json:
-        print(json.dumps({"shards": [shard._asdict() for shard in written], "files": list(files)}))
+        told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
+        print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
     for pattern in patterns.values():
         for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
             console.print(f"{escape(name)} is of an earlier run: remove it", style="yellow")
@@ -177,7 +181,11 @@ def describe(url: str, shards: Sequence[Written]) -> dict[str, Any]:
         "wids_version": 1,
         "name": os.path.splitext(os.path.basename(url))[0],
         "shardlist": [
-            {"url": shard.url.rpartition("/")[2], "nsamples": shard.samples, "filesize": shard.filesize}
+            {
+                "url": shard.url.rpartition("/")[2],
+                "nsamples": shard.samples,
+                **({} if shard.filesize is None else {"filesize": shard.filesize}),
+            }
             for shard in shards
         ],
     }

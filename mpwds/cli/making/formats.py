@@ -28,12 +28,14 @@ class Dataset:
 
     Attributes:
         format: One of ``FORMATS``.
+        urls: Its files; of MDS, its folder or URL.
         samples: Makes an iterator of the samples: ``__key__``, and the bytes of their fields or columns.
         count: Number of samples; ``None`` if it is unknown.
         columns: The encodings of columns by name; empty if fields are those of tar shards.
     """
 
     format: str
+    urls: Sequence[str]
     samples: Callable[[], Iterator[dict[str, Any]]]
     count: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -54,11 +56,11 @@ def open_dataset(source: str, kind: str = "") -> Dataset:
     kind = kind or format_of(source)
     if kind in ("mds", "mds1"):
         stored = open_mds(source, kind)
-        return Dataset(kind, lambda: iter(stored), len(stored), stored.columns)
+        return Dataset(kind, [source], lambda: iter(stored), len(stored), stored.columns)
     urls = shard_urls(source)
     if kind == "tar":
-        return Dataset("tar", lambda: _tar_samples(urls))
-    return Dataset(kind, lambda: _records(urls, kind))
+        return Dataset("tar", urls, lambda: _tar_samples(urls))
+    return Dataset(kind, urls, lambda: _records(urls, kind))
 
 
 def format_of(name: str) -> str:

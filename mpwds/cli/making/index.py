@@ -51,7 +51,7 @@ def create(
     It lists each shard with its number of samples, size and MD5 sum.
     """
     from mpwds.cli.outputs import refuse_existing
-    from mpwds.cli.resharding.progress import progress
+    from mpwds.cli.progress import progress
     from mpwds.storage.indexed.describing import create_description, write_description
     from mpwds.storage.indexed.descriptions import folder_of
     from mpwds.storage.streams.gopen import gopen

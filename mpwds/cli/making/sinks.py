@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.cli.outputs import make_folders, numbered, refuse_existing
 from mpwds.imports import require
+from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import Destination, open_destination
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.storage.writing.writers import ShardWriter
@@ -86,22 +86,16 @@ def open_sink(
     return _Records(kind, where, options)
 
 
-class _Version1:
+class _Version1(ClosesOrDiscards):
     def __init__(self, where: str, fields: list[str], options: Options) -> None:
         from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter
 
         limit = options.maxsize or 1 << 24
-        self._writer = StreamingDatasetWriter(where, fields, limit, options.compression or None)
-        self.write = self._writer.write_sample
-
-    def __enter__(self) -> _Version1:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._writer.__exit__(*raised)
+        writer = StreamingDatasetWriter(where, fields, limit, options.compression or None)
+        self.write, self.close, self.discard = writer.write_sample, writer.finish, writer.discard
 
 
-class _Records:
+class _Records(ClosesOrDiscards):
     """Files of MessagePack messages or CBOR items, a dictionary for each sample."""
 
     def __init__(self, kind: str, where: str, options: Options) -> None:
@@ -131,15 +125,10 @@ class _Records:
         self._count += 1
         self._size += len(data)
 
-    def __enter__(self) -> _Records:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._file is None:
-            return
-        if kind is None:
+    def close(self) -> None:
+        if self._file is not None:
             self._file.publish()
-        else:
+
+    def discard(self) -> None:
+        if self._file is not None:
             self._file.discard()

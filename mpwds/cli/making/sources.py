@@ -119,6 +119,8 @@ def _folder(path: str, wanted: Wanted) -> Source:
     (classes,) = all_classes
     skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
     notes = [f"left out {len(skipped)} files without an extension, such as {skipped[0]}"] if skipped else []
+    beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
+    notes += [f"left out {len(beside)} files beside the splits, such as {min(beside)}"] if beside else []
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
 
@@ -182,6 +184,7 @@ def _shown(found: Mapping[str, columns.Column], column_map: columns.ColumnMap) -
     """What each column becomes, in words."""
     rest = f"{column_map.rest} (a part of it)" if column_map.rest else "left out"
     shown = {name: column_map.fields.get(name, rest) for name in found}
+    shown = {name: f"{field} (by its content)" if "*" in field else field for name, field in shown.items()}
     if column_map.key:
         shown[column_map.key] = "__key__"
     return shown

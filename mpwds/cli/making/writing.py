@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from mpwds.cli.resharding.progress import progress
+from mpwds.cli.progress import progress
 from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -64,7 +64,7 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
     dataset = DataPipeline(share(list(enumerate(shards)))).flatmap(_write)
     written: dict[int, Written] = {}
     try:
-        options: Any = {"in_order": False, "output": "numpy"}
+        options: Any = {"in_order": False, "output": "numpy", "start_method": "fork"}
         with (
             MultiLoader(dataset, workers=jobs if jobs > 1 else 0, **options) as loader,
             progress(total, in_bytes=False) as advance,

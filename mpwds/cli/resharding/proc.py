@@ -91,7 +91,7 @@ def _handler(on_error: str) -> Handler:
 
 def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
     """Does the jobs that are left, and adds up their figures."""
-    from mpwds.cli.resharding.progress import progress
+    from mpwds.cli.progress import progress
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.pipeline.dataset import DataPipeline
 

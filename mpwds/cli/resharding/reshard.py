@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
+from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
-from mpwds.cli.resharding.progress import progress
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.resharding.sink import ShardSink, existing
 from mpwds.errors import ShardError

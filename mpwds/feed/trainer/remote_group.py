@@ -11,8 +11,9 @@ from typing import Any
 import braceexpand
 
 from mpwds.feed import definition, keys, wire
+from mpwds.feed.trainer.links import Link
 from mpwds.feed.trainer.remote_worker import OnServerLoss, RemoteWorker
-from mpwds.feed.trainer.servers import Link, Servers
+from mpwds.feed.trainer.servers import Servers
 from mpwds.feed.wire import Place
 from mpwds.loader.engine import options
 from mpwds.loader.engine.group import WorkerGroup

@@ -101,18 +101,18 @@ class RemoteLoader(MultiLoader):
     ) -> None:
         self._remote = Remote(
             RemoteOptions(
-                urls,
-                workers,
-                keys,
-                insecure,
-                group,
-                members,
-                max_lag,
-                on_server_loss,
-                server_timeout,
-                heartbeat_timeout,
-                max_batch_bytes,
-                shared_memory,
+                urls=urls,
+                workers=workers,
+                keys=keys,
+                insecure=insecure,
+                group=group,
+                members=members,
+                max_lag=max_lag,
+                on_server_loss=on_server_loss,
+                server_timeout=server_timeout,
+                heartbeat_timeout=heartbeat_timeout,
+                max_batch_bytes=max_batch_bytes,
+                shared_memory=shared_memory,
                 prefetch=prefetch,
             )
         )

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.trainer import errors
-from mpwds.feed.trainer.servers import Arrival, Attempt, Link, Servers
+from mpwds.feed.trainer.links import Arrival, Attempt, Link
+from mpwds.feed.trainer.servers import Servers
 from mpwds.feed.wire import Place
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mpwds.errors import MpwdsError
@@ -18,8 +18,25 @@ Status = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class WorkerFigures:
-    """A worker of a server.
+class Rates:
+    """What was sent between two readings.
+
+    Attributes:
+        batches: Batches that were sent, with ``samples`` in them and ``nbytes`` of their arrays.
+        batches_per_s: The same per second, as ``samples_per_s`` and ``bytes_per_s``.
+    """
+
+    batches: int
+    samples: int
+    nbytes: int
+    batches_per_s: float
+    samples_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class WorkerFigures(Rates):
+    """A worker of a server, and what it sent.
 
     Attributes:
         server: URL of its server.
@@ -28,8 +45,6 @@ class WorkerFigures:
         state: ``"starting"``, ``"idle"`` or ``"running"``.
         client: The trainer that it works for; empty if there is none.
         epoch: Its epoch.
-        batches: Batches it sent, as ``samples`` in them and ``nbytes`` of their arrays.
-        batches_per_s: Batches it sends per second, as ``samples_per_s`` and ``bytes_per_s``.
         active_s: Seconds in which it had an epoch to do.
         waiting_s: Seconds of these in which it waited for its trainer.
         waiting_share: The same as a share, 0 to 1.
@@ -45,12 +60,6 @@ class WorkerFigures:
     state: str
     client: str
     epoch: int
-    batches: int
-    samples: int
-    nbytes: int
-    batches_per_s: float
-    samples_per_s: float
-    bytes_per_s: float
     active_s: float
     waiting_s: float
     waiting_share: float
@@ -92,8 +101,8 @@ class ClientFigures:
 
 
 @dataclass(frozen=True)
-class ServerFigures:
-    """A server.
+class ServerFigures(Rates):
+    """A server, and what it sent.
 
     Attributes:
         url: Where it is reached.
@@ -106,7 +115,6 @@ class ServerFigures:
         fingerprint: Of its dataset's definition.
         workers: Workers that it has.
         clients: Trainers that are connected.
-        batches_per_s: Batches that it sends per second, as ``samples_per_s`` and ``bytes_per_s``.
         verdict: What bounds it.
         dropped: Messages that it did not accept, by reason.
     """
@@ -121,23 +129,16 @@ class ServerFigures:
     fingerprint: str
     workers: int
     clients: int
-    batches_per_s: float
-    samples_per_s: float
-    bytes_per_s: float
     verdict: str
     dropped: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Rates):
     """What a feed did between two readings, or since its servers started.
 
     Attributes:
         seconds: Seconds that the rates and shares are about.
-        batches: Batches in them.
-        samples: Samples in these.
-        nbytes: Bytes of their arrays.
-        batches_per_s: Batches per second, as ``samples_per_s`` and ``bytes_per_s``.
         waiting_share: Share of the workers' time in which they waited for trainers, 0 to 1.
         queued_bytes: Bytes that were sent and are not acknowledged yet.
         window_bytes: How many that may be.
@@ -152,12 +153,6 @@ class Figures:
     """
 
     seconds: float
-    batches: int
-    samples: int
-    nbytes: int
-    batches_per_s: float
-    samples_per_s: float
-    bytes_per_s: float
     waiting_share: float
     queued_bytes: int
     window_bytes: int
@@ -195,13 +190,8 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     workers = tuple(worker for part in parts for worker in part.workers)
     clients = tuple(client for part in parts for client in part.clients)
     return Figures(
+        **{each.name: sum(getattr(part.server, each.name) for part in parts) for each in fields(Rates)},
         seconds=stats.seconds,
-        batches=stats.batches,
-        samples=stats.samples,
-        nbytes=stats.nbytes,
-        batches_per_s=sum(worker.batches_per_s for worker in workers),
-        samples_per_s=sum(worker.samples_per_s for worker in workers),
-        bytes_per_s=sum(worker.bytes_per_s for worker in workers),
         waiting_share=stats.workers_waiting_share,
         queued_bytes=sum(worker.queued_bytes for worker in workers),
         window_bytes=sum(worker.window_bytes for worker in workers),
@@ -247,6 +237,7 @@ def _read(before: Status | None, now: Status) -> _Part:
     )
     stats = _stats([stats for _, stats in pairs], seconds, int(now["cores"]))
     server = ServerFigures(
+        **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
         url=str(now["url"]),
         host=str(now["host"]),
         pid=int(now["pid"]),
@@ -257,9 +248,6 @@ def _read(before: Status | None, now: Status) -> _Part:
         fingerprint=str(now["fingerprint"]),
         workers=int(now["capacity"]),
         clients=len(clients),
-        batches_per_s=_per(stats.batches, seconds),
-        samples_per_s=_per(stats.samples, seconds),
-        bytes_per_s=_per(stats.nbytes, seconds),
         verdict=_verdict(stats, workers, clients),
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
     )
@@ -278,18 +266,13 @@ def _worker(before: Status | None, now: Status) -> WorkerStats:
 
 def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float) -> WorkerFigures:
     return WorkerFigures(
+        **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
         server=server,
         worker=int(now["worker"]),
         pid=int(now["pid"]),
         state=str(now["state"]),
         client=str(now["client"]),
         epoch=int(now["epoch"]),
-        batches=stats.batches,
-        samples=stats.samples,
-        nbytes=stats.nbytes,
-        batches_per_s=_per(stats.batches, seconds),
-        samples_per_s=_per(stats.samples, seconds),
-        bytes_per_s=_per(stats.nbytes, seconds),
         active_s=stats.active_s,
         waiting_s=stats.waiting_s,
         waiting_share=stats.waiting_share,
@@ -326,18 +309,13 @@ def _stats(workers: Sequence[WorkerStats], seconds: float, cores: int) -> Loader
         sum(getattr(worker, name) for worker in workers) for name in ("batches", "samples", "nbytes")
     )
     return LoaderStats(
+        **rates_of(batches, samples, nbytes, seconds),
         epoch=0,
         first_batch_s=0.0,
         waited_s=seconds,
         received_s=0.0,
         elsewhere_s=0.0,
         stages_s=0.0,
-        batches=batches,
-        samples=samples,
-        nbytes=nbytes,
-        batches_per_s=_per(batches, seconds),
-        samples_per_s=_per(samples, seconds),
-        bytes_per_s=_per(nbytes, seconds),
         private_copies=0,
         in_order=True,
         in_process=False,
@@ -355,6 +333,18 @@ def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], clients: Sequ
     if not at_work:
         return "the trainers that are connected read nothing at the moment"
     return verdict_of_workers(dataclasses.replace(stats, workers=at_work))
+
+
+def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:
+    """The fields of :class:`Rates`, for what was sent in some seconds."""
+    return {
+        "batches": batches,
+        "samples": samples,
+        "nbytes": nbytes,
+        "batches_per_s": _per(batches, seconds),
+        "samples_per_s": _per(samples, seconds),
+        "bytes_per_s": _per(nbytes, seconds),
+    }
 
 
 def _per(amount: float, seconds: float) -> float:

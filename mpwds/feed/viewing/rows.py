@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpwds.feed.viewing.figures import ClientFigures, Figures, WorkerFigures
-from mpwds.loader.stats.stats import StageStats, three_digits
+from mpwds.loader.stats.stats import StageStats
 from mpwds.viewing.tensors import TensorFigures
-from mpwds.viewing.wording import duration, number, rate, shape_text, size
+from mpwds.viewing.wording import duration, number, rate, shape_text, size, three_digits
 
 NEGLIGIBLE = 0.005
 """The share of workers' time below which a stage is not shown."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES, Reading
+from mpwds.viewing.wording import three_digits
 
 
 @dataclass(frozen=True)
@@ -505,13 +506,3 @@ def _make_cheaper(stage: StageStats) -> str:
 def _batches_are(stats: LoaderStats) -> str:
     samples, nbytes = stats.samples / stats.batches, stats.nbytes / stats.batches
     return f"batches have {three_digits(samples)} samples and {three_digits(nbytes / 1e3)} kB"
-
-
-def three_digits(value: float) -> str:
-    """A figure of at least three digits, never in powers of ten.
-
-    Example:
-        >>> three_digits(0.0357), three_digits(12.0), three_digits(1036.2)
-        ('0.0357', '12', '1,036')
-    """
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

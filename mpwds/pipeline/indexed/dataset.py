@@ -19,7 +19,7 @@ from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Address, Stream
 
 Dataset = TypeVar("Dataset", bound="IndexedDataset")
 
@@ -56,8 +56,10 @@ class IndexedDataset(DataPipeline):
             seed overrides it.
         cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
         cache_size: The most bytes that it may hold; no limit if negative.
+        remote: Whether to read just the samples asked for from tar shards that are not local, by ranges; then
+            ``cache_dir`` keeps only where samples begin.
         threads: Samples that an epoch reads at a time, in each process, to hide the latency of a network or
-            disk. More than 1 needs shards that threads may share: those of this package are.
+            disk. Shards of your own then need a ``read`` that threads may call at the same time.
 
     Raises:
         ValueError: ``shuffle`` is unknown, ``chunksize`` or ``threads`` below 1, or there are no shards.
@@ -76,6 +78,8 @@ class IndexedDataset(DataPipeline):
 
     _access: tuple[object, Stream[Any]] | None = None  # the stream that ds[i] used last, and what it is for
 
+    _reads = 0  # of ds[i], in a DataLoader's worker
+
     @explained
     def __init__(
         self,
@@ -86,12 +90,13 @@ class IndexedDataset(DataPipeline):
         seed: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: float = -1,
+        remote: bool = False,
         threads: int = 1,
     ) -> None:
         # Not above: workers get shards that are open already.
         from mpwds.pipeline.indexed.opening import Copies, opened
 
-        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size))
+        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size, remote))
         super().__init__(seed=seed_of_source if seed is None else seed)
         self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
         shown = options(
@@ -99,6 +104,8 @@ class IndexedDataset(DataPipeline):
             chunksize=(chunksize, 2000),
             seed=(seed, None),
             cache_dir=(cache_dir, None),
+            remote=(remote, False),
+            threads=(threads, 1),
         )
         self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
 
@@ -126,7 +133,8 @@ class IndexedDataset(DataPipeline):
     def __getitem__(self, index: Any) -> Any:
         """Sample ``index``, or, for a slice, a dataset of those samples, which reads none of them yet.
 
-        Stages draw the random numbers of the epoch that the next ``iter()`` runs: see ``set_epoch``.
+        Stages draw the random numbers of the epoch that the next ``iter()`` runs: see ``set_epoch``. In the
+        workers of a DataLoader they draw others each time.
         """
         source = self.source
         if isinstance(index, slice):
@@ -180,13 +188,15 @@ class IndexedDataset(DataPipeline):
     stream = DataPipeline.stream  # named here, so that loaders do not take __iter__ for a subclass's own
 
     def __iter__(self) -> ResumableIterator:
-        return ResumableIterator(self, self._next_context())
+        context = self._context()
+        self._epoch += 1
+        return ResumableIterator(self, context)
 
     def __repr__(self) -> str:
-        source = self.source
-        shards = source.shards
-        of_all = "" if source.chosen is None else f" of {sum(shards.lengths):,}"
-        size = f"{len(source):,}{of_all} samples in {len(shards.urls):,} shards"
+        shards = self.source.shards
+        samples, files = len(self.source), len(shards.urls)
+        of_all = "" if self.source.chosen is None else f" of {sum(shards.lengths):,}"
+        size = f"{samples:,}{of_all} sample{'s' * (samples != 1)} in {files:,} shard{'s' * (files != 1)}"
         return f"{super().__repr__()}\n{size}"
 
     def _repr_html_(self) -> str:
@@ -216,7 +226,11 @@ class IndexedDataset(DataPipeline):
                 raise TypeError(f"{obstacle} does not make one element of one: there is no ds[i] behind it")
             seeded = replace(context, seed=self._seed)
             self._access = key, chain(self.source, list(self.stages), seeded)
-        element = self._access[1].fetch(number)
+        address: Address = number
+        if context.owns_process:  # a DataLoader's worker, whose later epochs are to draw other numbers
+            self._reads += 1
+            address = number, self._reads
+        element = self._access[1].fetch(address)
         if element is None:
             raise ValueError(
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"

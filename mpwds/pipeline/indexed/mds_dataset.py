@@ -27,6 +27,7 @@ class MDSDataset(IndexedDataset):
             or ``False``.
         chunksize: Samples in a chunk, for ``"chunked"``.
         seed: Determines the order, with the epoch; 0 by default. A loader's seed overrides it.
+        threads: Samples that an epoch reads at a time, in each process, as for ``IndexedDataset``.
         allow_pickle: Whether columns of pickles may be decoded, which runs code that they hold.
         validate_hash: Compare this hash alone; of shards that are in ``local`` already, too.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
@@ -63,6 +64,7 @@ class MDSDataset(IndexedDataset):
         shuffle: Shuffling = False,
         chunksize: int = 2000,
         seed: int | None = None,
+        threads: int = 1,
         allow_pickle: bool = False,
         validate_hash: str | None = None,
         cache_limit: int | None = None,
@@ -79,7 +81,7 @@ class MDSDataset(IndexedDataset):
             retries=retries,
             timeout_s=timeout_s,
         )
-        super().__init__(shards, shuffle, chunksize=chunksize, seed=seed)
+        super().__init__(shards, shuffle, chunksize=chunksize, seed=seed, threads=threads)
         places = {name: os.fspath(place) for name, place in (("local", local), ("remote", remote)) if place}
         shown = options(split=(split, None), shuffle=(shuffle, False), seed=(seed, None))
         self._call = f"MDSDataset({arguments(**places, **shown)})"

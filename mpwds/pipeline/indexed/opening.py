@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,21 +38,20 @@ from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
 _LOOK_BYTES = 1 << 16  # in an index, to see what it is
-_DEALING = (
-    SplitByNode,
-    SplitByWorker,
-    NonEmpty,
-    Shuffle,
-    Detshuffle,
-)  # who reads shards when: it does not count
+# Stages that say who reads which shard when: that does not count here.
+_DEALING = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Where copies of shards that are not local are kept, and the bytes that they may have in all."""
+    """Where copies of shards that are not local are kept, and the bytes that they may have in all.
+
+    With ``remote`` samples are read by ranges; only the offsets of samples are kept.
+    """
 
     directory: str | os.PathLike[str] | None = None
     size_bytes: float = -1
+    remote: bool = False
 
     def cache(self) -> ShardCache | None:
         """The cache for tar shards."""
@@ -78,8 +77,8 @@ def opened(source: Any, copies: Copies) -> Opened:
         return Opened(_named(os.fspath(source), copies), repr(os.fspath(source)))
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
         urls = expand_urls(source)
-        return Opened(_tar_shards(urls, copies.cache()), listed(urls))
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return Opened(_tar_shards(urls, copies), listed(urls))
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
         return Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
 
@@ -88,11 +87,13 @@ def _named(name: str, copies: Copies) -> IndexedShards:
     folder = local_path(name) if is_local(name) else ""
     if os.path.isdir(folder):
         return _in_folder(folder, copies)
+    if name.endswith((".yaml", ".yml")):
+        raise ValueError(f"IndexedDataset: {name} is a specification, which mpwds.WebDataset reads")
     if name.endswith(".json"):
         return _described(name, copies)
     if not folder and name.endswith("/"):
         return _mds(name, copies)
-    return _tar_shards(expand_urls(name), copies.cache())
+    return _tar_shards(expand_urls(name), copies)
 
 
 def _in_folder(folder: str, copies: Copies) -> IndexedShards:
@@ -104,30 +105,41 @@ def _in_folder(folder: str, copies: Copies) -> IndexedShards:
         return _described(index, copies) if is_description else _mds(folder, copies)
     if any(os.path.exists(os.path.join(folder, MDS1_INDEX + end)) for end in ("", ".gz")):
         return _mds(folder, copies)
-    return _tar_shards(shards_in(folder), copies.cache())
+    return _tar_shards(shards_in(folder), copies)
 
 
 def _described(path: str, copies: Copies) -> IndexedShards:
     shards = load_description(path)["shardlist"]
     urls = [shard["url"] for shard in shards]
     lengths = [shard["nsamples"] for shard in shards]
-    return _tar_shards(urls, copies.cache(), lengths, [shard.get("offsets") for shard in shards])
+    return _tar_shards(urls, copies, lengths, [shard.get("offsets") for shard in shards])
 
 
 def _tar_shards(
     urls: Sequence[str],
-    cache: ShardCache | None,
+    copies: Copies,
     lengths: Sequence[int] | None = None,
     offsets: Sequence[str | None] | None = None,
+    cache: ShardCache | None = None,
 ) -> TarShards:
     # A shard that has to be opened for a sample costs more than most samples do.
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = min(max(descriptors // 4, 100), 1000)
-    return TarShards(urls, lengths, offsets=offsets, cache=cache, open_files=open_files)
+    return TarShards(
+        urls,
+        lengths,
+        offsets=offsets,
+        cache=cache or copies.cache(),
+        remote=copies.remote,
+        open_files=min(max(descriptors // 4, 100), 1000),
+    )
 
 
 def _mds(folder: str, copies: Copies) -> IndexedShards:
     """An MDS dataset of the version whose index is there."""
+    if copies.remote:
+        raise ValueError(
+            f"IndexedDataset: {folder} is an MDS dataset. Its shards are fetched whole: leave out remote=True"
+        )
     place: tuple[str | None, str | None] = folder, None
     if not is_local(folder):  # each dataset has a folder of its own, because their shards have the same names
         local = None if copies.directory is None else os.path.join(copies.directory, source_digest(folder))
@@ -155,7 +167,7 @@ def _of_pipeline(pipeline: DataPipeline, copies: Copies) -> Opened:
                 f"IndexedDataset: expected tarfile_to_samples() behind {origin}, without select_files and "
                 f"rename_files, got {reader}"
             )
-        shards = _tar_shards(origin.urls, reader.cache or copies.cache())
+        shards = _tar_shards(origin.urls, copies, cache=reader.cache)
         called = listed(origin._given)
     elif isinstance(origin, IndexedSamples):
         shards, called, _, _ = opened(origin.shards, copies)

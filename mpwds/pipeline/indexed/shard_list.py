@@ -29,12 +29,13 @@ from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cach
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Source, folder_of, join_url, load_description
 from mpwds.storage.indexed.tar_shards import TarShards
-from mpwds.storage.streams.urls import is_local, without_credentials
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.warn import warn
 
 _MOST_MISSES = 0.3  # of all accesses
 _FEW_ACCESSES = 100
 _SHOWN = 50
+_OPEN_LOCAL = 100
 
 
 class ShardListDataset:
@@ -54,7 +55,8 @@ class ShardListDataset:
             description (:func:`mpwds.storage.indexed.descriptions.load_description`).
         cache_size: Bytes that copies of shards may have in all.
         cache_dir: Folder for them, under the shards' own names.
-        lru_size: Number of shards that are open at a time.
+        lru_size: Number of copies that are open at a time, which the cache cannot remove meanwhile. If all
+            shards are local, 100 or more of them are open.
         dataset_name: The dataset's name; by default that of the description, or a hash of ``shards``.
         localname: Function from a shard's URL to the path for its copy. By default a name with a hash, in
             ``$WIDS_CACHE`` or in ``_wids_cache`` of the folder for temporary files.
@@ -132,18 +134,18 @@ class ShardListDataset:
         self.transformations = as_functions(transformations, allow_pickle)
         keep = keep or bool(self.spec.get("keep"))
         urls = [shard["url"] for shard in self.shards]
-        self._fetches = not (remote or all(map(is_local, urls)))
         self._warned = False
-        cache, self.cache_dir = None, None
+        cache: ShardCache | Callable[[str], ShardCache] | None = None
+        self.cache_dir: str | None = None
         if not remote or cache_dir is not None:
-            cache, self.cache_dir = _cache(urls, cache_dir, localname, -1 if keep else cache_size)
+            cache, self.cache_dir = _cache(cache_dir, localname, -1 if keep else cache_size)
         self._samples = TarShards(
             urls,
             self.lengths,
             offsets=[shard.get("offsets") for shard in self.shards],
             cache=cache,
             remote=remote,
-            open_files=lru_size,
+            open_files=lru_size if ":" in "".join(urls) else max(lru_size, _OPEN_LOCAL),
         )
         print(
             f"{shown[:_SHOWN]} base: {self.base} name: {self.spec.get('name')} nfiles: {len(self.shards)} "
@@ -158,16 +160,14 @@ class ShardListDataset:
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``, transformed; a negative number counts from the end."""
-        number = self._number(index)
-        shard = bisect_right(self.cum_lengths, number)
-        inner = number - self.cum_lengths[shard] + self.lengths[shard]
+        shard, inner = self._place(index)
         sample = _streams(self._samples, shard, inner)
         described = self.shards[shard]
         sample["__dataset__"] = described.get("dataset")
         sample["__index__"] = index
         sample["__shard__"] = described["url"]
         sample["__shardindex__"] = inner
-        if self._fetches:
+        if self._samples.fetches:
             self.check_cache_misses()
         for transformation in self.transformations:
             sample = transformation(sample)
@@ -180,9 +180,7 @@ class ShardListDataset:
 
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
         """The shard that sample ``index`` is in, the sample's number there, and the shard's dict."""
-        number = self._number(index)
-        shard = bisect_right(self.cum_lengths, number)
-        inner = number - self.cum_lengths[shard] + self.lengths[shard]
+        shard, inner = self._place(index)
         return SamplesOfShard(self._samples, shard), inner, self.shards[shard]
 
     def get_stats(self) -> tuple[int, int]:
@@ -206,13 +204,15 @@ class ShardListDataset:
         """Closes the files that are open; reading opens them again."""
         self._samples.close()
 
-    def _number(self, index: int) -> int:
+    def _place(self, index: int) -> tuple[int, int]:
+        """The shard of a sample, and the sample's number in it."""
         number = as_index(index)
         if number < 0:
             number += self.total_length
         if not 0 <= number < self.total_length:
             raise IndexError(f"the dataset has {self.total_length} samples, there is no sample {index}")
-        return number
+        shard = bisect_right(self.cum_lengths, number)
+        return shard, number - self.cum_lengths[shard] + self.lengths[shard]
 
 
 class SamplesOfShard:
@@ -256,23 +256,24 @@ def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapp
 
 
 def _cache(
-    urls: Sequence[str],
-    cache_dir: str | os.PathLike[str] | None,
-    localname: Callable[[str], str] | None,
-    size: float,
-) -> tuple[ShardCache, str | None]:
+    cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None, size: float
+) -> tuple[ShardCache | Callable[[str], ShardCache], str | None]:
     """The cache for copies, and the name of its folder as ``ShardListDataset`` tells it."""
     if cache_dir is not None:
         return ShardCache(cache_dir, size), os.fspath(cache_dir)
     if localname is not None:
-        folder = os.path.commonpath([os.path.dirname(os.path.abspath(localname(url))) for url in urls])
-        return ShardCache(folder, size, partial(_name_in, folder, localname)), None
+        return partial(_named_cache, localname, size), None
     folder = os.environ.get("WIDS_CACHE") or os.path.join(tempfile.gettempdir(), "_wids_cache")
     return ShardCache(folder, size, _hashed_name), folder
 
 
-def _name_in(folder: str, localname: Callable[[str], str], url: str) -> str:
-    return os.path.relpath(os.path.abspath(localname(url)), folder)
+def _named_cache(localname: Callable[[str], str], size: float, url: str) -> ShardCache:
+    """The cache that is the folder in which ``localname`` wants a copy."""
+    return ShardCache(os.path.dirname(localname(url)), size, partial(_last_part, localname))
+
+
+def _last_part(localname: Callable[[str], str], url: str) -> str:
+    return os.path.basename(localname(url))
 
 
 def _hashed_name(url: str) -> str:

@@ -184,13 +184,13 @@ class _IndexedStream:
 
     def fetch(self, address: Any) -> Any:
         try:
-            return self._source.shards.read(*self._source.place(address))
+            return self._source.shards.read(*self._source.place(_number(address)))
         except Exception as error:
             explain(error, self._source, self, address)
             raise
 
     def describe(self, address: Any, element: object = None) -> Description:
-        shard, index = self._source.place(address)
+        shard, index = self._source.place(_number(address))
         url = self._source.shards.urls[shard]
         return Description.of_sample(element, Description(f"sample {index} of {url}", url))
 
@@ -204,6 +204,12 @@ class _IndexedStream:
                 "begin the epoch anew, or open the dataset as it was"
             )
         self._begin(state["cursor"])
+
+
+def _number(address: Any) -> int:
+    """The sample's number, which is its address; or the first part of it, for other random numbers."""
+    number: int = address if isinstance(address, int) else address[0]
+    return number
 
 
 def _read_ahead(

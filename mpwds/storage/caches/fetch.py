@@ -189,19 +189,24 @@ class Fetch:
         self._file = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)  # without the lock, for readers
         self._stopping = False
 
-    def join(self, offset: int) -> FetchReader | None:
-        """Adds a reader; returns ``None`` if the fetch has ended."""
+    def join(self, offset: int, whole: bool) -> FetchReader | None:
+        """Adds a reader, which waits for the ``whole`` shard or not; ``None`` if the fetch has ended."""
         with self.changed:
             if self.ended:
                 return None
             self.readers += 1
+            self.waiting += whole
             self._stopping = False
-            return FetchReader(self, os.dup(self._file), offset)
+            return FetchReader(self, os.dup(self._file), offset, whole)
 
-    def leave(self) -> None:
-        """Removes a reader. Stops the fetch if more fetches have no reader than may be fetched ahead."""
+    def leave(self, whole: bool) -> None:
+        """Removes a reader, which waited for the ``whole`` shard or not.
+
+        Stops the fetch if more fetches have no reader than may be fetched ahead.
+        """
         with self.changed:
             self.readers -= 1
+            self.waiting -= whole
             if self.readers == 0:
                 self._stopping = len(unread(self.entry.directory)) > self.options.prefetch_shards
 
@@ -285,11 +290,12 @@ class Fetch:
 class FetchReader(io.RawIOBase):
     """A shard's bytes while this process fetches it. It has no ``fileno``, as the file is not complete."""
 
-    def __init__(self, fetch: Fetch, descriptor: int, offset: int) -> None:
+    def __init__(self, fetch: Fetch, descriptor: int, offset: int, whole: bool) -> None:
         self.name = without_credentials(fetch.url)
         self._fetch = fetch
         self._pid = os.getpid()
         self._descriptor = descriptor
+        self._whole = whole
         self._position = offset
         self._stream: BinaryIO | None = None  # replaces a fetch that does not continue
 
@@ -325,7 +331,6 @@ class FetchReader(io.RawIOBase):
         """Waits until the fetch has ended, and raises its error. Returns why the shard is not kept."""
         fetch = self._fetch
         with fetch.changed:
-            fetch.waiting += 1
             fetch.changed.wait_for(lambda: fetch.ended)
         if fetch.error is not None:
             raise fetch.error
@@ -339,10 +344,12 @@ class FetchReader(io.RawIOBase):
         if self._stream is not None:
             self._stream.close()
         if self._pid == os.getpid():
-            self._fetch.leave()
+            self._fetch.leave(self._whole)
 
 
-def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) -> FetchReader | None:
+def join(
+    url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0, whole: bool = False
+) -> FetchReader | None:
     """Returns a reader of this process's fetch of a shard. Begins the fetch if no process fetches the shard.
 
     Returns ``None`` if another process fetches the shard, or it is complete now. Raises ``OSError`` if the
@@ -350,7 +357,7 @@ def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) ->
     """
     fetch = _running.get(entry.partial)
     if fetch is not None:
-        return fetch.join(offset)
+        return fetch.join(offset, whole)
     os.makedirs(os.path.dirname(entry.partial), exist_ok=True)
     remove_abandoned(entry.directory)
     claim = lock(entry.partial, create=True)
@@ -368,7 +375,7 @@ def join(url: str, entry: CacheEntry, options: FetchOptions, offset: int = 0) ->
         release(claim)
         raise
     _running[entry.partial] = fetch
-    reader = fetch.join(offset)
+    reader = fetch.join(offset, whole)
     try:
         threading.Thread(target=fetch.run, name=f"fetching {entry.name}", daemon=True).start()
     except BaseException:

@@ -142,7 +142,7 @@ class ShardCache:
         """
         entry = self._entry(url)
         while (file := entry.open()) is None:
-            reader = join(url, entry, self._options)
+            reader = join(url, entry, self._options, whole=True)
             if reader is not None:
                 with reader:
                     why = reader.wait()

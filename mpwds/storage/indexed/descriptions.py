@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
 
@@ -70,35 +74,63 @@ def load_description(
         >>> load_description(file, base="https://host/data")["shardlist"]
         [{'url': 'https://host/data/0.tar', 'nsamples': 7}]
     """
-    given = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "description")
-    place = os.fspath(given) if isinstance(given, (str, os.PathLike)) else "description"
-    contents = {**read_description(source), **(options or {})}
+    is_named = isinstance(source, (str, os.PathLike))
+    file = os.fspath(source) if is_named else _name_of(source)  # type: ignore[arg-type]
+    contents = {**read_description(source), **copy.deepcopy(dict(options or {}))}
+    if base is None:
+        base = join_url(folder_of(file) if is_named else "", contents.get("base", ""))
     reader = _Reader(trusted)
-    folder = folder_of(place) if isinstance(source, (str, os.PathLike)) else ""
-    reader.add(contents, place, folder, base, {}, {}, (place,))
+    reader.add(_Part(contents, file, base, _own(contents), (file,)))
     if not reader.shards:
-        _fail(place, "shardlist", "lists no shards")
+        _fail(file, "shardlist", "lists no shards")
     return {**contents, "shardlist": reader.shards}
 
 
 def read_description(source: Source) -> dict[str, Any]:
     """A description as it is in its file. Raises ``SpecError`` if that holds no JSON object of version 1."""
     if isinstance(source, (str, os.PathLike)):
-        place = os.fspath(source)
-        with gopen(place) as stream:
+        file = os.fspath(source)
+        with gopen(file) as stream:
             text = stream.read()
     else:
-        place, text = str(getattr(source, "name", "description")), source.read()
+        file, text = _name_of(source), source.read()
     try:
         contents = json.loads(text)
     except ValueError as error:
         line = getattr(error, "lineno", None)
-        raise SpecError(f"{without_credentials(place)} is not JSON: {error}", place, line) from None
+        raise SpecError(f"{without_credentials(file)} is not JSON: {error}", file, line) from None
     if not isinstance(contents, dict):
-        _fail(place, "", "is not a JSON object, but a " + type(contents).__name__)
+        _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
     if contents.get("wids_version") != 1:
-        _fail(place, "wids_version", f"must be 1, got {contents.get('wids_version')!r}")
+        _fail(file, "wids_version", f"must be 1, got {contents.get('wids_version')!r}")
     return contents
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A description, or a part of one.
+
+    Attributes:
+        contents: What it holds; changed in place.
+        file: Where it is.
+        base: Where its relative URLs start.
+        inherited: What its shards get unless they have their own.
+        files: The files that led here.
+        key: Where it is in the file: ``"datasets[0]."``.
+    """
+
+    contents: Mapping[str, Any]
+    file: str
+    base: str
+    inherited: Mapping[str, Any]
+    files: tuple[str, ...]
+    key: str = ""
+
+    def list(self, name: str) -> list[Any]:
+        value = self.contents.get(name, [])
+        if not isinstance(value, list):
+            _fail(self.file, self.key + name, f"must be a list, got {type(value).__name__}")
+        return value
 
 
 class _Reader:
@@ -107,86 +139,87 @@ class _Reader:
     def __init__(self, trusted: bool) -> None:
         self.shards: list[Shard] = []
         self._trusted = trusted
+        self._has_rules = has_rules()
 
-    def add(
-        self,
-        contents: Mapping[str, Any],
-        place: str,
-        folder: str,
-        base: str | None,
-        reference: Mapping[str, Any],
-        inherited: Mapping[str, Any],
-        chain: tuple[str, ...],
-        key: str = "",
-    ) -> None:
-        """Adds the shards of ``contents``, which is at ``key`` of the file ``place``.
-
-        ``reference`` is what referred to it, ``inherited`` what shards get from further out, and ``chain``
-        the files that led here.
-        """
-        if base is None:
-            base = join_url(folder, contents.get("base", reference.get("base", "")))
-        weight = reference.get("weight", contents.get("weight"))
-        own = {"name": contents.get("name", reference.get("name")), "weight": weight}
-        inherited = {**inherited, **{name: value for name, value in own.items() if value is not None}}
-        shards = self._list(contents, "shardlist", place, key)
-        for number, shard in enumerate(shards):
-            self._add_shard(shard, base, inherited, place, f"{key}shardlist[{number}]")
-        parts = self._list(contents, "datasets", place, key)
-        for number, part in enumerate(parts):
-            at = f"{key}datasets[{number}]"
-            if not isinstance(part, dict):
-                _fail(place, at, f"must be an object, got {part!r}")
-            if "source_url" in part:
-                self._add_referred(part, base, inherited, chain, place, at)
-            elif "shardlist" in part or "datasets" in part:
-                name = {"dataset": part["name"]} if part.get("name") else {}
-                self.add(part, place, base, None, {}, {**inherited, **name}, chain, f"{at}.")
+    def add(self, part: _Part) -> None:
+        self._add_shards(part)
+        for number, inner in enumerate(part.list("datasets")):
+            key = f"{part.key}datasets[{number}]"
+            if not isinstance(inner, dict):
+                _fail(part.file, key, f"must be an object, got {inner!r}")
+            if "source_url" in inner:
+                self._add_referred(part, inner, key)
+            elif "shardlist" in inner or "datasets" in inner:
+                dataset = {"dataset": inner["name"]} if inner.get("name") else {}
+                inherited = {**part.inherited, **_own(inner), **dataset}
+                base = join_url(part.base, inner.get("base", ""))
+                self.add(_Part(inner, part.file, base, inherited, part.files, f"{key}."))
             else:
-                _fail(place, at, "has neither shardlist nor source_url")
+                _fail(part.file, key, "has neither shardlist nor source_url")
 
-    def _add_referred(
-        self,
-        part: Mapping[str, Any],
-        base: str,
-        inherited: Mapping[str, Any],
-        chain: tuple[str, ...],
-        place: str,
-        at: str,
-    ) -> None:
-        url = part["source_url"]
+    def _add_referred(self, part: _Part, reference: Mapping[str, Any], key: str) -> None:
+        url = reference["source_url"]
         if not isinstance(url, str):
-            _fail(place, f"{at}.source_url", f"must be a string, got {url!r}")
-        url = join_url(base, url)
-        self._check(url, place, at)
-        if url in chain:
-            _fail(place, f"{at}.source_url", f"{url} leads back to itself")
+            _fail(part.file, f"{key}.source_url", f"must be a string, got {url!r}")
+        url = join_url(part.base, url)
+        self._check(url, part.file, key)
+        if url in part.files:
+            _fail(part.file, f"{key}.source_url", f"{url} leads back to itself")
         contents = read_description(url)
-        name = contents.get("name") or part.get("name")
-        inherited = {**inherited, "source_url": url, **({"dataset": name} if name else {})}
-        self.add(contents, url, folder_of(url), None, part, inherited, (*chain, url))
+        own = _own(contents, reference)
+        dataset = {"dataset": own["name"]} if own.get("name") else {}
+        inherited = {**part.inherited, **own, **dataset, "source_url": url}
+        base = join_url(folder_of(url), contents.get("base", reference.get("base", "")))
+        self.add(_Part(contents, url, base, inherited, (*part.files, url)))
 
-    def _add_shard(self, shard: Any, base: str, inherited: Mapping[str, Any], place: str, key: str) -> None:
-        if not isinstance(shard, dict):
-            _fail(place, key, f"must be an object, got {shard!r}")
-        url, count = shard.get("url"), shard.get("nsamples")
-        if not isinstance(url, str) or not url:
-            _fail(place, f"{key}.url", f"must be a path or URL, got {url!r}")
-        if type(count) is not int or count < 0:
-            _fail(place, f"{key}.nsamples", f"must be the number of samples, got {count!r}")
-        url = join_url(base, url)
-        self._check(url, place, key)
-        self.shards.append({**inherited, **shard, "url": url})
+    def _add_shards(self, part: _Part) -> None:
+        shards = part.list("shardlist")
+        urls = self._checked_urls(part, shards)
+        joined = "\n" + "\n".join(urls)
+        if self._has_rules or any(mark in joined for mark in (":", "./", "//", "\n/")):
+            urls = [join_url(part.base, url) for url in urls]
+            for number, url in enumerate(urls):
+                self._check(url, part.file, f"{part.key}shardlist[{number}]")
+        else:  # as most are: there may be many
+            start = join_url(part.base, "x")[:-1]
+            urls = [start + url for url in urls]
+        for shard, url in zip(shards, urls, strict=True):
+            shard["url"] = url
+        for name, value in part.inherited.items():
+            for shard in shards:
+                shard.setdefault(name, value)
+        self.shards += shards
 
-    def _check(self, url: str, place: str, key: str) -> None:
-        if url_scheme(url) == "pipe" or has_rules():  # else it is harmless
-            check_url(url, self._trusted, f"{without_credentials(place)}, {key}")
+    def _checked_urls(self, part: _Part, shards: Sequence[Any]) -> list[str]:
+        """The URLs of shards as they are given. Raises ``SpecError`` unless all shards are valid."""
+        with contextlib.suppress(TypeError, KeyError):  # which one is wrong is found below
+            urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
+            kinds = {*map(type, shards)}, {*map(type, urls)}, {*map(type, counts)}
+            if kinds == ({dict}, {str}, {int}) and all(urls) and min(counts) >= 0:
+                return urls
+        for number, shard in enumerate(shards):
+            key = f"{part.key}shardlist[{number}]"
+            if not isinstance(shard, dict):
+                _fail(part.file, key, f"must be an object, got {shard!r}")
+            url, count = shard.get("url"), shard.get("nsamples")
+            if type(url) is not str or not url:
+                _fail(part.file, f"{key}.url", f"must be a path or URL, got {url!r}")
+            if type(count) is not int or count < 0:
+                _fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {count!r}")
+        return []
 
-    def _list(self, contents: Mapping[str, Any], name: str, place: str, key: str) -> list[Any]:
-        value = contents.get(name, [])
-        if not isinstance(value, list):
-            _fail(place, key + name, f"must be a list, got {type(value).__name__}")
-        return value
+    def _check(self, url: str, file: str, key: str) -> None:
+        if url_scheme(url) == "pipe" or self._has_rules:  # else it is harmless
+            check_url(url, self._trusted, f"{without_credentials(file)}, {key}")
+
+
+def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """What a description, and the reference to it, say for its shards."""
+    own = {
+        "name": contents.get("name", reference.get("name")),
+        "weight": reference.get("weight", contents.get("weight")),
+    }
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def folder_of(url: str) -> str:
@@ -214,6 +247,8 @@ def join_url(base: str, url: str) -> str:
         >>> join_url("data", "x/0.tar"), join_url("data", "s3://bucket/0.tar")
         ('data/x/0.tar', 's3://bucket/0.tar')
     """
+    if not url:
+        return base
     if not base or url_scheme(url):
         return url
     host = ""
@@ -224,6 +259,10 @@ def join_url(base: str, url: str) -> str:
     return host + (posixpath.normpath(joined) if "./" in joined or "//" in joined else joined)
 
 
-def _fail(place: str, key: str, what: str) -> NoReturn:
+def _name_of(file: Any) -> str:
+    return str(getattr(file, "name", "description"))
+
+
+def _fail(file: str, key: str, what: str) -> NoReturn:
     at = f", {key}:" if key else ""
-    raise SpecError(f"{without_credentials(place)}{at} {what}", place, key=key)
+    raise SpecError(f"{without_credentials(file)}{at} {what}", file, key=key)

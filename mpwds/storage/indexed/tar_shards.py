@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
@@ -34,7 +34,8 @@ class TarShards:
         urls: The shards: local files, or URLs if there is a ``cache``.
         lengths: The number of samples in each; by default the shards tell, which opens each of them.
         offsets: Where the samples of each begin, as a description carries it; ``None`` for unknown.
-        cache: Keeps copies of shards that are not local, or of their offsets.
+        cache: Keeps copies of shards that are not local, or of their offsets; or a function of a URL that
+            returns such a cache.
         remote: Whether to read samples of such shards by ranges, without a copy. The server must answer
             ranges; each sample is a request.
         open_files: How many shards are open at a time.
@@ -42,6 +43,7 @@ class TarShards:
     Attributes:
         accesses: How many samples were read.
         misses: For how many of them a shard was opened.
+        fetches: How many times a copy of a shard was opened.
 
     Raises:
         ValueError: ``urls`` and ``lengths`` are of different lengths, or ``open_files`` is below 1.
@@ -62,7 +64,7 @@ class TarShards:
         lengths: Sequence[int] | None = None,
         *,
         offsets: Sequence[str | None] | None = None,
-        cache: ShardCache | None = None,
+        cache: ShardCache | Callable[[str], ShardCache] | None = None,
         remote: bool = False,
         open_files: int = 100,
     ) -> None:
@@ -73,6 +75,7 @@ class TarShards:
         self.urls = urls
         self.accesses = 0
         self.misses = 0
+        self.fetches = 0
         self._lengths = lengths
         self._offsets = offsets
         self._cache = cache
@@ -122,6 +125,11 @@ class TarShards:
         size = offsets[index + 1] * BLOCK - start
         block = file.read(size, start)
         found = find_members(block, start, file)[0]
+        if not found or found[-1][2] + found[-1][3] > start + size:
+            raise ShardError(
+                f"the offsets of {file.url} are of another shard: at {start}, there is no sample of {size} "
+                "bytes; remove the file of offsets, or describe the shard anew"
+            )
         key, _ = key_and_extension(found[0][0])
         cut, prefix = len(key), f"{key}."
         return key, [
@@ -161,23 +169,24 @@ class TarShards:
 
     def _open_file(self, url: str) -> tuple[_Open, list[str]]:
         """A shard, open, and where its offsets may be kept."""
-        shown = without_credentials(url)
-        cache = self._cache
+        cache = self._cache(url) if callable(self._cache) else self._cache
         if is_local(url):
             path = local_path(url)
             paths = [offsets_path(*os.path.split(path))]
             if cache is not None:
                 name = distinct_name(os.path.basename(path), source_digest(os.path.abspath(path)))
                 paths.append(offsets_path(cache.directory, name))
-            return MappedShard(shown, open_at(url)), paths
+            return MappedShard(url, open_at(url)), paths
         if self._remote:
             name = distinct_name(url_to_cache_name(url).rpartition("/")[2], source_digest(url))
             return RemoteShard(url), [] if cache is None else [offsets_path(cache.directory, name)]
+        shown = without_credentials(url)
         if cache is None:
             raise ValueError(
                 f"{shown} is not a local file: to read its samples by number, give a cache for copies, or "
                 "remote=True if its server answers ranges"
             )
+        self.fetches += 1
         try:
             stream = cache.open_whole(url)
         except NotKept:  # perhaps for lack of room beside the shards that are open here

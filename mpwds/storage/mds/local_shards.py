@@ -280,12 +280,9 @@ class LocalShards:
             for oldest in list(self._open)[: len(self._open) + 1 - _OPEN_FILES]:
                 self._open.pop(oldest, None)
             file = self._open[shard] = self._opened(shard)
+            if self._is_fetched(shard) and shard - 1 in self._open and shard + 1 < len(self._files):
+                self._cache.prefetch(self._urls[shard + 1])  # they seem to be read in order
         return file
-
-    def prefetch(self, shard: int) -> None:
-        """Begins to fetch a shard in the background, unless it is there."""
-        if self._is_fetched(shard):
-            self._cache.prefetch(self._urls[shard])
 
     def close(self) -> None:
         """Closes the open files."""

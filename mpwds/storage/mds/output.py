@@ -15,7 +15,8 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination
 
-_DATASET = re.compile(r"index\.json|shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?|\..*\.partial")
+_SHARD = r"shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?"
+_DATASET = re.compile(rf"index\.json|{_SHARD}|\.(index\.json|{_SHARD})\.[0-9a-f]{{8}}\.partial")
 _MOST_THREADS = 4
 
 
@@ -64,10 +65,13 @@ class Output:
         self._running: list[Future[None]] = []
         self._finished = False
 
-    def add(self, store: Callable[[], None]) -> None:
-        """Runs a function that makes a shard and calls ``store``. Waits while there are many already."""
+    def check_open(self) -> None:
+        """Raises ``ValueError`` if the dataset is finished or given up."""
         if self._finished:
             raise ValueError("the dataset is finished: no more samples can be written to it")
+
+    def add(self, store: Callable[[], None]) -> None:
+        """Runs a function that makes a shard and calls ``store``. Waits while there are many already."""
         while len(self._running) >= self._most or (self._running and self._running[0].done()):
             self._running[0].result()
             del self._running[0]

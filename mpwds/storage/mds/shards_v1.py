@@ -85,10 +85,6 @@ class MDS1Shards:
             sample[name] = data[start:end]
         return sample
 
-    def prefetch(self, shard: int) -> None:
-        """Begins to fetch a shard in the background, unless it is there."""
-        self._files.prefetch(shard)
-
     def close(self) -> None:
         """Closes the files that are open; the next ``read`` opens them again."""
         self._files.close()

@@ -123,10 +123,6 @@ class MDSShards:
             )
         return self._decoders[shard].decode(file, start, end, index)
 
-    def prefetch(self, shard: int) -> None:
-        """Begins to fetch a shard in the background, unless it is there."""
-        self._files.prefetch(shard)
-
     def close(self) -> None:
         """Closes the files that are open; the next ``read`` opens them again."""
         self._files.close()

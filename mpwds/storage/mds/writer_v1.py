@@ -82,6 +82,7 @@ class StreamingDatasetWriter(ClosesOrDiscards):
 
     def write_sample(self, sample: Mapping[str, bytes]) -> None:
         """Writes the ``fields`` of a sample, and ignores others."""
+        self._output.check_open()
         try:
             values = [sample[name] for name in self.fields]
         except KeyError as error:

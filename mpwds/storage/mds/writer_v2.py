@@ -105,6 +105,7 @@ class MDSWriter(ClosesOrDiscards):
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
+        self._output.check_open()
         sizes, fields = [], [b""]
         name = ""
         try:
@@ -117,7 +118,7 @@ class MDSWriter(ClosesOrDiscards):
                     raise ValueError(f"it has {len(field)} bytes, and {column.name} has {column.size}")
         except KeyError:
             raise KeyError(f"the sample has no field {name!r}: it has {sorted(map(str, sample))}") from None
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, OSError) as error:  # OSError: Pillow's
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the field {name!r} cannot be encoded: {error}") from error
         try:

@@ -131,8 +131,13 @@ def find_members(
             name, size = extended.name, size if extended.size is None else extended.size
             extended = NOTHING
         if name is None:
-            raw_name = directory + front[:NAME_BYTES].partition(b"\0")[0]
-            name = raw_name.decode("utf-8", "surrogateescape")
+            raw_name = front[:NAME_BYTES].partition(b"\0")[0]
+            if directory:
+                raw_name = directory + raw_name
+            try:
+                name = raw_name.decode()
+            except UnicodeDecodeError:
+                name = raw_name.decode("utf-8", "surrogateescape")
         if size < 0:
             raise bad_size(front, archive, base + at)
         start = base + at + BLOCK

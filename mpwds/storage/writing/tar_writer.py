@@ -17,6 +17,7 @@ from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
+from mpwds.storage.writing.ustar import ustar_header
 
 Sample = Mapping[str, Any]
 Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
@@ -234,6 +235,10 @@ class TarWriter(ClosesOrDiscards):
         return key, files
 
     def _header(self, name: str, size: int, mtime: int) -> bytes:
+        if self._format is None:
+            header = ustar_header(name, size, mtime, self.mode, self.user, self.group)
+            if header is not None:
+                return header
         info = tarfile.TarInfo(name)
         info.size = size
         info.mtime = mtime

@@ -73,6 +73,33 @@ def test_damage_is_listed_where_it_is(run, shard, flipped, entries):
     assert "n2/0002" in interrupted
     assert "n0/0003" in following
     assert interrupted.endswith("(incomplete: the shard is damaged here)")
+    assert "incomplete" not in following
+
+
+def test_a_sample_behind_damage_may_be_incomplete(run, shard, flipped, entries):
+    flipped(shard, entries(shard)[8].offset)
+    *_, note, interrupted, behind, sound = run("ls", shard, "-n", ":4").stdout.splitlines()
+    assert note.startswith("damaged: ")
+    assert "n1/0001" in interrupted
+    assert "n2/0002" in behind
+    assert behind.endswith("(incomplete: the shard is damaged here)")
+    assert "incomplete" not in sound
+
+
+@pytest.mark.parametrize("name", ["a", "-"])
+def test_damage_is_worded_well_whatever_the_shard_is_called(run, shard, monkeypatch, name):
+    monkeypatch.chdir(shard.parent)
+    shard.write_bytes(shard.read_bytes()[:5000])
+    shard.rename("a")
+    with open("a") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        output = run("ls", name).stdout
+    assert f"damaged: {name}, offset 4608, sample" in output
+    assert ": the shard is truncated or damaged in the member at offset" in output
+
+
+def test_credentials_are_not_shown(run, shard):
+    assert "secret" not in run("ls", f"pipe:cat {shard} # https://user:secret@host/").stdout
 
 
 @pytest.mark.parametrize("option", [("-n", "x"), ("-n", "3:y"), ("-w", "cls ="), ("-w", "import os")])

@@ -121,9 +121,21 @@ def test_names_do_nothing_to_a_terminal(run, tar):
     assert "\x1b" not in run("show", tar("x.tar", {"a\x1b[2J.txt": b"red\x1b[31m"})).stdout
 
 
-def test_writers_and_viewers_agree_on_grey_and_colour(sheet, tmp_path):
+def test_images_of_all_modes_are_shown(sheet, tmp_path):
     with mpwds.TarWriter(tmp_path / "x.tar") as sink:
-        for number, mode in enumerate(("L", "RGB", "P")):
+        for number, mode in enumerate(("L", "RGB", "P", "RGBA", "LA", "1")):
             PIL.Image.new(mode, (20, 20)).save(stream := io.BytesIO(), "PNG")
             sink.write({"__key__": str(number), "png": stream.getvalue()})
-    assert len(sheet(tmp_path / "x.tar").sections[0][1].samples) == 3
+    shown = sheet(tmp_path / "x.tar").sections[0][1].samples
+    assert [sample.pixels.max() for sample in shown] == [0, 0, 0, 255, 255, 0]  # what is transparent is white
+
+
+@pytest.mark.parametrize("mode", ["RGB", "I;16"])
+def test_large_images_are_made_small(sheet, tmp_path, mode):
+    PIL.Image.linear_gradient("L").resize((3000, 1000)).convert(mode).save(stream := io.BytesIO(), "PNG")
+    with mpwds.TarWriter(tmp_path / "x.tar") as sink:
+        sink.write({"__key__": "a", "png": stream.getvalue()})
+    ((_, shown),) = sheet(tmp_path / "x.tar").sections
+    height, width, _ = shown.samples[0].pixels.shape
+    assert (height, width) in ((85, 256), (84, 250))
+    assert shown.samples[0].pixels.std() > 50

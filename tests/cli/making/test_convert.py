@@ -2,6 +2,10 @@
 
 import io
 import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -10,6 +14,8 @@ import pytest
 import mpwds
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
+
+PEER = Path(__file__).parents[2] / "storage" / "mds" / "peer.py"
 
 
 def image(image_format, number):
@@ -180,6 +186,16 @@ def test_what_exists_is_not_replaced(run, shards, tmp_path, name):
     assert run("convert", shards, tmp_path / name, "--force").returncode == 0
 
 
+@pytest.mark.parametrize("options", [("x-%d.tar",), ("mds", "--to", "mds", "--columns", "cls:int")])
+def test_what_is_read_is_not_replaced_either(run, shards, tmp_path, options):
+    run("convert", shards, tmp_path / "mds")
+    source = tmp_path / "mds" if options[0] == "mds" else shards
+    result = run("convert", source, tmp_path / options[0], *options[1:], "--force")
+    assert "cannot be written as well" in result.stderr
+    assert read(tmp_path / "x-0.tar") == SAMPLES[:4]
+    assert len(mpwds.IndexedDataset(str(tmp_path / "mds"))) == 10
+
+
 def test_a_folder_without_an_index_is_no_dataset(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no index.json or index.mds" in run("convert", tmp_path / "empty", "-").stderr
@@ -191,3 +207,15 @@ def test_pickles_are_copied_and_never_read(run, tmp_path):
     assert run("convert", path, tmp_path / "mds", "--columns", "pkl:pkl").returncode == 0
     assert run("convert", tmp_path / "mds", tmp_path / "back.tar").returncode == 0
     assert read(tmp_path / "back.tar") == [{"__key__": "0", "pkl": harmful}]
+
+
+def test_mosaicml_streaming_reads_what_is_converted(run, shards, tmp_path):
+    options = ["--compression", "zstd:3", "--hashes", "sha1", "--maxsize", "4KiB"]
+    assert run("convert", shards, tmp_path / "mds", *options).returncode == 0
+    words = [sys.executable, PEER, "read", tmp_path / "mds"]
+    (found,) = pickle.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+    assert [each["__key__"] for each in found] == [each["__key__"] for each in SAMPLES]
+    assert (found[7]["cls"], found[7]["txt"], found[7]["json"]) == (7, "text 7 é", {"number": 7})
+    assert found[7]["wav"] == SAMPLES[7]["wav"]
+    pixels = PIL.Image.open(io.BytesIO(SAMPLES[7]["jpg"]))
+    assert np.array_equal(np.asarray(found[7]["jpg"]), np.asarray(pixels))

@@ -63,13 +63,31 @@ def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output
     folder = write_files({"1.txt": b"one", "1.cls": b"1", "2.txt": b"two"})
     made = subprocess.run(
         [*command, "create", "-", "-", "--from", "files", "--root", folder],
-        input=b"1.txt\n1.cls\n2.txt\n",
+        input=b"./1.txt\n./1.cls\n2.txt\n",
         capture_output=True,
         check=True,
     )
     listed = subprocess.run(["tar", "tf", "-"], input=made.stdout, capture_output=True, check=True)
     assert listed.stdout.split() == [b"1.cls", b"1.txt", b"2.txt"]
     assert b"wrote 2 samples" in made.stderr
+
+
+def test_a_name_outside_of_the_folder_is_refused(command, write_files):
+    made = subprocess.run(
+        [*command, "create", "-", "-", "--from", "files", "--root", write_files({"a/1.txt": b""}) / "a"],
+        input=b"../a/1.txt\n",
+        capture_output=True,
+    )
+    assert made.returncode == 1
+    assert b"outside of the folder" in made.stderr
+
+
+def test_files_beside_splits_are_named(run, write_files, tmp_path):
+    folder = write_files({"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""})
+    assert (
+        "1 files beside the splits, such as labels.csv"
+        in run("create", folder, tmp_path / "x", "-j", 1).stdout
+    )
 
 
 def test_any_number_of_processes_writes_the_same_shards(run, write_files, tmp_path):
@@ -170,7 +188,12 @@ def test_what_is_no_source_is_an_error(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("jobs", "number"),
-    [(1, signal.SIGINT), (2, signal.SIGKILL), pytest.param(2, signal.SIGINT, marks=pytest.mark.slow)],
+    [
+        (1, signal.SIGINT),
+        (2, signal.SIGKILL),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_leaves_whole_shards_only(command, write_files, tmp_path, jobs, number):
     folder = write_files({f"{number}.txt": b"text" for number in range(4)})
@@ -188,9 +211,9 @@ def test_an_interrupted_run_leaves_whole_shards_only(command, write_files, tmp_p
     while len(list(tmp_path.glob("*.tar"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     made.send_signal(number)
-    assert made.wait(60) in (130, -signal.SIGKILL)
+    assert made.wait(60) in (130, 143, -signal.SIGKILL)
     whole = sorted(name for name in os.listdir(tmp_path) if name.endswith(".tar"))
     assert whole == ["x-0.tar", "x-1.tar", "x-2.tar"]
     assert keys(*(tmp_path / name for name in whole)) == ["0", "1", "2"]
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert not [name for name in os.listdir(tmp_path) if "partial" in name]

@@ -231,3 +231,18 @@ def test_a_damaged_page_is_an_error_that_names_the_file(run, tmp_path):
 def test_a_dataset_that_names_files_elsewhere_is_refused(run, saved, tmp_path):
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../x.arrow"}]}))
     assert "is not in that folder" in run("create", saved, tmp_path / "x.tar").stderr
+
+
+def test_lists_and_shards_may_be_at_urls(run, write_files, tmp_path):
+    folder = write_files({"list.jsonl": b'{"text": "one"}\n{"text": "two"}\n'})
+    source, target = f"pipe:cat {folder}/list.jsonl", f"pipe:cat > {tmp_path}/x-%d.tar"
+    assert run("create", source, target, "--from", "jsonl", "--maxcount", 1, "-j", 1).returncode == 0
+    assert samples(tmp_path / "x-1.tar") == [{"__key__": "000000001", "txt": b"two"}]
+    assert run("create", source, target, "--from", "jsonl", "--train", 0.5).returncode == 1
+
+
+def test_parquet_files_elsewhere_are_copied_first(run, tmp_path):
+    pyarrow.parquet.write_table(rows(4), tmp_path / "x.parquet")
+    assert create(run, f"pipe:cat {tmp_path}/x.parquet", tmp_path) == [
+        expected(number) for number in range(4)
+    ]

@@ -133,20 +133,20 @@ def test_a_member_that_lags_falls_out_and_the_others_go_on():
             goes_on.wait()
 
     with ServerProcess(rows(), workers=2) as server:
-        members = Members(server, 3, epochs=2, happen=lag, max_lag=1.0)
+        members = Members(server, 3, epochs=2, happen=lag, max_lag=3.0)
         for thread in members.threads[1:]:
             thread.join()
         goes_on.set()
         first, *others = members.join()
     assert others == [undisturbed(2, epochs=2)] * 2
     assert isinstance(first, mpwds.MpwdsError)
-    assert "held up its group 'sweep' for more than 1 s (max_lag)" in str(first)
+    assert "held up its group 'sweep' for more than 3 s (max_lag)" in str(first)
 
 
 @pytest.mark.slow
 def test_a_member_that_joins_and_never_begins_falls_out_too():
     with ServerProcess(rows(), workers=2) as server:
-        options = {"group": "sweep", "max_lag": 1.0, "output": "numpy"}
+        options = {"group": "sweep", "max_lag": 3.0, "output": "numpy"}
         with (
             mpwds.RemoteLoader(server.url, **options) as idle,
             mpwds.RemoteLoader(server.url, **options) as other,
@@ -164,9 +164,9 @@ def test_members_that_pause_together_hold_up_nobody():
         def pause(number, batch):
             if batch == 10:
                 together.wait()
-                time.sleep(3)
+                time.sleep(6)
 
-        results = Members(server, 2, happen=pause, max_lag=1.5).join()
+        results = Members(server, 2, happen=pause, max_lag=4.0).join()
     assert results == [undisturbed(2)] * 2
 
 

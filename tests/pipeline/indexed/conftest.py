@@ -1,12 +1,10 @@
 """Shards for the tests of indexed datasets."""
 
-import functools
-import http.server
-import threading
-
 import pytest
 
 import mpwds
+from mpwds.storage.streams.http import pools
+from tests.storage.conftest import Web
 
 
 @pytest.fixture
@@ -22,19 +20,16 @@ def tar_shards(tmp_path):
 
 
 @pytest.fixture
-def served(tmp_path):
-    """A web server of the files in ``tmp_path``, without ranges: its URL, and the paths it was asked for."""
-    asked = []
+def serve():
+    """A function that puts a folder's files on a web server; returns its URL, and the server."""
+    web = Web()
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            asked.append(self.path)
+    def serve(folder):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                web.files[f"/{path.relative_to(folder)}"] = path.read_bytes()
+        return web.url(""), web
 
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path)
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+    yield serve
+    web.close()
+    pools.cache_clear()

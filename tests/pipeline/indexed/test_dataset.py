@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch.utils.data
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
@@ -132,6 +132,7 @@ class TestStages:
         assert caught.value.__notes__ == ['in map(<lambda>), on sample "a1" of a.tar']
 
 
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["global", "chunked", "shards", False]),
     stop=st.integers(0, 12),
@@ -191,9 +192,9 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
         "    .decode('rgb8')",
         "11 samples in 3 shards",
     ]
-    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 samples in 1 shards"
+    assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 sample in 1 shard"
     assert (
-        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shards"
+        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shard"
     )
 
 

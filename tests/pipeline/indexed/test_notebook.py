@@ -70,7 +70,7 @@ def test_images_are_pictures_with_their_labels_before_and_after_decoding(shards)
         ]
         assert len(html) < 100_000
     assert "<figcaption>11 · k11</figcaption>" in dataset._repr_html_()
-    assert "20 samples in 1 shards" in Reader(dataset._repr_html_()).texts[0]
+    assert "20 samples in 1 shard" in Reader(dataset._repr_html_()).texts[0]
 
 
 def test_sounds_are_waveforms_and_texts_are_texts(shards):
@@ -104,5 +104,5 @@ def test_a_sample_that_cannot_be_read_is_named(shards):
 
 def test_an_empty_dataset_shows_its_size():
     assert Reader(mpwds.IndexedDataset([])._repr_html_()).texts == [
-        "IndexedDataset(list)\n0 samples in 1 shards"
+        "IndexedDataset(list)\n0 samples in 1 shard"
     ]

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 import mpwds
@@ -57,7 +58,7 @@ class TestSources:
         assert mpwds.IndexedDataset(Letters(1, 2))[1]["__key__"] == "b0"
 
     def test_a_map_style_dataset(self):
-        assert mpwds.IndexedDataset({0: "zero", 1: "one"})[1] == "one"
+        assert mpwds.IndexedDataset(np.arange(10, 20))[3] == 13
 
     def test_a_pipeline_of_tar_shards_with_its_stages_and_seed(self, tar_shards):
         pipeline = mpwds.WebDataset(tar_shards, shardshuffle=True, seed=7).decode().to_tuple("cls")
@@ -82,23 +83,36 @@ class TestSources:
 
 
 class TestUrls:
-    def test_copies_of_tar_shards_are_fetched_once(self, tar_shards, tmp_path_factory, served):
-        url, asked = served
+    def test_copies_of_tar_shards_are_fetched_once(self, tar_shards, tmp_path, tmp_path_factory, serve):
+        url, web = serve(tmp_path)
         cache = tmp_path_factory.mktemp("cache")
         for _ in range(2):
             with mpwds.IndexedDataset(f"{url}/x-{{0..2}}.tar", "global", cache_dir=cache) as dataset:
                 assert sorted(classes(dataset)) == list(range(11))
                 assert int(dataset[7]["cls"]) == 7
-        assert sorted(asked) == ["/x-0.tar", "/x-1.tar", "/x-2.tar"]
+        assert sorted(path for _, path, _ in web.requests) == ["/x-0.tar", "/x-1.tar", "/x-2.tar"]
+
+    @pytest.mark.parametrize("threads", [1, 4])
+    def test_with_remote_just_the_samples_asked_for_are_read(
+        self, tar_shards, tmp_path, monkeypatch, serve, threads
+    ):
+        monkeypatch.chdir(tmp_path)
+        description = create_description(["x-0.tar", "x-1.tar", "x-2.tar"], offsets=True)
+        write_description(description, tmp_path / "x.json")
+        url, web = serve(tmp_path)
+        dataset = mpwds.IndexedDataset(f"{url}/x.json", "global", remote=True, threads=threads)
+        assert int(dataset[9]["cls"]) == 9
+        assert {path for _, path, _ in web.requests} == {"/x.json", "/x-2.tar"}
+        assert sorted(classes(dataset)) == list(range(11))
 
     @pytest.mark.parametrize("version", [1, 2])
     def test_each_mds_dataset_is_fetched_to_a_folder_of_its_own(
-        self, tmp_path, tmp_path_factory, served, version
+        self, tmp_path, tmp_path_factory, serve, version
     ):
-        url, _ = served
         cache = tmp_path_factory.mktemp("cache")
         for name in ("one", "other"):
             write_mds(tmp_path / name, version)
+            url, _ = serve(tmp_path)
             assert classes(mpwds.IndexedDataset(f"{url}/{name}/", cache_dir=cache)) == list(range(5))
         assert len([path for path in cache.rglob("*") if path.suffix == ".mds"]) == 2
 
@@ -114,6 +128,15 @@ class TestRefusals:
         with pytest.raises(TypeError, match="without select_files and rename_files"):
             mpwds.IndexedDataset(mpwds.WebDataset(tar_shards, select_files=str.isascii))
 
+    def test_of_urls_without_a_place_for_copies(self):
+        with pytest.raises(ValueError, match="give a cache for copies, or remote=True"):
+            mpwds.IndexedDataset("https://host/x-{0..2}.tar")[0]
+
+    def test_of_ranges_of_mds_shards(self, tmp_path):
+        write_mds(tmp_path, 2)
+        with pytest.raises(ValueError, match="Its shards are fetched whole: leave out remote=True"):
+            mpwds.IndexedDataset(tmp_path, remote=True)
+
     def test_of_repeated_pipelines(self):
         with pytest.raises(TypeError, match=r"call repeat\(2\) behind it"):
             mpwds.IndexedDataset(mpwds.DataPipeline(range(3)).repeat(2))
@@ -121,6 +144,12 @@ class TestRefusals:
     def test_of_shards_drawn_at_random(self, tar_shards):
         with pytest.raises(TypeError, match="elements of ResampledShards.* have no numbers"):
             mpwds.IndexedDataset(mpwds.WebDataset(tar_shards, resampled=True))
+
+    def test_of_specifications(self):
+        with pytest.raises(ValueError, match="train.yaml is a specification, which mpwds.WebDataset reads"):
+            mpwds.IndexedDataset("train.yaml")
+        with pytest.raises(TypeError, match="elements of a dict have no numbers"):
+            mpwds.IndexedDataset({"datasets": [{"shards": "x.tar"}]})
 
     def test_of_what_can_only_be_iterated(self):
         with pytest.raises(TypeError, match="elements of a generator have no numbers"):

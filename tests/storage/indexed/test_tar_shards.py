@@ -141,14 +141,22 @@ def test_a_damaged_file_of_offsets_is_made_anew(two, tmp_path, damage):
     assert len((tmp_path / ".mpwds/a.tar.offsets").read_bytes()) == 24 + 4 * 4
 
 
-def test_offsets_that_point_elsewhere_are_an_error_with_the_place(two, tmp_path):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (1, "tar header at offset 512 of .*a.tar has checksum"),
+        (0, "the offsets of .*a.tar are of another shard: at 0, there is no sample of 0 bytes"),
+        (3, "the offsets of .*a.tar are of another shard: at 0, there is no sample of 1536 bytes"),
+    ],
+)
+def test_offsets_that_point_elsewhere_are_an_error_with_the_place(two, tmp_path, wrong, message):
     TarShards(two).read(0, 1)
     kept = tmp_path / ".mpwds/a.tar.offsets"
     data = bytearray(kept.read_bytes())
-    data[-8:-4] = (1).to_bytes(4, "little")
+    data[24 + 4 : 24 + 8] = wrong.to_bytes(4, "little")  # where the second sample begins
     kept.write_bytes(data)
-    with pytest.raises(ShardError, match="tar header at offset 512 of .*a.tar has checksum"):
-        TarShards(two).read(0, 2)
+    with pytest.raises(ShardError, match=message):
+        TarShards(two).read(0, int(wrong == 1))
 
 
 def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path):
@@ -274,12 +282,13 @@ class TestRemote:
             assert [name for name in os.listdir(tmp_path / "cache") if name != ".mpwds"] == ["b.tar"]
         assert "a.tar.offsets" not in os.listdir(tmp_path / "cache/.mpwds")
 
-    def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path):
+    def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path, recwarn):
         cache = ShardCache(tmp_path / "cache", size_bytes=5_000)
         with pytest.raises(
             StreamError, match=r"a\.tar is needed whole, and the cache .* cannot keep it.* room"
         ):
             TarShards(served, [3, 4], cache=cache).read(0, 0)
+        assert [str(each.message) for each in recwarn if "is streamed" in str(each.message)] == []
 
     def test_without_a_cache_is_an_error_that_says_what_to_do(self, served):
         with pytest.raises(ValueError, match=r"a\.tar is not a local file.*give a cache"):

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -36,6 +36,7 @@ DTYPES = st.sampled_from(["u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", 
 
 
 @pytest.mark.parametrize("name", VALUES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_values_survive(name, data):
     value = data.draw(VALUES[name])

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
 
     url = remote(compression=compression)
     name = f"/data/shard.00000.mds.{compression}"
-    bomb = Compression.of(compression).compress(bytes(50_000_000))
+    bomb = Compression.of(compression).compress(bytes(3_000_000))
     index = web.files["/data/index.json"].decode()
     web.files["/data/index.json"] = index.replace(
         f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}'
@@ -240,3 +241,15 @@ def test_a_dataset_that_goes_elsewhere_stays_here_on_request(tmp_path):
         here, there = (sorted(os.listdir(place)) if place.exists() else [] for place in places)
         assert there == ["index.json", "shard.00000.mds"]
         assert here == (there if keep else [])
+
+
+def test_shards_that_are_read_in_order_are_fetched_ahead(tmp_path, web, remote):
+    url = remote()
+    shards = MDSShards(tmp_path / "local", url)
+    for shard in (0, 1):
+        shards.read(shard, 0)
+    deadline = time.monotonic() + 60
+    while "/data/shard.00002.mds" not in asked(web) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [path for path in asked(web) if "shard" in path] == [f"/data/shard.{n:05}.mds" for n in range(3)]
+    assert read(shards) == SAMPLES

@@ -10,6 +10,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from mpwds import DecodeError, MDSWriter, ShardError
 from mpwds.storage.mds.index_v2 import parse_index
@@ -83,6 +84,12 @@ def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
     assert read(MDSShards(tmp_path)) == SAMPLES[1:2]
 
 
+def test_an_image_that_the_format_cannot_hold_is_an_error_that_names_the_field(tmp_path):
+    with MDSWriter(columns={"image": "jpeg"}, out=tmp_path) as sink:
+        with pytest.raises(ValueError, match="'image' cannot be encoded: cannot write mode RGBA as JPEG"):
+            sink.write({"image": Image.new("RGBA", (3, 3))})
+
+
 def test_an_exception_while_writing_leaves_no_index(tmp_path):
     with pytest.raises(ZeroDivisionError), MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=300) as sink:
         for sample in SAMPLES:
@@ -141,8 +148,7 @@ def test_finishing_twice_does_nothing_and_then_writing_is_an_error(tmp_path):
         sink.write(SAMPLES[0])
         sink.finish()
     with pytest.raises(ValueError, match="is finished"):
-        for sample in SAMPLES:
-            sink.write(sample)
+        sink.write(SAMPLES[0])
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_index(tmp_path, monkeypatch):
@@ -283,7 +289,11 @@ def test_a_wrong_index_is_an_error_with_file_and_place(tmp_path, change, message
 KEYS = st.sampled_from(["version", "shards", "format", "samples", "raw_data", "column_names"]) | st.text()
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x), max_leaves=8
+    )
+)
 def test_any_json_is_an_index_or_an_error(value):
     try:
         parse_index(json.dumps(value).encode(), "index.json")

@@ -38,11 +38,16 @@ class Copy:
     left_out: int = 0
     left_out_keys: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """The copy's name, to show."""
+        return without_credentials(self.target or self.shard.name)
+
     def as_dict(self) -> dict[str, Any]:
         """What JSON says about the copy."""
         return {
             "shard": without_credentials(self.shard.name),
-            "copy": without_credentials(self.target or self.shard.name),
+            "copy": self.name,
             "samples": self.kept,
             "left_out": self.left_out,
             "left_out_keys": self.left_out_keys,

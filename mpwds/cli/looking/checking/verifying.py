@@ -154,7 +154,8 @@ def lacks(fields: frozenset[str]) -> str:
 
 def keys_in_several(reports: Sequence[Report]) -> int:
     """How many keys occur in more than one shard."""
-    _, counts = np.unique(np.concatenate([report.keys for report in reports]), return_counts=True)
+    keys = [np.empty(0, np.uint64), *(report.keys for report in reports)]
+    _, counts = np.unique(np.concatenate(keys), return_counts=True)
     return int((counts > 1).sum())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpwds.cli.looking.samples.reading import Found, Member, Problem, Sample, Wants
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column
-from mpwds.errors import ShardError, StreamError
+from mpwds.errors import ShardError
 from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.hashes import mismatch
 from mpwds.storage.mds.index_v2 import INDEX_NAME, parse_index
@@ -49,10 +49,14 @@ class MDSShard:
 
     def read(self, wants: Wants, first: int = 0) -> Found:
         fields: dict[str, tuple[str, Convert]] = {}
+        failed = ""
         for index in range(self.shards.lengths[self.place]):
             try:
                 stored = self.shards.read(self.place, index)
-            except (ShardError, StreamError, OSError) as error:
+            except (ShardError, OSError) as error:
+                if str(error) == failed:  # it does not name the sample: the whole shard cannot be read
+                    return
+                failed = str(error)
                 yield Problem(self.name, 0, "", "", f"sample {index} cannot be read: {error}")
                 continue
             number = first + index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
@@ -132,8 +133,9 @@ class _Grouping:
             if self._sample is None or key != self._sample.key:
                 yield from self._finished()
                 self._sample = Sample(self._shard, self._next_number, key, found.offset)
-                self._sample.after_damage, self._after_damage = self._after_damage, False
+                self._sample.after_damage = self._after_damage
                 self._next_number += 1
+            self._after_damage = False
             sample = self._sample
             if any(member.field == name for member in sample.members):
                 yield Problem(
@@ -161,8 +163,9 @@ class _Grouping:
         sample, self._after_damage = self._sample, True
         if sample is not None:
             sample.interrupted = True
-        shard = without_credentials(self._shard)
-        reason = damage.reason.replace(f" of {shard}", "").replace(shard, "the shard")
+        # The archive's name is said by itself.
+        name = rf"(?<!\S){re.escape(without_credentials(self._shard))}(?=[\s,:])"
+        reason = re.sub(name, "the shard", damage.reason).replace(" of the shard", "")
         return Problem(self._shard, damage.offset, sample.key if sample else "", "", reason)
 
     def _finished(self) -> Iterator[Sample]:

@@ -75,12 +75,11 @@ class TarShard:
 
 def shards_of(urls: Sequence[str]) -> list[Shard]:
     """The shards that patterns, URLs, descriptions (``.json``), MDS datasets and folders name, in order."""
-    return [
-        shard
-        for pattern in urls
-        for url in expand_urls(pattern)
-        for shard in mds_shards(url) or _tar_shards(url)
-    ]
+    shards: list[Shard] = []
+    for url in (url for pattern in urls for url in expand_urls(pattern)):
+        of_mds = mds_shards(url)
+        shards += _tar_shards(url) if of_mds is None else of_mds
+    return shards
 
 
 def _tar_shards(url: str) -> list[TarShard]:

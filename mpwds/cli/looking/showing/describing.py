@@ -128,7 +128,7 @@ class FieldFigures:
 
     def merge(self, other: FieldFigures) -> None:
         """Adds the same field of other samples."""
-        self.least = min(self.least, other.least) if self.samples else other.least
+        self.least = min((each.least for each in (self, other) if each.samples), default=0)
         self.largest = max(self.largest, other.largest)
         self.samples += other.samples
         self.total += other.total

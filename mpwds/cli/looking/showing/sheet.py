@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from mpwds.cli.looking.printing import counted, progress, warn_of
+from mpwds.cli.looking.printing import counted, warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.progress import progress
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 
@@ -26,7 +28,8 @@ _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
 _LABELS = frozenset(["cls", "cls2", "id", "index", "inx"])
 _AT_ONCE = 1000  # samples whose figures are added together
 
-_decode = Decoder("rgb8", AudioDecoder("numpy", mono=True), ("html htm md", bytes.decode), partial=True)
+_SIDE = 256  # pixels of a picture, at most
+_SOUND_S = 30.0
 
 
 @dataclass
@@ -58,13 +61,13 @@ def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
         sheet.problems += 1
         warn_of(problem)
 
-    with progress("reading samples", choice.limit) as advance:
+    with progress(choice.limit, in_bytes=False) as advance:
         for sample in read_chosen(shards, choice, wants, report):
             sample.members = choice.members(sample)
             histograms.add(sample)
             if sample.is_whole and len(first) < _MOST["image"]:
                 first.append(sample)
-            advance()
+            advance(1, "reading samples")
     fields = dict.fromkeys(member.field for sample in first for member in sample.members)
     for name in sorted(fields, key=lambda name: list(_MOST).index(_kind(name)) if _kind(name) else -1):
         if _kind(name) and (shown := _section(name, first, report)).samples:
@@ -95,13 +98,37 @@ def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], N
             continue
         try:
             value = _decode({name: data[name]})[name]
-        except DecodeError as error:
+        except (DecodeError, ImportError) as error:
             report(Problem(sample.shard, sample.offset, sample.key, name, str(error)))
+            if isinstance(error, ImportError):  # which concerns every sample
+                break
             continue
         values.append(value[0] if isinstance(value, tuple) else value)  # sound comes with its rate
         texts = [data[field].decode("utf-8", "replace").strip() for field in data if _is_label(field)]
         labels.append(" ".join(texts) or sample.key.rpartition("/")[2])
     return pictures({"shown": values, "labels": labels}, len(values))
+
+
+def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:
+    """A small picture of an image, so that photographs take no memory: colours, or values of a grey scale."""
+    if _kind(name) != "image":
+        return None
+    with open_image(data) as image:
+        image.draft("RGB", (_SIDE, _SIDE))  # JPEG images are decoded no larger than that needs
+        if image.mode[0] in "IF":
+            step = -(-max(image.size) // _SIDE)
+            return np.asarray(image)[::step, ::step, None].astype(np.float32)
+        small = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        small.thumbnail((_SIDE, _SIDE))
+        return np.asarray(small)
+
+
+_decode = Decoder(
+    _thumbnail,
+    AudioDecoder("numpy", mono=True, duration=_SOUND_S),
+    ("html htm md", bytes.decode),
+    partial=True,
+)
 
 
 class _Histograms:

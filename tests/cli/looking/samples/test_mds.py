@@ -113,10 +113,30 @@ def test_verify_finds_a_column_that_is_damaged(run, dataset, objects):
     assert (problem["key"], problem["field"]) == ("000000003", "info.json")
 
 
-def test_a_missing_shard_is_a_problem(run, dataset):
+def test_a_missing_shard_is_named_once_for_all_its_samples(run, dataset, objects):
     folder = dataset()
     (folder / "shard.00001.mds").unlink()
+    (problem,) = objects(run("ls", folder, "--json").stdout)[-1:]
+    assert problem["shard"] == str(folder / "shard.00001.mds")
+    assert "no such file" in problem["problem"]
     assert run("verify", folder).returncode == 1
+
+
+def test_a_damaged_table_of_offsets_is_a_problem_of_its_samples_alone(run, dataset, flipped, objects):
+    folder = dataset()
+    flipped(folder / "shard.00000.mds", 4 + 4 * 3 + 3)
+    found = objects(run("ls", folder, "--json").stdout)
+    assert [each["problem"][:23] for each in found if "problem" in each] == [
+        f"sample {index} cannot be read" for index in (2, 3)
+    ]
+    assert len(found) == 16
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "show"])
+def test_a_dataset_without_samples_is_no_error(run, tmp_path, command):
+    with mpwds.MDSWriter(columns={"cls": "int"}, out=str(tmp_path / "mds")):
+        pass
+    assert run(command, tmp_path / "mds").returncode == 0
 
 
 def test_repair_says_what_to_do_instead(run, dataset, tmp_path):

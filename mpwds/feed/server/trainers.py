@@ -1,0 +1,310 @@
+"""A server's trainers: who may come, which workers each has, and when it is gone."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpwds.feed import wire
+from mpwds.feed.direct import DirectSender
+from mpwds.feed.handover import Giver
+from mpwds.feed.server.router import Router
+from mpwds.feed.server.slot import Slot
+from mpwds.feed.wire import Malformed
+from mpwds.loader.engine import protocol
+from mpwds.loader.processes import processes
+from mpwds.loader.processes.launchers import Launcher
+
+logger = logging.getLogger("mpwds.feed")
+
+_MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
+
+
+@dataclass
+class Party:
+    """The workers that one trainer has, or a group of trainers together."""
+
+    workers: int
+    group: str = ""
+    members: int = 1  # that are expected before an epoch begins
+    max_lag: float | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)
+    sessions: dict[bytes, Session] = field(default_factory=dict)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Figures of its workers."""
+        names = ", ".join(session.name for session in tuple(self.sessions.values()))
+        return [{"client": names, **_status(slot)} for slot in tuple(self.slots.values())]
+
+
+@dataclass
+class Session:
+    """A trainer that the server has welcomed."""
+
+    name: str
+    address: str
+    rank: int
+    world_size: int
+    party: Party
+    shares_memory: bool
+    began: float
+    heard: float
+    batches: int = 0
+    is_direct: bool = False  # its arrays come over a connection of their own
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Figures of the trainer."""
+        return {
+            "client": self.name,
+            "address": self.address,
+            "group": self.party.group,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "workers": self.party.workers,
+            "batches": self.batches,
+            "nbytes": sum(slot.reading().nbytes for slot in tuple(self.party.slots.values())),
+            "connected_s": now - self.began,
+            "silent_s": now - self.heard,
+        }
+
+
+class Trainers:
+    """The trainers of a server, and their workers.
+
+    ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers come at once; each
+    gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is silent for
+    ``timeout_s``.
+
+    Attributes:
+        parties: Who has workers.
+        sessions: Each trainer, by its identity.
+        are_turned_away: The server ends soon, so nobody else is welcomed.
+    """
+
+    def __init__(
+        self,
+        welcome: dict[str, Any],
+        router: Router,
+        launcher: Launcher,
+        giver: Giver,
+        direct: DirectSender | None,
+        *,
+        workers: int,
+        most: int,
+        workers_of_each: int | None,
+        timeout_s: float,
+        shared_memory: bool,
+    ) -> None:
+        self.parties: list[Party] = []
+        self.sessions: dict[bytes, Session] = {}
+        self.are_turned_away = False
+        self._welcome = {"version": wire.VERSION, "host": socket.gethostname(), **welcome}
+        self._router = router
+        self._launcher = launcher
+        self._blocks: int = welcome["blocks"]
+        self._giver = giver
+        self._direct = direct
+        self._workers = workers
+        self._most = most
+        self._workers_of_each = workers_of_each
+        self._timeout_s = timeout_s
+        self._shares_memory = shared_memory
+        self._looked = time.monotonic()
+        self._ending: list[tuple[float, Any]] = []
+
+    def welcome(self, identity: bytes, hello: dict[str, Any], address: str) -> None:
+        """Answers ``hello``: the trainer is welcomed, refused or told to wait."""
+        if wire.VERSION not in hello["versions"]:
+            return self._router.refuse(
+                identity,
+                f"it speaks version {wire.VERSION} of the feed, this trainer {hello['versions']}: use the "
+                "same mpwds on both sides",
+            )
+        own = self._welcome["fingerprint"]
+        if hello["fingerprint"] not in (None, own):
+            return self._router.refuse(
+                identity,
+                f"it has another dataset, {' → '.join(self._welcome['description'])} (fingerprint {own}), "
+                f"than this trainer expects ({hello['fingerprint']}): use the same definition everywhere, "
+                "with the same Python",
+            )
+        self.forget(identity)
+        party = self._party(identity, hello)
+        if party is None:
+            return None
+        now = time.monotonic()
+        near = self._shares_memory and hello["host"] == wire.machine() and not party.group
+        session = Session(
+            hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
+        )
+        party.sessions[identity] = self.sessions[identity] = session
+        if len(party.sessions) >= party.members:
+            party.members = 1  # all have been here: from now on those that are left make an epoch
+        if party not in self.parties:
+            self.parties.append(party)
+        return self._router.reply(
+            identity,
+            wire.WELCOME,
+            workers=party.workers,
+            handover=self._giver.name if near else None,
+            arrays_port=None if near or self._direct is None else self._direct.port,
+            **self._welcome,
+        )
+
+    def _party(self, identity: bytes, hello: dict[str, Any]) -> Party | None:
+        """The workers that a trainer joins or gets; ``None`` if it was told to wait, or why it cannot."""
+        group = hello["group"] or ""
+        for party in self.parties:
+            if group and party.group == group:
+                return party
+        ranks = max(hello["world_size"], 1)
+        wanted = hello["workers"] or self._workers_of_each
+        free = self._workers - sum(party.workers for party in self.parties)
+        if wanted is None:
+            wanted = self._workers // ranks if ranks > 1 else max(free, 1)
+        if not 1 <= wanted <= self._workers:
+            self._router.refuse(
+                identity,
+                f"it has {self._workers} workers, but {wanted or ranks} are needed "
+                f"({'one for each rank' if not wanted else 'workers='}): start it with more",
+            )
+            return None
+        full = len(self.sessions) >= self._most
+        # Or a client that comes and goes would start processes faster than they end.
+        busy = len(self._ending) >= 2 * self._workers
+        if self.are_turned_away or full or busy or wanted > free:
+            why = f"it has {free} of {self._workers} workers free"
+            why = "the server is ending" if self.are_turned_away else why
+            why = "its workers of earlier clients are still ending" if busy else why
+            why = f"it serves {len(self.sessions)} clients, its most" if full else why
+            self._router.reply(identity, wire.WAIT, why=why)
+            return None
+        return Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
+
+    def start(self, identity: bytes, session: Session, fields: dict[str, Any]) -> None:
+        """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""
+        if fields["direct"]:
+            if self._direct is not None:
+                self._direct.accept(self.sessions.keys())
+            if self._direct is None or not self._direct.connected(identity):
+                raise Malformed("start: direct without a connection for arrays")
+        session.is_direct = fields["direct"]
+        party, number = session.party, fields["slot"]
+        if number not in party.slots:
+            if number >= party.workers and self._taken_over() >= _MOST_TAKEN_OVER * self._workers:
+                why = f"it has taken over {self._taken_over()} workers of lost servers"
+                self._router.refuse(identity, f"{why}, its most: start more servers")
+                return self.forget(identity)
+            party.slots[number] = self._slot(identity, session, number, fields["shared_memory"])
+        try:
+            party.slots[number].start(identity, fields)
+        except ValueError as error:
+            self._router.refuse(identity, str(error))
+            self.forget(identity)
+        return None
+
+    def _slot(self, identity: bytes, session: Session, number: int, shared_memory: bool) -> Slot:
+        party = session.party
+
+        def expected() -> int:
+            # Members may see the loss of a server at different times, so none waits for the others there.
+            takes_over = number >= party.workers
+            return 1 if takes_over else max(party.members, len(party.sessions))
+
+        def hand_over(launch: int, segment: int, bell: int) -> None:
+            self._giver.give(identity, number, launch, segment, bell)
+
+        if shared_memory:
+            self._giver.accept(self.sessions.keys())
+            if not (session.shares_memory and self._giver.connected(identity)):
+                raise Malformed("start: shared_memory without a connection to hand it over")
+        return Slot(
+            number, lambda: self._launcher, self._blocks, expected, hand_over if shared_memory else None
+        )
+
+    def _taken_over(self) -> int:
+        return sum(number >= party.workers for party in self.parties for number in party.slots)
+
+    def forget(self, identity: bytes) -> None:
+        """Frees the workers of a trainer, if it is known."""
+        session = self.sessions.pop(identity, None)
+        if session is None:
+            return
+        party = session.party
+        del party.sessions[identity]
+        self._giver.forget(identity)
+        if self._direct is not None:
+            self._direct.forget(identity)
+        for slot in party.slots.values():
+            slot.leave(identity)
+        if not party.sessions:
+            self.parties.remove(party)
+            for slot in party.slots.values():
+                worker = slot.end()
+                if worker is not None:
+                    self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
+
+    def keep_house(self, now: float) -> None:
+        """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
+        stood_still, self._looked = now - self._looked, now
+        self._giver.accept(self.sessions.keys())
+        if self._direct is not None:
+            self._direct.accept(self.sessions.keys())
+        for identity, session in tuple(self.sessions.items()):
+            if stood_still > wire.PING_S:  # what is silent then is this process
+                session.heard += stood_still
+            if now - session.heard > self._timeout_s:
+                logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
+                self.forget(identity)
+        for party in tuple(self.parties):
+            if party.max_lag is not None:
+                self._drop_laggards(party, party.max_lag, now)
+        for entry in tuple(self._ending):
+            deadline, worker = entry
+            if not worker.wait(0):
+                if now < deadline:
+                    continue
+                worker.kill()
+                worker.wait(1)
+            worker.release()
+            self._ending.remove(entry)
+
+    def _drop_laggards(self, party: Party, max_lag: float, now: float) -> None:
+        for slot in tuple(party.slots.values()):
+            for identity, lag in slot.held_up_by(now, party.sessions.keys()).items():
+                if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
+                    name = party.sessions[identity].name
+                    self._router.refuse(
+                        identity,
+                        f"{name} held up its group {party.group!r} for more than {max_lag:g} s (max_lag), so "
+                        "it fell out: give it more time, or make its steps faster",
+                    )
+                    self.forget(identity)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for identity in tuple(self.sessions):
+            self.forget(identity)
+        processes.end_all([process for _, process in self._ending], protocol.GRACE_S)
+        for _, process in self._ending:
+            process.release()
+        self._ending.clear()
+
+
+def _status(slot: Slot) -> dict[str, Any]:
+    members = slot.members.values()
+    return {
+        "worker": slot.number,
+        "pid": 0 if slot.worker is None else slot.worker.pid,
+        "state": "idle" if slot.epoch is None else "running",
+        "epoch": slot.last_epoch,
+        "batches": slot.batches,
+        "restarts": slot.restarts,
+        "unacknowledged_bytes": max((member.outstanding for member in members), default=0),
+        "window_bytes": max((member.window for member in members), default=0),
+        "shard": "" if slot.worker is None else slot.worker.shard,
+        "reading": wire.plain_reading(slot.reading()),
+    }

@@ -1,0 +1,276 @@
+"""A trainer's connection to one server, and what has arrived from each of its slots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import zmq
+
+from mpwds.errors import MpwdsError
+from mpwds.feed import keys, wire
+from mpwds.feed.direct import DirectReceiver
+from mpwds.feed.handover import Taker
+from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.worker.counters import Reading
+from mpwds.sharedmem.bell import Bell
+
+_RETRY_S = 0.05
+_LINGER_MS = 300
+_MOST_MESSAGES = 256
+_MOST_NOTICES = 32
+
+
+class Arrival(NamedTuple):
+    """A data message: the server's session and the attempt that it is of, its messages and their arrays."""
+
+    session: int
+    attempt: int
+    frames: bytes
+    arrays: Any
+    nbytes: int
+
+
+@dataclass(eq=False)
+class Attempt:
+    """What a ``start`` has brought so far.
+
+    Each one has an object of its own, so what the receiving thread still notes of the one before cannot be
+    taken for news of the next.
+    """
+
+    number: int = 0
+    ping: int = 0  # the first ping behind the command
+    received: int = 0  # data messages
+    used_nbytes: int = 0
+    broken: bool = False  # messages were lost: the worker must start anew
+
+
+@dataclass(eq=False)
+class Inbox:
+    """What has arrived for one slot of a server, and what its worker's counters were last.
+
+    The receiving thread fills it. The training thread empties it, and maps the memory of the slot's worker:
+    ``receiver``, for the worker process ``mapped``, a server's session and the number of the launch.
+    """
+
+    slot: int
+    attempt: Attempt = field(default_factory=Attempt)
+    failure: MpwdsError | None = None
+    window: int = 0  # the largest that the server was told
+    arrived_nbytes: int = 0
+    taken_nbytes: int = 0  # of those, by the training thread
+    awaited: bool = False
+    pid: int = 0
+    restarts: int = 0
+    reading: Reading = field(default_factory=Reading)
+    before: tuple[int, Reading] = (0, Reading())  # restarts and counters of earlier sessions
+    messages: deque[Arrival] = field(default_factory=deque)
+    bell: Bell = field(default_factory=Bell)
+    receiver: BatchReceiver | None = None
+    mapped: tuple[int, int] = (0, 0)
+
+    def put(self, arrival: Arrival) -> None:
+        self.arrived_nbytes += arrival.nbytes
+        self.messages.append(arrival)
+
+    def take(self) -> Arrival:
+        arrival = self.messages.popleft()
+        self.taken_nbytes += arrival.nbytes
+        return arrival
+
+    def announce(self) -> None:
+        if self.awaited:
+            self.awaited = False
+            self.bell.ring()
+
+
+@dataclass(eq=False)
+class Link:
+    """The connection to one server. The receiving thread of :class:`Servers` calls its methods.
+
+    Attributes:
+        lost_after: Seconds of silence after which it is lost.
+        breaks: Tells when the socket loses its connection.
+        session: Counts how often the server has welcomed this trainer; 0 before the first time.
+        is_up: The server has welcomed this trainer, and is not silent.
+        why: Why it is not up, as far as the server told.
+        refused: Why the server will not serve this trainer.
+        lost_since: When it stopped to answer; ``None`` if it is up, or was never.
+    """
+
+    url: str
+    workers: int | None
+    lost_after: float
+    socket: zmq.Socket[bytes]
+    breaks: zmq.Socket[bytes]
+    identity: bytes
+    session: int = 0
+    is_up: bool = False
+    why: str = "it does not answer"
+    refused: str = ""
+    lost_since: float | None = None
+    server: str = ""
+    definition: dict[str, Any] = field(default_factory=dict)
+    taker: Taker | None = None
+    direct: DirectReceiver | None = None
+    inboxes: dict[int, Inbox] = field(default_factory=dict)
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
+    warned: bool = False
+    ping: int = 0
+    heard: float = 0.0
+    tick: float = 0.0
+
+    def inbox(self, slot: int) -> Inbox:
+        return self.inboxes.setdefault(slot, Inbox(slot))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether arrays come by another way than their messages."""
+        return self.taker is not None or self.direct is not None
+
+    @property
+    def dataset(self) -> str:
+        """What the server serves."""
+        return f"{' → '.join(self.definition['description'])} (fingerprint {self.definition['fingerprint']})"
+
+    def send(self, data: bytes) -> bool:
+        """Sends a command now, in the receiving thread; false if the server is away."""
+        try:
+            self.socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def keep_alive(self, now: float, hello: dict[str, Any]) -> None:
+        """Pings the server, or says hello to it, if that is due; one that is silent for long is lost."""
+        if self.is_up and now - self.heard > self.lost_after:
+            self.lose("it does not answer")
+        if now - self.tick < wire.PING_S:
+            return
+        self.tick = now
+        if self.is_up:
+            self.ping += 1
+            attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(self.inboxes.values())]
+            used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
+            self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
+        elif not self.refused and not self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+            self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+
+    def take_welcome(self, welcome: dict[str, Any]) -> None:
+        """Begins a session, unless the server has another dataset than before."""
+        before = self.definition.get("fingerprint")
+        if before not in (None, welcome["fingerprint"]):
+            self.refuse(
+                f"the server {self.url} came back with another dataset (fingerprint "
+                f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
+                "begin the epoch anew",
+            )
+            return
+        self.session += 1  # first: memory that the training thread cannot map from now on is of the old one
+        self.close_others()
+        if welcome["handover"] is not None:
+            # In another container, perhaps, it cannot be reached: then arrays come over the socket.
+            with contextlib.suppress(OSError, ValueError):
+                self.taker = Taker(str(welcome["handover"]), self.identity)
+        if welcome["arrays_port"] is not None:
+            host = urlsplit(self.url).hostname or ""
+            with contextlib.suppress(OSError, OverflowError):  # a firewall keeps other ports, perhaps
+                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity, self.lost_after)
+        self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
+        for inbox in tuple(self.inboxes.values()):
+            inbox.before = inbox.restarts, inbox.reading
+        self.is_up, self.lost_since, self.warned = True, None, False
+        self.break_all()
+
+    def take_pong(self, pong: dict[str, Any]) -> None:
+        """Learns what was lost, and the workers' counters."""
+        if not self.is_up:
+            return
+        if pong["server"] != self.server:
+            self.lose("it has restarted")
+            return
+        if not pong["known"]:
+            self.lose("it took this trainer for gone")
+            return
+        there = {slot: (attempt, number) for slot, attempt, number in pong["slots"]}
+        for inbox in tuple(self.inboxes.values()):
+            attempt = inbox.attempt
+            known, number = there.get(inbox.slot, (-1, 0))
+            lost = attempt.received < number if known == attempt.number else pong["number"] >= attempt.ping
+            if lost and not attempt.broken and attempt.number:
+                self.miss(inbox, attempt)
+            if inbox.slot in pong["readings"]:
+                inbox.pid, restarts, reading = pong["readings"][inbox.slot]
+                inbox.restarts = inbox.before[0] + restarts
+                inbox.reading = inbox.before[1] + wire.reading_of(reading)
+
+    def miss(self, inbox: Inbox, attempt: Attempt) -> None:
+        """Messages were lost. If blocks or arrays are lost with them, only a new session helps."""
+        attempt.broken = True
+        if self.has_others:
+            self.lose("messages were lost")
+        inbox.announce()
+
+    def refuse(self, why: str) -> None:
+        """Ends the session for good."""
+        self.refused = why
+        self.lose(why)
+
+    def lose(self, why: str) -> None:
+        """Ends the session: the parts of all slots must start anew."""
+        self.is_up, self.why, self.lost_since = False, why, time.monotonic()
+        self.break_all()
+
+    def break_all(self) -> None:
+        for inbox in tuple(self.inboxes.values()):
+            inbox.attempt.broken = True
+            inbox.announce()
+
+    def close_others(self) -> None:
+        """Closes the connections beside ZeroMQ's."""
+        for connection in (self.taker, self.direct):
+            if connection is not None:
+                connection.close()
+        self.taker = self.direct = None
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.breaks.close(0)
+        self.socket.close(_LINGER_MS)
+        self.close_others()
+        for inbox in self.inboxes.values():
+            if inbox.receiver is not None:
+                inbox.receiver.close()
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]],
+    url: str,
+    workers: int | None,
+    folder: str | os.PathLike[str] | None,
+    max_batch_bytes: int,
+    lost_after: float,
+) -> Link:
+    """A link to a server, which need not be there yet."""
+    identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
+    socket = context.socket(zmq.DEALER)
+    socket.identity = identity
+    socket.immediate = True  # nothing piles up for a server that is away
+    socket.maxmsgsize = max_batch_bytes + wire.COMMAND_NBYTES
+    socket.rcvhwm = _MOST_MESSAGES
+    socket.ipv6 = True
+    socket.reconnect_ivl_max = 1000
+    socket.heartbeat_ivl = 2000
+    socket.heartbeat_timeout = int(lost_after * 1000)
+    if folder is not None:
+        keys.secure_client(socket, folder)
+    breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED)
+    socket.connect(url)
+    return Link(url, workers, lost_after, socket, breaks, identity)

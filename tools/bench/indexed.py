@@ -1,0 +1,219 @@
+"""Measures indexed access to tar shards beside wids, from the same local shards.
+
+    python tools/bench/indexed.py                   # all, about two minutes
+    python tools/bench/indexed.py --quick           # fewer samples
+    python tools/bench/indexed.py --directory /data # where to put the shards, a gigabyte
+
+``dataset[i]`` without decoding, at random places: of shards that are all open (8, and wids keeps 10 open),
+and of more shards than that (40), where wids scans a shard each time it opens one. ``open``: a dataset from a
+description of 1,000 shards. ``DataLoader``: each with its own ChunkedSampler and two workers, wids in torch's
+loader and ours in ``mpwds.DataLoader``; samples become rows of a batch. Memory: what the process that reads
+has to itself, above what it had after its imports; with a loader, what the larger worker has to itself.
+
+mpwds keeps the offsets of samples beside the shards. They are there when it is measured; ``first use`` is the
+time to find those of a shard, which one process does once.
+
+wids and mpwds take turns, each measurement in a process of its own; figures are medians of the rounds. Times
+are of the wall clock for DataLoader, and otherwise of the processor, as the shards are in the page cache.
+wids comes from the folder for packages to compare with, ``peers`` in the virtual environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import mpwds
+from mpwds.storage.indexed.describing import write_description
+from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.writing.tar_writer import TarWriter
+
+_OPENINGS = 10
+PEERS = str(Path(sys.prefix) / "peers")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process measures: ``reads`` samples of ``shards`` shards."""
+
+    what: str
+    shards: str
+    reads: int
+    loops: int = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Indexed access to tar shards, beside wids")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--directory", help="folder for the shards; by default a temporary one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        package, case = arguments.child
+        print(json.dumps(measure(package, Case(**json.loads(case)))))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        compare(folder, 1 if arguments.quick else 5, arguments.rounds)
+
+
+def compare(folder: str, scale: int, rounds: int) -> None:
+    small = make(folder, "small", shards=40, samples=400 * scale, size=300)
+    large = make(folder, "large", shards=40, samples=10 * scale, size=100_000)
+    few_small, few_large = part(small, 8), part(large, 8)
+    thousand = describe_thousand(folder, small)
+    cases = {
+        "dataset[i], 300 B, 8 shards": (Case("read", few_small, 4000 * scale), 5.0),
+        "dataset[i], 300 B, 40 shards": (Case("read", small, 200 * scale), 5.0),
+        "dataset[i], 100 kB, 8 shards": (Case("read", few_large, 1000 * scale), 3.0),
+        "dataset[i], 100 kB, 40 shards": (Case("read", large, 200 * scale), 3.0),
+        "open 1,000 shards": (Case("open", thousand, 1), 10.0),
+        "DataLoader, 300 B, 40 shards": (Case("load", small, 0), 3.0),
+        "DataLoader, 100 kB, 40 shards": (Case("load", large, 0), 3.0),
+    }
+    for description in (small, large):
+        print(
+            f"first use of a shard of {Path(description).stem} samples: {find_all(description) * 1e3:.1f} ms"
+        )
+    print(f"{'':<32}{'wids':>14}{'mpwds':>14}{'ratio':>8}{'goal':>6}   memory: wids, mpwds")
+    for name, (case, goal) in cases.items():
+        figures: dict[str, list[tuple[float, float]]] = {"wids": [], "mpwds": []}
+        for _ in range(rounds):
+            for package, measured in figures.items():
+                measured.append(run(package, case))
+        (theirs, their_memory), (ours, our_memory) = (medians(measured) for measured in figures.values())
+        print(
+            f"{name:<32}{theirs * 1e6:>11,.1f} us{ours * 1e6:>11,.1f} us{theirs / ours:>8.1f}{goal:>6.0f}"
+            f"   {their_memory:>6.1f} MB {our_memory:>6.1f} MB",
+            flush=True,
+        )
+
+
+def medians(figures: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    times, memories = zip(*figures, strict=True)
+    return statistics.median(times), statistics.median(memories)
+
+
+def run(package: str, case: Case) -> tuple[float, float]:
+    """Seconds per sample (or per dataset opened), and megabytes, of a process of its own."""
+    command = [sys.executable, __file__, "--child", package, json.dumps(vars(case))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    seconds, megabytes = json.loads(done.stdout.splitlines()[-1])  # wids prints warnings before it
+    return seconds, megabytes
+
+
+def measure(package: str, case: Case) -> tuple[float, float]:
+    import random
+
+    import torch.utils.data
+
+    if package == "wids":
+        sys.path.append(PEERS)
+        import wids
+    else:
+        from mpwds import wids
+    before = memory()
+    shards: Any = (
+        case.shards if case.what == "open" else json.loads(Path(case.shards).read_text())["shardlist"]
+    )
+    options: dict[str, Any] = {"transformations": [], "localname": str}
+    dataset = wids.ShardListDataset(shards, **options)
+    if case.what == "open":
+        start = time.process_time()
+        for _ in range(_OPENINGS):
+            dataset = wids.ShardListDataset(shards, **options)
+        return (time.process_time() - start) / _OPENINGS, memory() - before
+    if case.what == "read":
+        rng = random.Random(1)
+        numbers = [rng.randrange(len(dataset)) for _ in range(case.reads)]
+        for number in numbers[: case.reads // 4]:
+            dataset[number]
+        start = time.process_time()
+        for number in numbers:
+            dataset[number]
+        return (time.process_time() - start) / len(numbers), memory() - before
+    sampler = wids.ChunkedSampler(dataset, chunksize=500, shufflefirst=True)
+    make_loader: Any = torch.utils.data.DataLoader if package == "wids" else mpwds.DataLoader
+    loader = make_loader(
+        dataset,
+        batch_size=64,
+        sampler=sampler,
+        num_workers=2,
+        collate_fn=rows,
+        multiprocessing_context="fork",
+        persistent_workers=True,
+    )
+    for _ in range(2):  # in the first, workers start
+        start = time.perf_counter()
+        count = sum(len(classes) for _, classes in loader)
+    seconds = (time.perf_counter() - start) / count
+    return seconds, max(map(memory, psutil.Process().children(recursive=True)))
+
+
+def rows(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """A batch: the bytes as rows of a tensor, and the classes."""
+    import numpy as np
+    import torch
+
+    data = np.stack([np.frombuffer(sample[".bin"].read(), np.uint8) for sample in samples])
+    return torch.from_numpy(data), torch.tensor([int(sample[".cls"].read()) for sample in samples])
+
+
+def find_all(description: str) -> float:
+    """Finds the offsets of all samples; returns the seconds that a shard takes."""
+    urls = [shard["url"] for shard in json.loads(Path(description).read_text())["shardlist"]]
+    start = time.perf_counter()
+    TarShards(urls).lengths  # noqa: B018
+    return (time.perf_counter() - start) / len(urls)
+
+
+def memory(process: psutil.Process | None = None) -> float:
+    """A process's memory that it shares with no other, in megabytes; by default, of this one."""
+    return float((process or psutil.Process()).memory_full_info().uss) / 1e6
+
+
+def make(folder: str, name: str, shards: int, samples: int, size: int) -> str:
+    """Writes shards of random bytes and a class, and returns the path of their description."""
+    listed = []
+    for shard in range(shards):
+        path = os.path.join(folder, f"{name}-{shard:03d}.tar")
+        with TarWriter(path) as sink:
+            for n in range(samples):
+                sink.write({"__key__": f"{shard:03d}{n:06d}", "bin": os.urandom(size), "cls": n % 10})
+        listed.append({"url": path, "nsamples": samples})
+    description = os.path.join(folder, f"{name}.json")
+    write_description({"wids_version": 1, "shardlist": listed}, description)
+    return description
+
+
+def part(description: str, shards: int) -> str:
+    """A description of the first shards of another."""
+    contents = json.loads(Path(description).read_text())
+    path = description.replace(".json", f"-{shards}.json")
+    write_description({**contents, "shardlist": contents["shardlist"][:shards]}, path)
+    return path
+
+
+def describe_thousand(folder: str, description: str) -> str:
+    """A description of 1,000 shards by names relative to it."""
+    listed = json.loads(Path(description).read_text())["shardlist"]
+    names = [{**listed[n % len(listed)], "url": f"shards/x-{n:06d}.tar", "filesize": 1} for n in range(1000)]
+    path = os.path.join(folder, "thousand.json")
+    write_description({"wids_version": 1, "name": "thousand", "shardlist": names}, path)
+    return path
+
+
+if __name__ == "__main__":
+    main()
