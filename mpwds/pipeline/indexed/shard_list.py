@@ -139,13 +139,14 @@ class ShardListDataset:
         self.cache_dir: str | None = None
         if not remote or cache_dir is not None:
             cache, self.cache_dir = _cache(cache_dir, localname, -1 if keep else cache_size)
+        copies = ":" in "".join(urls) and not remote
         self._samples = TarShards(
             urls,
             self.lengths,
             offsets=[shard.get("offsets") for shard in self.shards],
             cache=cache,
             remote=remote,
-            open_files=lru_size if ":" in "".join(urls) else max(lru_size, _OPEN_LOCAL),
+            open_files=lru_size if copies else max(lru_size, _OPEN_LOCAL),
         )
         print(
             f"{shown[:_SHOWN]} base: {self.base} name: {self.spec.get('name')} nfiles: {len(self.shards)} "

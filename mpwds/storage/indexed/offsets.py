@@ -66,7 +66,7 @@ def find_offsets(shard: Shard) -> array[int]:
             )
     offsets = array("I")
     last_key = ""
-    position, end, after_zeros = 0, 0, 0
+    position, end, after_zeros = 0, 0, -1
     while position < shard.end:
         window = shard.read(min(size, shard.end - position), position)
         members, following, after_zeros = find_members(window, position, shard, after_zeros)

@@ -11,7 +11,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
-from mpwds.storage.indexed.offsets import from_text, load_or_find
+from mpwds.storage.indexed.offsets import from_text, load_or_find, to_text
 from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
@@ -77,7 +77,7 @@ class TarShards:
         self.misses = 0
         self.fetches = 0
         self._lengths = lengths
-        self._offsets = offsets
+        self._offsets = list(offsets or [None] * len(urls))
         self._cache = cache
         self._remote = remote
         self._open_files = open_files
@@ -154,10 +154,12 @@ class TarShards:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
-        carried = self._offsets[shard] if self._offsets else None
+        carried = self._offsets[shard]
         offsets = from_text(carried, file) if carried else None
         if offsets is None:
             offsets = load_or_find(file, paths)
+            if not any(map(os.path.exists, paths)):
+                self._offsets[shard] = to_text(offsets, file.end)
         count, expected = len(offsets) - 1, self._lengths and self._lengths[shard]
         if expected is not None and count != expected:
             raise ShardError(

@@ -174,7 +174,8 @@ class _Resource:
         if response.status == 200:
             if self._stop is not None and asked_for is None:
                 raise self._failed(
-                    "a range of bytes was asked for, and the server sends everything: it does not do ranges",
+                    "a range of bytes was asked for, and the server sends everything: it does not do ranges; "
+                    "read a copy, without remote=True",
                     position,
                 )
             return _HttpBody(response, 0, version._replace(size=response.length_remaining))

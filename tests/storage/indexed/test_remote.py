@@ -49,6 +49,16 @@ def test_headers_and_samples_alone_are_fetched(served, web):
     assert asked_bytes(web) < 0.25 * len(web.files["/x.tar"])
 
 
+def test_the_headers_of_a_shard_are_fetched_once_though_it_is_opened_again(served, web):
+    shards = TarShards([served], remote=True)
+    assert shards.lengths == [COUNT]
+    for again in (shards, pickle.loads(pickle.dumps(shards))):
+        again.close()
+        before = len(web.requests)
+        assert again.read(0, 17)["cls"] == b"17"
+        assert len(web.requests) == before + 2  # its beginning and the sample
+
+
 def test_with_carried_offsets_a_sample_is_one_request(served, path, web):
     offsets = describe_shard(path, offsets=True)["offsets"]
     shards = TarShards([served], [COUNT], offsets=[offsets], remote=True)
@@ -80,7 +90,7 @@ def test_they_can_be_sent_to_other_processes(served):
 
 def test_a_server_without_ranges_is_an_error_that_says_so(served, web):
     web.ranges = False
-    with pytest.raises(StreamError, match="the server sends everything: it does not do ranges"):
+    with pytest.raises(StreamError, match="does not do ranges; read a copy, without remote=True"):
         TarShards([served], [COUNT], remote=True).read(0, 0)
 
 

@@ -236,11 +236,18 @@ def test_a_compressed_shard_is_an_error_that_says_what_to_do(two, tmp_path, comp
         TarShards([str(path)]).read(0, 0)
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"x" * 5000])
-def test_what_is_no_tar_file_is_an_error(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "x.tar is empty"),
+        (b"<html>not found</html>", "22 bytes are left of a header's 512"),
+        (b"x" * 5000, "the shard is damaged or not a tar file"),
+    ],
+)
+def test_what_is_no_tar_file_is_an_error(tmp_path, content, problem):
     path = tmp_path / "x.tar"
     path.write_bytes(content)
-    with pytest.raises(ShardError, match="x.tar"):
+    with pytest.raises(ShardError, match=problem):
         TarShards([str(path)]).read(0, 0)
 
 
