@@ -48,7 +48,7 @@ if __name__ == "__main__":
         for number in range(203):
             out.write({"x": number, "text": str(number)})
     dataset = Squares(folder + "/local", folder + "/remote", shuffle=True, batch_size=10)
-    print(len(dataset), dataset.size, dataset[3], dataset[202])
+    print(len(dataset), dataset.size, dataset.num_shards, dataset.batch_size, dataset[3], dataset[202])
     for epoch in range(2):
         loader = DataLoader(dataset, batch_size=10, num_workers=2)
         batches = list(loader)

@@ -161,7 +161,9 @@ class StreamingDataset(DividedDataset):
             replication=replication or 1,
         )
         super().__init__(source, chosen, shuffle_seed)
+        self.batch_size = batch_size
         self.num_samples = sum(counts)
+        self.num_shards = sum(len(part.lengths) for part in parts)
         self.epoch_size = self.num_samples if chosen is None else len(chosen)
         shown = options(
             streams=(streams, None),

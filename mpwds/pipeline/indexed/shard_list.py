@@ -36,6 +36,7 @@ _MOST_MISSES = 0.3  # of all accesses
 _FEW_ACCESSES = 100
 _SHOWN = 50
 _OPEN_LOCAL = 100
+_LEAST_BYTES = 1_000_000  # of a cache; less counts shards
 
 
 class ShardListDataset:
@@ -53,7 +54,8 @@ class ShardListDataset:
     Args:
         shards: A list of dicts ``{"url": ..., "nsamples": ...}``, or the path, URL or open file of a
             description (:func:`mpwds.storage.indexed.descriptions.load_description`).
-        cache_size: Bytes that copies of shards may have in all.
+        cache_size: Bytes that copies of shards may have in all. Below a million it counts shards, as wids'
+            documentation says, of the largest ``filesize``; without any, there is no limit.
         cache_dir: Folder for them, under the shards' own names.
         lru_size: Number of copies that are open at a time, which the cache cannot remove meanwhile. If all
             shards are local, 100 or more of them are open.
@@ -133,6 +135,9 @@ class ShardListDataset:
         self.total_length: int = self.cum_lengths[-1]
         self.transformations = as_functions(transformations, allow_pickle)
         keep = keep or bool(self.spec.get("keep"))
+        if 0 <= cache_size < _LEAST_BYTES:
+            largest = max(shard.get("filesize") or 0 for shard in self.shards)
+            cache_size = max(cache_size, 1) * largest or -1
         urls = [shard["url"] for shard in self.shards]
         self._warned = False
         cache: ShardCache | Callable[[str], ShardCache] | None = None

@@ -215,12 +215,18 @@ class TestCopies:
         ]
 
     def test_a_small_cache_holds_one_shard_at_a_time(self, served, shards, tmp_path):
-        listed, _ = served
-        largest = max(Path(shard["url"]).stat().st_size for shard in shards)
-        dataset = ShardListDataset(listed, cache_size=largest + 1, transformations=[])
+        sized = [
+            {**shard, "filesize": Path(local["url"]).stat().st_size}
+            for shard, local in zip(served[0], shards, strict=True)
+        ]
+        dataset = ShardListDataset(sized, cache_size=1, transformations=[])
         for n in (0, 5, 1, 6):
             assert int(dataset[n][".cls"].read()) == n
             assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 1
+
+    def test_a_cache_of_some_shards_of_unknown_size_has_no_limit(self, served):
+        dataset = ShardListDataset(served[0], cache_size=1)
+        assert [dataset[n][".cls"] for n in range(len(dataset))] == list(range(len(dataset)))
 
 
 def first_two(sample):
