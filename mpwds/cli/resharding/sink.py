@@ -15,7 +15,7 @@ from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.storage.writing.writers import check_pattern
 
-_BUFFER_BYTES = 1024 * 1024
+_BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
 _NUMBER = re.compile(r"%0?\d*d")
 
 

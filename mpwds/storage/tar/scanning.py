@@ -139,7 +139,7 @@ class _Scan:
                 entry = self._next()
             except ShardError as error:
                 following = self._next_header()
-                yield Damage(start, self._position, str(error))
+                yield Damage(max(start, self._after_zeros), self._position, str(error))
                 if not following:
                     return
                 continue

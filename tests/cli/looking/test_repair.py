@@ -95,6 +95,15 @@ def test_members_outside_of_samples_are_kept(run, tar, tmp_path, entries):
     )
 
 
+def test_bytes_behind_the_end_cost_no_sample(run, shard, tmp_path):
+    before = keys(shard)
+    shard.write_bytes(shard.read_bytes() + b"garbage" * 500)
+    assert run("verify", shard).returncode == 1
+    run("repair", shard, "-o", tmp_path / "y.tar")
+    assert keys(tmp_path / "y.tar") == before
+    assert run("verify", tmp_path / "y.tar").returncode == 0
+
+
 def test_a_truncated_compressed_shard_keeps_its_beginning(run, shard, tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(shard.read_bytes())[:-2000])
     assert run("repair", tmp_path / "x.tar.gz", "-o", tmp_path / "y.tar.gz").returncode == 0

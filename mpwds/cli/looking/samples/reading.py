@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.input import OpenAt
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import Damage, Entry, blocks, scan
@@ -23,6 +24,11 @@ class Member:
     size: int
     header: bytes = b""
     data: bytes | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the next member of a tar archive begins."""
+        return self.offset + len(self.header) + self.size + -self.size % BLOCK
 
     @property
     def blocks(self) -> bytes:
@@ -161,7 +167,7 @@ class _Grouping:
 
     def _damaged(self, damage: Damage) -> Problem:
         sample, self._after_damage = self._sample, True
-        if sample is not None:
+        if sample is not None and damage.offset <= sample.members[-1].end:  # no end of an archive between
             sample.interrupted = True
         # The archive's name is said by itself.
         name = rf"(?<!\S){re.escape(without_credentials(self._shard))}(?=[\s,:])"
