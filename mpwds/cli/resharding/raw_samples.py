@@ -19,6 +19,7 @@ from mpwds.storage.tar.header import BLOCK, GLOBAL
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
+from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
@@ -37,6 +38,9 @@ class Blocks(Protocol):
 
     def read_into(self, target: memoryview, position: int) -> None:
         """Fills ``target`` with the bytes from ``position`` of the archive on."""
+
+    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
+        """Appends the bytes from ``start`` to ``stop`` of the archive to another one."""
 
 
 @dataclass
@@ -123,6 +127,9 @@ class FileBlocks:
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self._files.descriptor(self._path), position, self.url)
 
+    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
+        writer.copy_blocks(self._files.descriptor(self._path), start, stop - start)
+
 
 class HeldBlocks:
     """Bytes in memory: those of an archive from ``start`` on."""
@@ -135,6 +142,9 @@ class HeldBlocks:
     def read_into(self, target: memoryview, position: int) -> None:
         begin = position - self._start
         target[:] = self._data[begin : begin + len(target)]
+
+    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
+        writer.write_blocks(self._data[start - self._start : stop - self._start])
 
 
 def read_raw_samples(

@@ -7,7 +7,7 @@ import os
 import re
 
 from mpwds.cli.resharding.options import Duplicates
-from mpwds.cli.resharding.raw_samples import Blocks, RawSample
+from mpwds.cli.resharding.raw_samples import RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.gopen import open_at
@@ -15,15 +15,14 @@ from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.storage.writing.writers import check_pattern
 
-_BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
 _NUMBER = re.compile(r"%0?\d*d")
 
 
 class ShardSink(ClosesOrDiscards):
     """Writes raw samples to one shard, or to a series of shards.
 
-    A shard appears under its name when it is complete and on disk; an exception inside ``with`` leaves the
-    complete ones and drops the current one.
+    A shard appears under its name when it is complete; an exception inside ``with`` leaves the complete ones
+    and drops the current one. As with ``cp``, the system decides when it writes them to the disk.
 
     Args:
         target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
@@ -64,8 +63,6 @@ class ShardSink(ClosesOrDiscards):
             raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
         if not force and (found := existing(target)):
             raise FileExistsError(already_there(found))
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._filled = 0
         self._writer: TarWriter | None = None
         if not self._is_series:
             self._open_next()
@@ -83,7 +80,7 @@ class ShardSink(ClosesOrDiscards):
         self.samples += 1
         self.bytes += sample.size
         for start, stop in sample.extents:
-            self._copy(sample.blocks, start, stop, writer)
+            sample.blocks.copy_to(writer, start, stop)
 
     def close(self) -> None:
         """Completes the last shard."""
@@ -104,7 +101,7 @@ class ShardSink(ClosesOrDiscards):
         name = self._target % len(self.shards) if self._is_series else self._target
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
-        self._writer = TarWriter(name)
+        self._writer = TarWriter(name, sync=False)
         self.shards.append(name)
         self._size = 0
         self._keys: set[str] = set()
@@ -113,7 +110,6 @@ class ShardSink(ClosesOrDiscards):
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._flush(self._writer)
             self._writer.close()
             self._writer = None
 
@@ -132,19 +128,6 @@ class ShardSink(ClosesOrDiscards):
                 "--duplicates rename writes it under another key"
             )
         return sample
-
-    def _copy(self, blocks: Blocks, start: int, stop: int, writer: TarWriter) -> None:
-        while start < stop:
-            take = min(stop - start, _BUFFER_BYTES - self._filled)
-            blocks.read_into(self._buffer[self._filled : self._filled + take], start)
-            self._filled += take
-            start += take
-            if self._filled == _BUFFER_BYTES:
-                self._flush(writer)
-
-    def _flush(self, writer: TarWriter) -> None:
-        writer.write_blocks(self._buffer[: self._filled])
-        self._filled = 0
 
 
 def is_series(target: str) -> bool:
