@@ -20,7 +20,7 @@ from mpwds.viewing.wording import printable, size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mpwds.cli.making.sources import Samples, Source
+    from mpwds.cli.making.sources.finding import Samples, Source
     from mpwds.cli.making.writing import Planned, Written
 
 
@@ -85,7 +85,7 @@ def create(
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     """
     from mpwds.cli.making import planning
-    from mpwds.cli.making.sources import Wanted, find
+    from mpwds.cli.making.sources.finding import Wanted, find
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,

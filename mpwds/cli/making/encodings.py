@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.cli.making.columns import extension_of
+from mpwds.cli.making.sources.columns import extension_of
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.writing.encoders import encode_field
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY
-from mpwds.cli.making.mds import mds_version, open_mds
+from mpwds.cli.making.sources.mds import mds_version, open_mds
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path

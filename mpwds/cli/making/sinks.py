@@ -57,9 +57,7 @@ def open_sink(
     """
     if kind in ("tar", "msgpack", "cbor"):
         if options.compression or options.hashes:
-            raise ValueError(
-                f"--compression and --hashes are for MDS: {kind} is compressed by its name (.gz)"
-            )
+            raise ValueError("--compression and --hashes are for MDS datasets alone")
         refuse_existing([where], options.force)
         make_folders([where])
     if kind == "tar":
@@ -80,8 +78,10 @@ def open_sink(
             allow_pickle=True,  # the bytes of pickles are copied
         )
     if kind == "mds1":
-        if options.hashes or options.force:
-            raise ValueError("MDS of version 1 has no hashes, and is not replaced: remove it first")
+        if options.hashes:
+            raise ValueError("--hashes are for MDS of version 2 alone")
+        if options.force:
+            raise ValueError("--force does not replace MDS datasets of version 1: remove the folder first")
         return _Version1(where, list(columns), options)
     return _Records(kind, where, options)
 

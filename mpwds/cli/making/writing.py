@@ -88,7 +88,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
     number, (url, samples) = task
     keys: set[str] = set()
     told, untold, nbytes = 0, 0, 0
-    with TarWriter(url, mtime=0) as sink, _naming(url):
+    with TarWriter(url, mtime=0, sync=False) as sink, _naming(url):
         for sample in samples:
             key = sample["__key__"]
             if key in keys:

@@ -7,7 +7,7 @@ import os
 import stat
 import tarfile
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO, Protocol
@@ -138,7 +138,7 @@ class HeldBlocks:
 
 
 def read_raw_samples(
-    urls: Iterable[str], files: OpenFiles, fields: Container[str] = ()
+    urls: Iterable[str], files: OpenFiles, fields: Collection[str] = ()
 ) -> Iterator[RawSample]:
     """Yields the samples of tar shards.
 
@@ -159,11 +159,12 @@ def read_raw_samples(
             yield from _held(url, fields)
         else:
             blocks = FileBlocks(without_credentials(url), path, files)
-            for key, entries in _grouped(url, scan(url, lambda name: split_name(name)[1] in fields)):
+            found = scan(url, lambda name: split_name(name)[1] in fields) if fields else scan(url)
+            for key, entries in _grouped(url, found):
                 yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
-def _held(url: str, fields: Container[str]) -> Iterator[RawSample]:
+def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:
     for key, entries in _grouped(url, scan(url, lambda name: True)):
         for entry in entries:
             if entry.size and entry.data is None:
@@ -235,7 +236,9 @@ def _extents(entries: list[Entry]) -> Extents:
     return extents
 
 
-def _data(entries: list[Entry], fields: Container[str]) -> dict[str, bytes]:
+def _data(entries: list[Entry], fields: Collection[str]) -> dict[str, bytes]:
+    if not fields:
+        return {}
     data = {split_name(entry.name)[1]: entry.data for entry in entries if entry.is_file}
     return {name: value for name, value in data.items() if value is not None and name in fields}
 

@@ -22,8 +22,8 @@ _NUMBER = re.compile(r"%0?\d*d")
 class ShardSink(ClosesOrDiscards):
     """Writes raw samples to one shard, or to a series of shards.
 
-    A shard appears under its name when it is complete and on disk; an exception inside ``with`` leaves the
-    complete ones and drops the current one.
+    A shard appears under its name when it is complete; an exception inside ``with`` leaves the complete ones
+    and drops the current one. As with ``cp``, the system decides when it writes them to the disk.
 
     Args:
         target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
@@ -104,7 +104,7 @@ class ShardSink(ClosesOrDiscards):
         name = self._target % len(self.shards) if self._is_series else self._target
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
-        self._writer = TarWriter(name)
+        self._writer = TarWriter(name, sync=False)
         self.shards.append(name)
         self._size = 0
         self._keys: set[str] = set()

@@ -34,7 +34,9 @@ Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
 """A ``stream`` that ``publish`` completes and ``discard`` throws away. It may take less than it is given."""
 
 
-def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) -> Destination:
+def open_destination(
+    target: str | os.PathLike[str] | BinaryIO | OwnedStream, sync: bool = True
+) -> Destination:
     """Opens an archive's destination.
 
     A path or a ``file:`` URL becomes a ``PendingFile``; a named pipe or a device is written to directly.
@@ -55,7 +57,7 @@ def open_destination(target: str | os.PathLike[str] | BinaryIO | OwnedStream) ->
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         return OwnedStream(open(path, "wb", buffering=0), path)
-    return PendingFile(path)
+    return PendingFile(path, sync)
 
 
 class _Given:
@@ -134,20 +136,22 @@ def _let_go(stream: Any) -> None:
 class PendingFile:
     """A file written under a temporary name beside its final one.
 
-    ``publish`` makes it durable and gives it its name, replacing a file of that name; a symbolic link stays,
-    and the file behind it is replaced. ``discard`` removes the file, and so does the end of this object or of
-    the interpreter. A process that is killed leaves it as ``.NAME.XXXXXXXX.partial``. A fork removes nothing.
+    ``publish`` makes it durable, unless ``sync`` is false, and gives it its name, replacing a file of that
+    name; a symbolic link stays, and the file behind it is replaced. ``discard`` removes the file, and so does
+    the end of this object or of the interpreter. A process that is killed leaves it as
+    ``.NAME.XXXXXXXX.partial``. A fork removes nothing.
     """
 
     path: str
     stream: BinaryIO
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, sync: bool = True) -> None:
         if not os.path.basename(path) or (os.path.exists(path) and not os.path.isfile(path)):
             raise FileExistsError(
                 errno.EEXIST, "cannot write here, it is a directory, a pipe or a device", path
             )
         self.path = os.path.realpath(path)
+        self._sync = sync
         self._directory, name = os.path.split(self.path)
         temporary = os.path.join(self._directory, f".{name[:_NAME_LETTERS]}.{secrets.token_hex(4)}.partial")
         with contextlib.suppress(FileNotFoundError):
@@ -165,16 +169,18 @@ class PendingFile:
         self._remove = weakref.finalize(self, _abandoned, self.path, self.stream, temporary, os.getpid())
 
     def publish(self) -> None:
-        """Writes everything to disk, then renames. On an error the file is discarded."""
+        """Renames the file, once it is on disk if that is wanted. On an error the file is discarded."""
         try:
-            os.fsync(self.stream.fileno())
+            if self._sync:
+                os.fsync(self.stream.fileno())
             self.stream.close()
             os.replace(self._temporary, self.path)
         except BaseException:
             self.discard()
             raise
         self._remove.detach()
-        _sync_directory(self._directory)
+        if self._sync:
+            _sync_directory(self._directory)
 
     def discard(self) -> None:
         """Closes and removes the file, unless it was published or discarded already."""

@@ -59,6 +59,8 @@ class TarWriter(ClosesOrDiscards):
             ``None`` takes the current time.
         format: ``"USTAR_FORMAT"``, ``"GNU_FORMAT"``, ``"PAX_FORMAT"`` or tarfile's constant of that name.
             ``None`` writes ustar, and pax headers for the members that need them.
+        sync: Wait until a path's file is on the disk before it gets its name. Without that, a crash of the
+            machine soon afterwards may leave a damaged archive under the name.
 
     Attributes:
         discarded: The archive was given up, by ``discard`` or because writing it failed.
@@ -93,6 +95,7 @@ class TarWriter(ClosesOrDiscards):
         keep_meta: bool = False,
         mtime: float | None = None,
         format: Format | None = None,
+        sync: bool = True,
     ) -> None:
         self.user = user
         self.group = group
@@ -108,7 +111,7 @@ class TarWriter(ClosesOrDiscards):
         name = os.fspath(fileobj) if isinstance(fileobj, (str, os.PathLike)) else ""
         self.compress = compression_of(compress, name)
         self._compressor = None if self.compress is None else _COMPRESSORS[self.compress]()
-        self._destination = open_destination(fileobj)
+        self._destination = open_destination(fileobj, sync)
         self._stream = self._destination.stream
 
     def write(self, sample: Sample) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.cli.making.columns import LABELS, Column, ColumnMap
+from mpwds.cli.making.sources.columns import LABELS, Column, ColumnMap
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 

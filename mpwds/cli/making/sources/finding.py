@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mpwds.cli.looking.printing import counted
-from mpwds.cli.making import arrow, columns, folders, tables
-from mpwds.cli.making.mds import as_fields, mds_version, open_mds
+from mpwds.cli.making.sources import arrow, columns, folders, tables
+from mpwds.cli.making.sources.mds import as_fields, mds_version, open_mds
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mpwds.cli.making.columns import Column, ColumnMap
+from mpwds.cli.making.sources.columns import Column, ColumnMap
 from mpwds.errors import ShardError
 from mpwds.imports import require
 from mpwds.storage.streams.gopen import gopen

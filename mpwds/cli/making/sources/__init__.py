@@ -1,0 +1,1 @@
+"""What ``create`` makes shards of: folders, lists, Arrow and Parquet files, MDS."""
