@@ -94,6 +94,7 @@ def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
     from mpwds.cli.progress import progress
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.pipeline.dataset import DataPipeline
+    from mpwds.pipeline.notes import drop_notes
 
     figures = Counter(samples=0, bytes=0, skipped=0)
     jobs = [job for job in processing.jobs if job.output not in done]
@@ -108,8 +109,12 @@ def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
         on_worker_death="restart",
         output="numpy",
     )
-    with loader, progress(len(processing.jobs), len(done), in_bytes=False) as advance:
-        for of_job in loader:
-            figures.update(of_job)
-            advance(1, f"{figures['samples']:,} samples")
+    try:
+        with loader, progress(len(processing.jobs), len(done), in_bytes=False) as advance:
+            for of_job in loader:
+                figures.update(of_job)
+                advance(1, f"{figures['samples']:,} samples")
+    except Exception as error:
+        drop_notes(error, type(processing).__name__)
+        raise
     return figures

@@ -11,7 +11,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.notes import add_note, noted
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -51,7 +51,8 @@ class Processing:
         self.rounds = repeat
         self.seed = seed
         self._handler = handler if handler is reraise_exception else _Counted(handler)
-        self.dataset = build(stages, urls, self._handler)
+        with noted("in building a dataset with these stages"):
+            self.dataset = build(stages, urls, self._handler)
         count = len(urls) * repeat
         if not is_series(output) and count > 1:
             raise ValueError(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
