@@ -60,10 +60,17 @@ def create(
         float | None,
         typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
     ] = None,
-    maxcount: Annotated[int, typer.Option(min=1, help="Samples in a shard, at most.")] = 10_000,
+    maxcount: Annotated[
+        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most.")
+    ] = None,
     maxsize: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of a shard: the sample that reaches it is the last.")
-    ] = "1GB",
+        str,
+        typer.Option(
+            metavar="SIZE",
+            show_default="1GB",
+            help="Bytes of fields in a shard, without tar's headers: the sample that reaches it is the last.",
+        ),
+    ] = "",
     jobs: Annotated[
         int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one for each processor.")
     ] = 0,
@@ -92,13 +99,15 @@ def create(
         make_folders,
         plain_console,
         refuse_existing,
+        refuse_limits,
         shard_pattern,
         write_file,
     )
     from mpwds.cli.resharding.options import parse_size
     from mpwds.cli.resharding.reshard import ended_by_sigterm
-    from mpwds.cli.resharding.sink import existing
+    from mpwds.cli.resharding.sink import warn_of_older
 
+    refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
     with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
         found = find(source, Wanted(kind, columns, key, root, shuffle, scratch))
@@ -107,7 +116,8 @@ def create(
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
         patterns = {name: shard_pattern(output, name) for name in splits}
         planned = {
-            name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize)) for name in splits
+            name: _shards(patterns[name], *splits[name], maxcount or 10_000, parse_size(maxsize or "1GB"))
+            for name in splits
         }
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
@@ -128,8 +138,7 @@ def create(
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
     for pattern in patterns.values():
-        for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
-            console.print(f"{printable(name)} is of an earlier run: remove it", style="yellow")
+        warn_of_older(pattern, [shard.url for shard in written])
     console.print(_summary(written, time.monotonic() - began, list(files)))
 
 

@@ -50,6 +50,7 @@ def create(
 
     It lists each shard with its number of samples, size and MD5 sum.
     """
+    from mpwds.cli.looking.printing import counted
     from mpwds.cli.outputs import refuse_existing
     from mpwds.cli.progress import progress
     from mpwds.storage.indexed.describing import create_description, write_description
@@ -79,7 +80,7 @@ def create(
     write_description(description, output)
     samples = sum(shard["nsamples"] for shard in description["shardlist"])
     print(
-        f"{output}: {len(urls):,} shards, {samples:,} samples",
+        f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}",
         file=sys.stderr if output == "-" else sys.stdout,
     )
 

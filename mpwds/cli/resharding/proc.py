@@ -56,6 +56,7 @@ def proc(
     command writes the same bytes, whatever the number of workers.
     """
     from mpwds.cli.feed.serve import load
+    from mpwds.cli.looking.printing import counted
     from mpwds.cli.resharding.journal import begun
     from mpwds.cli.resharding.proc_jobs import Processing
     from mpwds.cli.resharding.reshard import ended_by_sigterm, shard_urls
@@ -72,7 +73,8 @@ def proc(
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
     before = f"; {len(done)} were complete before" if done else ""
     print(
-        f"{figures['samples']:,} samples, {shown_bytes(figures['bytes'])}: {written} shards written"
+        f"{counted(figures['samples'], 'sample')}, {shown_bytes(figures['bytes'])}: "
+        f"{counted(written, 'shard')} written"
         f"{before}{skipped}",
         file=stream,
     )

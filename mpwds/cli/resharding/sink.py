@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
+from collections.abc import Iterable
 
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
@@ -14,6 +16,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.storage.writing.writers import check_pattern
+from mpwds.viewing.wording import printable
 
 _NUMBER = re.compile(r"%0?\d*d")
 
@@ -128,6 +131,14 @@ class ShardSink(ClosesOrDiscards):
                 "--duplicates rename writes it under another key"
             )
         return sample
+
+
+def warn_of_older(target: str, written: Iterable[str]) -> None:
+    """Names local shards of the series on standard error that are not among those written now."""
+    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
+    if older:
+        more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
+        print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
 
 
 def is_series(target: str) -> bool:

@@ -223,7 +223,10 @@ class TestNothingIsMixed:
         (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
         (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),
         (["pipeline.py:numbers", "in-0.tar", "out-%d.tar"], "TypeError: a stage is an object"),
-        (["pipeline.py:mistaken", "in-0.tar", "out-%d.tar"], "KeyError: 'no such field'; in map(<lambda>), on"),
+        (
+            ["pipeline.py:mistaken", "in-0.tar", "out-%d.tar"],
+            "KeyError: 'no such field'; in map(<lambda>), on",
+        ),
     ],
 )
 def test_mistakes_are_explained(run, arguments, message):
