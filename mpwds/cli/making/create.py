@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -109,8 +110,12 @@ def create(
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
-    with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
-        found = find(source, Wanted(kind, columns, key, root, shuffle, scratch))
+    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+
+        def scratch() -> str:
+            return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))
+
+        found = find(source, Wanted(scratch, kind, columns, key, root, shuffle))
         splits = _splits(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
@@ -127,8 +132,7 @@ def create(
         _show(console, source, found)
         began = time.monotonic()
         total = sum(len(numbers) for _, numbers in splits.values())
-        with ended_by_sigterm():
-            written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
+        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
     rest = iter(written)
     for url, part in zip(descriptions, planned.values(), strict=False):
         files[url] = describe(url, list(itertools.islice(rest, len(part))))
