@@ -7,7 +7,7 @@ import os
 import stat
 import tarfile
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO, Protocol
@@ -19,7 +19,6 @@ from mpwds.storage.tar.header import BLOCK, GLOBAL
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
-from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
@@ -38,9 +37,6 @@ class Blocks(Protocol):
 
     def read_into(self, target: memoryview, position: int) -> None:
         """Fills ``target`` with the bytes from ``position`` of the archive on."""
-
-    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
-        """Appends the bytes from ``start`` to ``stop`` of the archive to another one."""
 
 
 @dataclass
@@ -127,9 +123,6 @@ class FileBlocks:
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self._files.descriptor(self._path), position, self.url)
 
-    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
-        writer.copy_blocks(self._files.descriptor(self._path), start, stop - start)
-
 
 class HeldBlocks:
     """Bytes in memory: those of an archive from ``start`` on."""
@@ -143,12 +136,9 @@ class HeldBlocks:
         begin = position - self._start
         target[:] = self._data[begin : begin + len(target)]
 
-    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
-        writer.write_blocks(self._data[start - self._start : stop - self._start])
-
 
 def read_raw_samples(
-    urls: Iterable[str], files: OpenFiles, fields: Container[str] = ()
+    urls: Iterable[str], files: OpenFiles, fields: Collection[str] = ()
 ) -> Iterator[RawSample]:
     """Yields the samples of tar shards.
 
@@ -169,11 +159,12 @@ def read_raw_samples(
             yield from _held(url, fields)
         else:
             blocks = FileBlocks(without_credentials(url), path, files)
-            for key, entries in _grouped(url, scan(url, lambda name: split_name(name)[1] in fields)):
+            found = scan(url, lambda name: split_name(name)[1] in fields) if fields else scan(url)
+            for key, entries in _grouped(url, found):
                 yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
-def _held(url: str, fields: Container[str]) -> Iterator[RawSample]:
+def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:
     for key, entries in _grouped(url, scan(url, lambda name: True)):
         for entry in entries:
             if entry.size and entry.data is None:
@@ -245,7 +236,9 @@ def _extents(entries: list[Entry]) -> Extents:
     return extents
 
 
-def _data(entries: list[Entry], fields: Container[str]) -> dict[str, bytes]:
+def _data(entries: list[Entry], fields: Collection[str]) -> dict[str, bytes]:
+    if not fields:
+        return {}
     data = {split_name(entry.name)[1]: entry.data for entry in entries if entry.is_file}
     return {name: value for name, value in data.items() if value is not None and name in fields}
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from mpwds.cli.outputs import refuse_own_input
@@ -29,7 +29,7 @@ def reshard(
     output: str,
     arrange: Arrange = iter,
     *,
-    fields: Container[str] = (),
+    fields: Collection[str] = (),
     maxcount: int | None = None,
     maxsize: int | None = None,
     force: bool = False,

@@ -11,7 +11,6 @@ from typing import Any
 
 from mpwds.cli.resharding.raw_samples import RawSample, fill
 from mpwds.storage.streams.urls import is_local, local_path
-from mpwds.storage.writing.tar_writer import TarWriter
 
 
 class Spool:
@@ -59,9 +58,6 @@ class Spool:
 
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self._file.fileno(), position, self.url)
-
-    def copy_to(self, writer: TarWriter, start: int, stop: int) -> None:
-        writer.copy_blocks(self._file.fileno(), start, stop - start)
 
     def __enter__(self) -> Spool:
         return self

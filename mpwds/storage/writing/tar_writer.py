@@ -13,10 +13,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, Literal
 
-from mpwds.errors import ShardError
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.writing.destinations import OwnedStream, PendingFile, open_destination
+from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 from mpwds.storage.writing.ustar import ustar_header
 
@@ -25,7 +24,6 @@ Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
 
 _FORMATS = ("USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT")
 
-_COPY_BYTES = 256 << 10
 _LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
 _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
 
@@ -193,27 +191,6 @@ class TarWriter(ClosesOrDiscards):
         """Append members of another tar archive as they lie there: headers, data and padding."""
         self._bytes_in_archive += len(data)
         self._write_all(data if self._compressor is None else self._compressor.compress(data))
-
-    def copy_blocks(self, descriptor: int, start: int, count: int) -> None:
-        """Append members of an archive that lie in an open file; the system copies them where it can."""
-        copies = self._compressor is None and isinstance(self._destination, PendingFile)
-        while count:
-            copied = 0
-            if copies:
-                try:
-                    copied = os.copy_file_range(descriptor, self._stream.fileno(), count, start)
-                except (
-                    OSError
-                ):  # between file systems, or on one that cannot: the other way shows real errors
-                    copies = False
-                self._bytes_in_archive += copied
-            if not copied:
-                data = os.pread(descriptor, min(count, _COPY_BYTES), start)
-                if not data:
-                    raise ShardError(f"a shard became shorter while it was read: nothing is left at {start}")
-                self.write_blocks(data)
-                copied = len(data)
-            start, count = start + copied, count - copied
 
     def _write_all(self, data: bytes | memoryview) -> None:
         while data:
