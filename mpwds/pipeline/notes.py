@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -76,22 +74,6 @@ def add_note(error: BaseException, note: str) -> None:
         notes = []
         object.__setattr__(error, "__notes__", notes)
     notes.append(note)
-
-
-@contextlib.contextmanager
-def noted(note: str) -> Iterator[None]:
-    """Adds a note to exceptions that pass."""
-    try:
-        yield
-    except Exception as error:
-        add_note(error, note)
-        raise
-
-
-def drop_notes(error: BaseException, words: str) -> None:
-    """Removes the notes that contain ``words``: stages that users know nothing of."""
-    notes: list[str] = getattr(error, "__notes__", [])
-    notes[:] = [note for note in notes if words not in note]
 
 
 def arguments(*values: object, **named: object) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Keys
-from mpwds.pipeline.notes import noted
+from mpwds.cli.notes import noted
 
 Source = Annotated[
     str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")

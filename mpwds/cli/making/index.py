@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import Annotated
 
@@ -177,10 +178,11 @@ def sample(
     from mpwds.pipeline.indexed.dataset import IndexedDataset
     from mpwds.viewing.wording import printable
 
-    dataset = IndexedDataset(description)
-    if not 0 <= number < len(dataset):
-        raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
-    found = dataset[number]
+    with tempfile.TemporaryDirectory(prefix="mpwds-index-") as copies:
+        dataset = IndexedDataset(description, cache_dir=copies)
+        if not 0 <= number < len(dataset):
+            raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
+        found = dataset[number]
     if cat is not None:
         field = cat.removeprefix(".")
         if field not in found:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mpwds.cli.notes import drop_notes, noted
 from mpwds.cli.progress import progress
-from mpwds.pipeline.notes import drop_notes, noted
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
 from mpwds.storage.writing.tar_writer import TarWriter

@@ -93,10 +93,10 @@ def _handler(on_error: str) -> Handler:
 
 def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
     """Does the jobs that are left, and adds up their figures."""
+    from mpwds.cli.notes import drop_notes
     from mpwds.cli.progress import progress
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.pipeline.dataset import DataPipeline
-    from mpwds.pipeline.notes import drop_notes
 
     figures = Counter(samples=0, bytes=0, skipped=0)
     jobs = [job for job in processing.jobs if job.output not in done]

@@ -6,12 +6,13 @@ import inspect
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
+from mpwds.cli.notes import noted
 from mpwds.cli.resharding.sink import is_series
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import add_note, noted
+from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter

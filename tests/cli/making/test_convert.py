@@ -231,3 +231,9 @@ def test_tar_shards_do_not_go_into_the_mds_dataset_they_are_made_of(run, shards,
     before = sorted((tmp_path / "mds").iterdir())
     assert "choose another folder" in run("convert", tmp_path / "mds", tmp_path / "mds").stderr
     assert sorted((tmp_path / "mds").iterdir()) == before
+
+
+def test_an_mds_dataset_may_be_named_by_its_index(run, shards, tmp_path):
+    assert run("convert", shards, tmp_path / "mds").returncode == 0
+    assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar").returncode == 0
+    assert len(read(tmp_path / "y.tar")) == len(SAMPLES)

@@ -96,3 +96,10 @@ def test_what_there_is_not_is_an_error(run, description, arguments, message):
 def test_errors_name_the_whole_command(run, tmp_path):
     assert run("index", "info", tmp_path / "no.json").stderr.startswith("mpwds index info: error: ")
     assert "No such command" in run("index", "creat").stderr
+
+
+def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
+    content = json.loads(description.read_text())
+    content["shardlist"][1]["url"] = f"pipe:cat {tmp_path}/x-1.tar"
+    description.write_text(json.dumps(content))
+    assert json.loads(run("index", "sample", description, 5, "--json").stdout)["__key__"] == "5"

@@ -155,7 +155,7 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
         found, names = tables.number_classes(rows, found)
         classes = {"cls": names} if names else {}
     column_map = _map(found, wanted, root)
-    text = f"a list of {len(rows):,} rows ({ending})"
+    text = f"a list of {counted(len(rows), 'row')} ({ending})"
     return Source(
         text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
     )
@@ -172,7 +172,8 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
     labels = {name: column.names for name, column in found.items() if column.names}
     classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
     files = sum(map(len, splits.values()))
-    text = f"a dataset of {sum(map(len, samples.values())):,} rows in {files} files"
+    rows = sum(map(len, samples.values()))
+    text = f"a dataset of {counted(rows, 'row')} in {counted(files, 'file')}"
     return Source(text, samples, _shown(found, column_map), classes)
 
 
