@@ -102,6 +102,13 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
         raise FileExistsError(already_there(there))
 
 
+def refuse_limits(output: str, limit: object) -> None:
+    """Raises ``ValueError`` if a limit is given for what is one file by its name."""
+    name = output.rpartition("/")[2]
+    if limit and "%" not in name and (output == "-" or _FILE.search(name)):
+        raise ValueError(f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar")
+
+
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
     """Raises ``ValueError`` if what is read would be replaced, as the output or a part of its series."""
     if not is_local(output) or output == "-":

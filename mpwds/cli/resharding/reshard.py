@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from mpwds.cli.outputs import refuse_own_input
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
-from mpwds.cli.resharding.sink import ShardSink, existing
+from mpwds.cli.resharding.sink import ShardSink, warn_of_older
 from mpwds.errors import ShardError
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.patterns import expand_urls
@@ -49,7 +50,7 @@ def reshard(
         ValueError: A shard would be replaced by what is read from it.
     """
     urls = shard_urls(patterns)
-    _refuse_own_input(urls, output)
+    refuse_own_input(urls, output)
     read = 0
 
     def counted(samples: Iterator[RawSample]) -> Iterator[RawSample]:
@@ -99,16 +100,8 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _refuse_own_input(urls: list[str], output: str) -> None:
-    replaced = {os.path.realpath(path) for path in existing(output)}
-    for url in urls:
-        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
-            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
-
-
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
     written = sink.shards
-    left = sorted({*existing(output)} - {local_path(name) for name in written if is_local(name)})
     stream = sys.stderr if output == "-" else sys.stdout
     if as_json:
         figures: dict[str, Any] = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
@@ -117,7 +110,4 @@ def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> Non
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
     counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
     print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
-    if left:
-        print(
-            f"{left[0]} and others ({len(left)} in all) of the series are older: remove them", file=sys.stderr
-        )
+    warn_of_older(output, written)

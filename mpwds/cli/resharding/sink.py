@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
+from collections.abc import Iterable
 
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import Blocks, RawSample
@@ -14,6 +16,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.storage.writing.writers import check_pattern
+from mpwds.viewing.wording import printable
 
 _BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
 _NUMBER = re.compile(r"%0?\d*d")
@@ -145,6 +148,14 @@ class ShardSink(ClosesOrDiscards):
     def _flush(self, writer: TarWriter) -> None:
         writer.write_blocks(self._buffer[: self._filled])
         self._filled = 0
+
+
+def warn_of_older(target: str, written: Iterable[str]) -> None:
+    """Names local shards of the series on standard error that are not among those written now."""
+    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
+    if older:
+        more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
+        print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
 
 
 def is_series(target: str) -> bool:
