@@ -89,6 +89,8 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,
+        ended_by_sigterm,
+        existing,
         make_folders,
         plain_console,
         refuse_existing,
@@ -96,8 +98,6 @@ def create(
         write_file,
     )
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.reshard import ended_by_sigterm
-    from mpwds.cli.resharding.sink import existing
 
     console = plain_console(output == "-" or as_json)
     with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from mpwds.cli.outputs import ended_by_sigterm, existing, refuse_own_input
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
-from mpwds.cli.resharding.sink import ShardSink, existing
+from mpwds.cli.resharding.sink import ShardSink
 from mpwds.errors import ShardError
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.patterns import expand_urls
@@ -49,7 +49,7 @@ def reshard(
         ValueError: A shard would be replaced by what is read from it.
     """
     urls = shard_urls(patterns)
-    _refuse_own_input(urls, output)
+    refuse_own_input(urls, output)
     read = 0
 
     def counted(samples: Iterator[RawSample]) -> Iterator[RawSample]:
@@ -87,23 +87,6 @@ def local_size(urls: Iterable[str]) -> int | None:
     if not all(is_local(url) and url != "-" for url in urls):
         return None
     return sum(os.path.getsize(local_path(url)) for url in urls)
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends the program as Ctrl-C does, so that it removes what it began."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _refuse_own_input(urls: list[str], output: str) -> None:
-    replaced = {os.path.realpath(path) for path in existing(output)}
-    for url in urls:
-        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
-            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
 
 
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
