@@ -18,8 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``mpwds`` with the arguments of this process, or ``argv``; returns the exit status.
 
     A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing
-    files, damaged shards, missing packages, bad values) become one line and status 1; ``--debug`` shows the
-    traceback as well. Ctrl-C ends the command silently.
+    files, damaged shards, missing packages, bad values, a stage that fails) become one line and status 1;
+    ``--debug`` shows the traceback as well. Ctrl-C ends the command silently.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS
@@ -40,9 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(invocation, _in_one_line(error), 1)
     except Exception as error:
         # The parser's own errors. Where the class is defined differs between versions of typer.
-        if not hasattr(error, "format_message"):
+        if hasattr(error, "format_message"):
+            message = " ".join(error.format_message().split())
+            return _fail(invocation, message, getattr(error, "exit_code", 2))
+        if invocation.debug or not getattr(error, "__notes__", ()):
             raise
-        return _fail(invocation, " ".join(error.format_message().split()), getattr(error, "exit_code", 2))
+        # Notes say that the user's own code failed, and where.
+        message = f"{type(error).__name__}: {_in_one_line(error)}; --debug shows the traceback"
+        return _fail(invocation, message, 1)
 
 
 def _fail(invocation: Invocation, message: str, status: int) -> int:

@@ -10,13 +10,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import open_destination
 from mpwds.storage.writing.writers import check_pattern
+from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,6 +109,13 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
         raise FileExistsError(already_there(there))
 
 
+def refuse_limits(output: str, limit: object) -> None:
+    """Raises ``ValueError`` if a limit is given for what is one file by its name."""
+    name = output.rpartition("/")[2]
+    if limit and "%" not in name and (output == "-" or _FILE.search(name)):
+        raise ValueError(f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar")
+
+
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
     """Raises ``ValueError`` if what is read would be replaced, as the output or a part of its series."""
     if not is_local(output) or output == "-":
@@ -123,6 +131,14 @@ def make_folders(urls: Sequence[str]) -> None:
     for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:
         if folder:
             os.makedirs(folder, exist_ok=True)
+
+
+def warn_of_older(target: str, written: Iterable[str]) -> None:
+    """Names local shards of the series on standard error that are not among those written now."""
+    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
+    if older:
+        more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
+        print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
 
 
 def is_series(target: str) -> bool:

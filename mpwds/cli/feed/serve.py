@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Keys
+from mpwds.cli.notes import noted
 
 Source = Annotated[
     str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
@@ -144,7 +145,8 @@ def load(source: str) -> Any:
         where = path.stem
     else:
         sys.path.insert(0, "")
-    value: Any = importlib.import_module(where)
+    with noted(f"in importing {where}"):
+        value: Any = importlib.import_module(where)
     for part in name.split("."):
         if not hasattr(value, part):
             raise typer.BadParameter(f"{source}: the module {where} has no {part!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -47,7 +48,9 @@ def convert(
         ),
     ] = "",
     keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
-    maxcount: Annotated[int, typer.Option(min=1, help="Samples in a shard, at most; not of MDS.")] = 10_000,
+    maxcount: Annotated[
+        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most; not of MDS.")
+    ] = None,
     maxsize: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
     ] = "",
@@ -65,7 +68,7 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_own_input
+    from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_limits, refuse_own_input
     from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
 
@@ -74,6 +77,13 @@ def convert(
             raise typer.BadParameter(f"{option} {given}: expected {_FORMATS}")
     dataset = open_dataset(source, from_)
     kind, where = _target(destination, to, dataset.format)
+    if kind in ("mds", "mds1"):
+        if maxcount:
+            raise typer.BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
+    else:
+        refuse_limits(where, maxcount or maxsize)
+        if os.path.realpath(os.path.dirname(where)) == os.path.realpath(source):
+            raise ValueError(f"{where} would lie in the dataset that is read: choose another folder")
     with contextlib.suppress(FileNotFoundError):  # the output's folder
         refuse_own_input(dataset.urls, where)
     samples = dataset.samples()
@@ -90,7 +100,7 @@ def convert(
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     limit = parse_size(maxsize) if maxsize else None
     count, total, began = 0, 0, time.monotonic()
-    options = Options(maxcount, limit, compression, hash_names, force)
+    options = Options(maxcount or 10_000, limit, compression, hash_names, force)
     with (
         ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,

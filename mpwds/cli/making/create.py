@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -60,10 +61,17 @@ def create(
         float | None,
         typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
     ] = None,
-    maxcount: Annotated[int, typer.Option(min=1, help="Samples in a shard, at most.")] = 10_000,
+    maxcount: Annotated[
+        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most.")
+    ] = None,
     maxsize: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of a shard: the sample that reaches it is the last.")
-    ] = "1GB",
+        str,
+        typer.Option(
+            metavar="SIZE",
+            show_default="1GB",
+            help="Bytes of fields in a shard, without tar's headers: the sample that reaches it is the last.",
+        ),
+    ] = "",
     jobs: Annotated[
         int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one for each processor.")
     ] = 0,
@@ -90,24 +98,31 @@ def create(
     from mpwds.cli.outputs import (
         beside,
         ended_by_sigterm,
-        existing,
         make_folders,
         plain_console,
         refuse_existing,
+        refuse_limits,
         shard_pattern,
+        warn_of_older,
         write_file,
     )
     from mpwds.cli.resharding.options import parse_size
 
+    refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
-    with tempfile.TemporaryDirectory(prefix="mpwds-create-") as scratch:
-        found = find(source, Wanted(kind, columns, key, root, shuffle, scratch))
+    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+
+        def scratch() -> str:
+            return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))
+
+        found = find(source, Wanted(scratch, kind, columns, key, root, shuffle))
         splits = _splits(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
         patterns = {name: shard_pattern(output, name) for name in splits}
         planned = {
-            name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize)) for name in splits
+            name: _shards(patterns[name], *splits[name], maxcount or 10_000, parse_size(maxsize or "1GB"))
+            for name in splits
         }
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
@@ -117,8 +132,7 @@ def create(
         _show(console, source, found)
         began = time.monotonic()
         total = sum(len(numbers) for _, numbers in splits.values())
-        with ended_by_sigterm():
-            written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
+        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
     rest = iter(written)
     for url, part in zip(descriptions, planned.values(), strict=False):
         files[url] = describe(url, list(itertools.islice(rest, len(part))))
@@ -128,8 +142,7 @@ def create(
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
     for pattern in patterns.values():
-        for name in sorted(set(existing(pattern)) - {shard.url for shard in written}):
-            console.print(f"{printable(name)} is of an earlier run: remove it", style="yellow")
+        warn_of_older(pattern, [shard.url for shard in written])
     console.print(_summary(written, time.monotonic() - began, list(files)))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY
-from mpwds.cli.making.sources.mds import mds_version, open_mds
+from mpwds.cli.making.sources.mds import INDEXES, mds_version, open_mds
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
@@ -53,6 +53,9 @@ def open_dataset(source: str, kind: str = "") -> Dataset:
         ValueError: Nothing tells the format.
         FileNotFoundError: There is no such dataset.
     """
+    folder, _, name = source.rpartition("/")
+    if not kind and name in INDEXES and not _is_description(source):
+        kind, source = INDEXES[name], folder or "."
     kind = kind or format_of(source)
     if kind in ("mds", "mds1"):
         stored = open_mds(source, kind)
@@ -95,6 +98,11 @@ def shard_urls(source: str) -> list[str]:
 
         return [shard["url"] for shard in load_description(source)["shardlist"]]
     return [source] if source == "-" else expand_urls(source)
+
+
+def _is_description(url: str) -> bool:
+    with gopen(url) as stream:
+        return b'"wids_version"' in stream.read()
 
 
 def _tar_samples(urls: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def create(
 
     It lists each shard with its number of samples, size and MD5 sum.
     """
+    from mpwds.cli.looking.printing import counted
     from mpwds.cli.outputs import refuse_existing
     from mpwds.cli.progress import progress
     from mpwds.storage.indexed.describing import create_description, write_description
@@ -79,7 +81,7 @@ def create(
     write_description(description, output)
     samples = sum(shard["nsamples"] for shard in description["shardlist"])
     print(
-        f"{output}: {len(urls):,} shards, {samples:,} samples",
+        f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}",
         file=sys.stderr if output == "-" else sys.stdout,
     )
 
@@ -176,10 +178,11 @@ def sample(
     from mpwds.pipeline.indexed.dataset import IndexedDataset
     from mpwds.viewing.wording import printable
 
-    dataset = IndexedDataset(description)
-    if not 0 <= number < len(dataset):
-        raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
-    found = dataset[number]
+    with tempfile.TemporaryDirectory(prefix="mpwds-index-") as copies:
+        dataset = IndexedDataset(description, cache_dir=copies)
+        if not 0 <= number < len(dataset):
+            raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
+        found = dataset[number]
     if cat is not None:
         field = cat.removeprefix(".")
         if field not in found:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from mpwds.cli.notes import drop_notes, noted
 from mpwds.cli.progress import progress
-from mpwds.pipeline.notes import add_note
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -74,8 +73,7 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
                 if shard is not None:
                     written[number] = Written(*shard)
     except BaseException as error:  # workers were killed, perhaps while they wrote
-        noted: list[str] = getattr(error, "__notes__", [])
-        noted[:] = [note for note in noted if _write.__name__ not in note]  # users know of no pipeline
+        drop_notes(error, _write.__name__)
         for number, (url, _) in enumerate(shards):
             if number not in written and url != "-" and is_local(url):
                 remove_partial(local_path(url))
@@ -88,7 +86,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
     number, (url, samples) = task
     keys: set[str] = set()
     told, untold, nbytes = 0, 0, 0
-    with TarWriter(url, mtime=0, sync=False) as sink, _naming(url):
+    with TarWriter(url, mtime=0, sync=False) as sink, noted(f"while writing {without_credentials(url)}"):
         for sample in samples:
             key = sample["__key__"]
             if key in keys:
@@ -101,12 +99,3 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
                 told, untold = nbytes, 0
     filesize = os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
     yield number, untold, (url, len(keys), nbytes, filesize)
-
-
-@contextmanager
-def _naming(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        add_note(error, f"while writing {without_credentials(url)}")
-        raise

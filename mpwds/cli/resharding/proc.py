@@ -56,6 +56,7 @@ def proc(
     command writes the same bytes, whatever the number of workers.
     """
     from mpwds.cli.feed.serve import load
+    from mpwds.cli.looking.printing import counted
     from mpwds.cli.outputs import ended_by_sigterm
     from mpwds.cli.resharding.journal import begun
     from mpwds.cli.resharding.proc_jobs import Processing
@@ -73,7 +74,8 @@ def proc(
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
     before = f"; {len(done)} were complete before" if done else ""
     print(
-        f"{figures['samples']:,} samples, {shown_bytes(figures['bytes'])}: {written} shards written"
+        f"{counted(figures['samples'], 'sample')}, {shown_bytes(figures['bytes'])}: "
+        f"{counted(written, 'shard')} written"
         f"{before}{skipped}",
         file=stream,
     )
@@ -92,6 +94,7 @@ def _handler(on_error: str) -> Handler:
 
 def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
     """Does the jobs that are left, and adds up their figures."""
+    from mpwds.cli.notes import drop_notes
     from mpwds.cli.progress import progress
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.pipeline.dataset import DataPipeline
@@ -109,8 +112,12 @@ def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
         on_worker_death="restart",
         output="numpy",
     )
-    with loader, progress(len(processing.jobs), len(done), in_bytes=False) as advance:
-        for of_job in loader:
-            figures.update(of_job)
-            advance(1, f"{figures['samples']:,} samples")
+    try:
+        with loader, progress(len(processing.jobs), len(done), in_bytes=False) as advance:
+            for of_job in loader:
+                figures.update(of_job)
+                advance(1, f"{figures['samples']:,} samples")
+    except Exception as error:
+        drop_notes(error, type(processing).__name__)
+        raise
     return figures

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
+from mpwds.cli.notes import noted
 from mpwds.cli.outputs import is_series
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -51,7 +52,8 @@ class Processing:
         self.rounds = repeat
         self.seed = seed
         self._handler = handler if handler is reraise_exception else _Counted(handler)
-        self.dataset = build(stages, urls, self._handler)
+        with noted("in building a dataset with these stages"):
+            self.dataset = build(stages, urls, self._handler)
         count = len(urls) * repeat
         if not is_series(output) and count > 1:
             raise ValueError(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from mpwds.cli.outputs import ended_by_sigterm, existing, refuse_own_input
+from mpwds.cli.outputs import ended_by_sigterm, refuse_own_input, warn_of_older
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -91,7 +91,6 @@ def local_size(urls: Iterable[str]) -> int | None:
 
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
     written = sink.shards
-    left = sorted({*existing(output)} - {local_path(name) for name in written if is_local(name)})
     stream = sys.stderr if output == "-" else sys.stdout
     if as_json:
         figures: dict[str, Any] = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
@@ -100,7 +99,4 @@ def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> Non
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
     counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
     print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
-    if left:
-        print(
-            f"{left[0]} and others ({len(left)} in all) of the series are older: remove them", file=sys.stderr
-        )
+    warn_of_older(output, written)

@@ -127,3 +127,17 @@ def test_reads_standard_input_and_urls(command, shard):
 
 def test_names_do_nothing_to_a_terminal(run, tar):
     assert "\x1b" not in run("ls", "-l", tar("x.tar", {"a\x1b[2J.cls": b"1"})).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "unknown"),
+    [
+        (["--fields", "jgp"], ["jgp"]),
+        (["--fields", "jpg,c*"], []),
+        (["--where", "jsn.width > 3 and key == 'a'"], ["jsn"]),
+        (["--fields", "p*", "--limit", 1], ["p*"]),
+    ],
+)
+def test_a_field_that_no_sample_has_is_named(run, shards, options, unknown):
+    told = [f"no sample has a field {name!r}: there are cls, jpg, json, txt\n" for name in unknown]
+    assert run("ls", shards, *options).stderr == "".join(told)

@@ -219,3 +219,21 @@ def test_mosaicml_streaming_reads_what_is_converted(run, shards, tmp_path):
     assert found[7]["wav"] == SAMPLES[7]["wav"]
     pixels = PIL.Image.open(io.BytesIO(SAMPLES[7]["jpg"]))
     assert np.array_equal(np.asarray(found[7]["jpg"]), np.asarray(pixels))
+
+
+def test_limits_need_a_series_of_tar_shards(run, shards, tmp_path):
+    assert "limits mean nothing" in run("convert", shards, tmp_path / "y.tar", "--maxcount", 3).stderr
+    assert "not for MDS" in run("convert", shards, tmp_path / "mds", "--maxcount", 3).stderr
+
+
+def test_tar_shards_do_not_go_into_the_mds_dataset_they_are_made_of(run, shards, tmp_path):
+    assert run("convert", shards, tmp_path / "mds").returncode == 0
+    before = sorted((tmp_path / "mds").iterdir())
+    assert "choose another folder" in run("convert", tmp_path / "mds", tmp_path / "mds").stderr
+    assert sorted((tmp_path / "mds").iterdir()) == before
+
+
+def test_an_mds_dataset_may_be_named_by_its_index(run, shards, tmp_path):
+    assert run("convert", shards, tmp_path / "mds").returncode == 0
+    assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar").returncode == 0
+    assert len(read(tmp_path / "y.tar")) == len(SAMPLES)

@@ -141,7 +141,10 @@ def test_shards_of_a_larger_run_before_are_named(run, write_files, tmp_path):
     (tmp_path / "x-7.tar").write_bytes(b"")
     folder = write_files({"1.txt": b""})
     assert run("create", folder, tmp_path / "x-%d.tar").returncode == 1
-    assert "x-7.tar is of an earlier run" in run("create", folder, tmp_path / "x-%d.tar", "--force").stdout
+    assert (
+        "x-7.tar of the series is of an earlier run"
+        in run("create", folder, tmp_path / "x-%d.tar", "--force").stderr
+    )
 
 
 def test_a_description_beside_the_shards_lists_them(run, write_files, tmp_path):
@@ -217,3 +220,11 @@ def test_an_interrupted_run_leaves_whole_shards_only(command, write_files, tmp_p
     assert keys(*(tmp_path / name for name in whole)) == ["0", "1", "2"]
     if number != signal.SIGKILL:
         assert not [name for name in os.listdir(tmp_path) if "partial" in name]
+
+
+@pytest.mark.parametrize("option", [("--maxcount", 1), ("--maxsize", "1kB")])
+def test_limits_need_a_series(run, write_files, tmp_path, option):
+    folder = write_files({"1.txt": b"", "2.txt": b""})
+    result = run("create", folder, tmp_path / "x.tar", *option)
+    assert "x.tar is one file, so limits mean nothing" in result.stderr
+    assert not (tmp_path / "x.tar").exists()

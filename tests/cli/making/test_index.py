@@ -1,7 +1,10 @@
 """``mpwds index``: descriptions of indexed datasets."""
 
+import functools
+import http.server
 import json
 import subprocess
+import threading
 
 import pytest
 
@@ -96,3 +99,15 @@ def test_what_there_is_not_is_an_error(run, description, arguments, message):
 def test_errors_name_the_whole_command(run, tmp_path):
     assert run("index", "info", tmp_path / "no.json").stderr.startswith("mpwds index info: error: ")
     assert "No such command" in run("index", "creat").stderr
+
+
+def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        run("index", "update", description, "--base", f"http://127.0.0.1:{server.server_port}")
+        shown = run("index", "sample", description, 5, "--json")
+        server.shutdown()
+        serving.join()
+    assert json.loads(shown.stdout)["__key__"] == "5"

@@ -39,6 +39,8 @@ shuffled = [mpwds.shuffle(100)]
 unnamed = [mpwds.to_tuple("cls")]
 too_dotted = [mpwds.map(lambda sample: {**sample, "__key__": "a.b"})]
 number = 7
+numbers = [7]
+mistaken = [mpwds.map(lambda sample: sample["no such field"])]
 untouched = []
 """
 
@@ -218,10 +220,20 @@ class TestNothingIsMixed:
         (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
         (["pipeline.py:stages", "in-0.tar", "nowhere/out-%d.tar"], "directory does not exist"),
         (["pipeline.py:stages", "in-0.tar", "s3://bucket/out-%d.tar"], "--journal FILE"),
+        (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
+        (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),
+        (["pipeline.py:numbers", "in-0.tar", "out-%d.tar"], "TypeError: a stage is an object"),
+        (
+            ["pipeline.py:mistaken", "in-0.tar", "out-%d.tar"],
+            "KeyError: 'no such field'; in map(<lambda>), on",
+        ),
     ],
 )
 def test_mistakes_are_explained(run, arguments, message):
+    Path("unknown_name.py").write_text("import mpwds\nstages = [mpwds.mapp(len)]\n")
+    Path("unfinished.py").write_text("stages = [\n")
     done = run("proc", *arguments)
+    assert done.stderr.count("\n") == 1
     assert done.returncode != 0
     assert message in done.stderr
     assert not list(Path().glob("out*"))

@@ -13,6 +13,7 @@ import typer
 from mpwds.cli.looking.samples.expressions import Expression
 from mpwds.cli.looking.samples.reading import Member, Problem, Sample, Wants
 from mpwds.cli.looking.samples.sources import Shard
+from mpwds.viewing.wording import printable
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,29 @@ class Choice:
         return self.where is None or self.where(sample.data(), sample.key)
 
 
+class _UnknownFields:
+    """Finds out which fields that the user names are in no sample."""
+
+    def __init__(self, choice: Choice) -> None:
+        of_where = choice.where.fields if choice.where is not None else set()
+        self._unknown = {*choice.fields, *of_where}
+        self._fields: dict[str, None] = {}
+
+    def look_at(self, sample: Sample) -> None:
+        if self._unknown:
+            self._fields.update((member.field, None) for member in sample.members)
+            self._unknown -= {name for name in self._unknown if self._is_there(name)}
+
+    def _is_there(self, name: str) -> bool:
+        return any(fnmatchcase(field, name) or field.startswith(f"{name}.") for field in self._fields)
+
+    def tell(self) -> None:
+        """Names them on standard error."""
+        for name in sorted(self._unknown) if self._fields else ():
+            there = ", ".join(self._fields)
+            print(printable(f"no sample has a field {name!r}: there are {there}"), file=sys.stderr)
+
+
 def make_choice(
     keys: Sequence[str] | None = None,
     numbers: str = "",
@@ -99,6 +123,18 @@ def read_chosen(
         report: Called with each damaged place.
     """
 
+    unknown = _UnknownFields(choice)
+    yield from _read(shards, choice, wants, report, unknown)
+    unknown.tell()
+
+
+def _read(
+    shards: Sequence[Shard],
+    choice: Choice,
+    wants: Wants,
+    report: Callable[[Problem], None],
+    unknown: _UnknownFields,
+) -> Iterator[Sample]:
     def needs(number: int, key: str, field: str) -> object:
         return wants(number, key, field) or choice.tests(number, key, field)
 
@@ -112,6 +148,7 @@ def read_chosen(
                     report(found)
                 elif isinstance(found, Sample):
                     number = found.number + 1
+                    unknown.look_at(found)
                     if choice.holds(found):
                         left -= 1
                         yield found

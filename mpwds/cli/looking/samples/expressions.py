@@ -50,6 +50,11 @@ class Expression:
         except (RecursionError, MemoryError):
             raise self._error("it is nested too deeply") from None
 
+    @property
+    def fields(self) -> set[str]:
+        """What the names of the fields that the expression looks at begin with."""
+        return {name.partition(".")[0] for name in self._names if name != "key"}
+
     def needs(self, field: str) -> bool:
         """Whether a field may be one of those that the expression names."""
         return any(name.partition(".")[0] == field.partition(".")[0] for name in self._names)

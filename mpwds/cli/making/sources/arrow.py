@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,9 +156,11 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
     return splits
 
 
-def local_copies(urls: Sequence[str], folder: str) -> list[str]:
-    """The paths of files, of which those elsewhere are copied to ``folder``: they are read from their end."""
+def local_copies(urls: Sequence[str], scratch: Callable[[], str]) -> list[str]:
+    """The paths of files. Those elsewhere, which are read from their end, are copied to a folder of
+    ``scratch()``."""
     paths = []
+    folder = "" if all(map(is_local, urls)) else scratch()
     for number, url in enumerate(urls):
         if is_local(url):
             paths.append(local_path(url))
@@ -169,7 +171,7 @@ def local_copies(urls: Sequence[str], folder: str) -> list[str]:
     return paths
 
 
-def as_arrow(paths: Sequence[str], folder: str, name: str = "") -> list[str]:
+def as_arrow(paths: Sequence[str], folder: str) -> list[str]:
     """Copies Parquet files to Arrow files in ``folder``, whose rows can be read in any order.
 
     A row group of a Parquet file can be read only as a whole, so that each shard of shuffled samples would
@@ -179,7 +181,7 @@ def as_arrow(paths: Sequence[str], folder: str, name: str = "") -> list[str]:
     copies = []
     for number, path in enumerate(paths):
         opened = _open(path)
-        copies.append(os.path.join(folder, f"{name}-{number}.arrow"))
+        copies.append(os.path.join(folder, f"{number}.arrow"))
         with _damage(path), pa.OSFile(copies[-1], "wb") as sink:
             schema = opened.schema_arrow
             with pa.ipc.new_stream(sink, schema) as writer:

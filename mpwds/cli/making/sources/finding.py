@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,20 +50,20 @@ class Wanted:
     """How a user wants a source to be read; empty where the source itself tells.
 
     Attributes:
+        scratch: Makes a folder for copies, which exists as long as samples are read.
         kind: One of ``KINDS``.
         columns: ``COLUMN:FIELD,...``.
         key: The column with the samples' keys.
         root: Where names of files in a list start.
         any_order: Samples will be asked for in any order.
-        scratch: A folder for copies, which exists as long as samples are read.
     """
 
+    scratch: Callable[[], str]
     kind: str = ""
     columns: str = ""
     key: str = ""
     root: str | None = None
     any_order: bool = False
-    scratch: str = ""
 
 
 def find(source: str, wanted: Wanted) -> Source:
@@ -155,7 +155,7 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
         found, names = tables.number_classes(rows, found)
         classes = {"cls": names} if names else {}
     column_map = _map(found, wanted, root)
-    text = f"a list of {len(rows):,} rows ({ending})"
+    text = f"a list of {counted(len(rows), 'row')} ({ending})"
     return Source(
         text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
     )
@@ -165,14 +165,15 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
     samples: dict[str, Samples] = {}
     for split, paths in splits.items():
         if wanted.any_order and paths[0].endswith(".parquet"):
-            paths = arrow.as_arrow(paths, wanted.scratch, split)
+            paths = arrow.as_arrow(paths, wanted.scratch())
         blocks, found = arrow.read_arrow(paths)
         column_map = _map(found, wanted, wanted.root or os.path.dirname(paths[0]))
         samples[split] = arrow.ArrowRows(blocks, column_map)
     labels = {name: column.names for name, column in found.items() if column.names}
     classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
     files = sum(map(len, splits.values()))
-    text = f"a dataset of {sum(map(len, samples.values())):,} rows in {files} files"
+    rows = sum(map(len, samples.values()))
+    text = f"a dataset of {counted(rows, 'row')} in {counted(files, 'file')}"
     return Source(text, samples, _shown(found, column_map), classes)
 
 

@@ -14,7 +14,7 @@ from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, pars
 from mpwds.storage.streams.urls import is_local, local_path
 
 _LOOKED_AT = 64  # samples
-_INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
+INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
 
 Fields = Mapping[str, tuple[str, Convert]]
 """By column, the field of a tar shard that it becomes, and the function between their bytes."""
@@ -74,7 +74,7 @@ class MDSSamples:
 def mds_version(source: str) -> str:
     """``"mds"`` or ``"mds1"`` if a folder holds such a dataset, else an empty string."""
     folder = local_path(source) if is_local(source) else ""
-    found = (kind for name, kind in _INDEXES.items() if folder and os.path.exists(os.path.join(folder, name)))
+    found = (kind for name, kind in INDEXES.items() if folder and os.path.exists(os.path.join(folder, name)))
     return next(found, "")
 
 
