@@ -1,23 +1,30 @@
-"""Where commands write: shards of patterns and folders, never over data that exists; and plain text."""
+"""Where commands write: shards of patterns and folders, never over data that exists; and plain text.
+
+A program that is ended by a signal removes what it began.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mpwds.cli.resharding.sink import already_there, existing, exists
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.writing.writers import check_pattern
+from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH_OF_FILES = 200
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
+_NUMBER = re.compile(r"%0?\d*d")
 _DIRECTIVE = re.compile(r"[-_.]?%\d*d")
 
 
@@ -124,3 +131,61 @@ def make_folders(urls: Sequence[str]) -> None:
     for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:
         if folder:
             os.makedirs(folder, exist_ok=True)
+
+
+def warn_of_older(target: str, written: Iterable[str]) -> None:
+    """Names local shards of the series on standard error that are not among those written now."""
+    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
+    if older:
+        more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
+        print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
+
+
+def is_series(target: str) -> bool:
+    """Whether a name stands for a series of shards.
+
+    Raises ``ValueError`` if it has two numbers, or a wrong one.
+    """
+    return _NUMBER.search(target) is not None and bool(check_pattern(target))
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file or an object of this name. Commands and pipes never exist."""
+    if url == "-" or url_scheme(url) == "pipe":
+        return False
+    if is_local(url):
+        return os.path.isfile(local_path(url))
+    try:
+        open_at(url).close()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def existing(target: str) -> list[str]:
+    """The local files that a target names, or that belong to its series, sorted."""
+    if target == "-" or not is_local(target):
+        return []
+    directory, name = os.path.split(local_path(target))
+    if not is_series(name):
+        return [target] if exists(target) else []
+    front, back = _NUMBER.split(name)
+    of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
+    found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
+    return [os.path.join(directory, each) for each in found]
+
+
+def already_there(names: list[str]) -> str:
+    """The error for shards that exist."""
+    others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
+    return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends the program as Ctrl-C does, so that it removes what it began."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

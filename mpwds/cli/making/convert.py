@@ -65,14 +65,12 @@ def convert(
     and leaves out all others. The bytes of images, texts and JSON stay as they are. Columns of MDS hold a
     value in every sample, so a sample that lacks one is an error. Pickles are copied, and never read.
     """
-
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input
+    from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_limits, refuse_own_input
     from mpwds.cli.progress import progress
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.reshard import ended_by_sigterm
 
     for option, given in (("--from", from_), ("--to", to)):
         if given and given not in FORMATS:

@@ -97,16 +97,16 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,
+        ended_by_sigterm,
         make_folders,
         plain_console,
         refuse_existing,
         refuse_limits,
         shard_pattern,
+        warn_of_older,
         write_file,
     )
     from mpwds.cli.resharding.options import parse_size
-    from mpwds.cli.resharding.reshard import ended_by_sigterm
-    from mpwds.cli.resharding.sink import warn_of_older
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)

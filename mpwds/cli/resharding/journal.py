@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mpwds.cli.outputs import already_there, existing, exists
 from mpwds.cli.resharding.proc_jobs import Processing
-from mpwds.cli.resharding.sink import already_there, existing, exists
 from mpwds.feed.definition import fingerprint
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials

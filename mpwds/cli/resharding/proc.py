@@ -57,9 +57,10 @@ def proc(
     """
     from mpwds.cli.feed.serve import load
     from mpwds.cli.looking.printing import counted
+    from mpwds.cli.outputs import ended_by_sigterm
     from mpwds.cli.resharding.journal import begun
     from mpwds.cli.resharding.proc_jobs import Processing
-    from mpwds.cli.resharding.reshard import ended_by_sigterm, shard_urls
+    from mpwds.cli.resharding.reshard import shard_urls
     from mpwds.storage.writing.writers import shown_bytes
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))

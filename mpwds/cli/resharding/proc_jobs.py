@@ -7,7 +7,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 from mpwds.cli.notes import noted
-from mpwds.cli.resharding.sink import is_series
+from mpwds.cli.outputs import is_series
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from mpwds.cli.outputs import refuse_own_input
+from mpwds.cli.outputs import ended_by_sigterm, refuse_own_input, warn_of_older
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
-from mpwds.cli.resharding.sink import ShardSink, warn_of_older
+from mpwds.cli.resharding.sink import ShardSink
 from mpwds.errors import ShardError
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.patterns import expand_urls
@@ -88,16 +87,6 @@ def local_size(urls: Iterable[str]) -> int | None:
     if not all(is_local(url) and url != "-" for url in urls):
         return None
     return sum(os.path.getsize(local_path(url)) for url in urls)
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends the program as Ctrl-C does, so that it removes what it began."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:

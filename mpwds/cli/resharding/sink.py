@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
-import re
-import sys
-from collections.abc import Iterable
 
+from mpwds.cli.outputs import already_there, existing, exists, is_series
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import Blocks, RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter
-from mpwds.storage.writing.writers import check_pattern
-from mpwds.viewing.wording import printable
 
 _BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
-_NUMBER = re.compile(r"%0?\d*d")
 
 
 class ShardSink(ClosesOrDiscards):
@@ -148,49 +141,3 @@ class ShardSink(ClosesOrDiscards):
     def _flush(self, writer: TarWriter) -> None:
         writer.write_blocks(self._buffer[: self._filled])
         self._filled = 0
-
-
-def warn_of_older(target: str, written: Iterable[str]) -> None:
-    """Names local shards of the series on standard error that are not among those written now."""
-    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
-    if older:
-        more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
-        print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
-
-
-def is_series(target: str) -> bool:
-    """Whether a name stands for a series of shards. Raises ``ValueError`` if it has two numbers, or a wrong
-    one."""
-    return _NUMBER.search(target) is not None and bool(check_pattern(target))
-
-
-def exists(url: str) -> bool:
-    """Whether there is a file or an object of this name. Commands and pipes never exist."""
-    if url == "-" or url_scheme(url) == "pipe":
-        return False
-    if is_local(url):
-        return os.path.isfile(local_path(url))
-    try:
-        open_at(url).close()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def existing(target: str) -> list[str]:
-    """The local files that a target names, or that belong to its series, sorted."""
-    if target == "-" or not is_local(target):
-        return []
-    directory, name = os.path.split(local_path(target))
-    if not is_series(name):
-        return [target] if exists(target) else []
-    front, back = _NUMBER.split(name)
-    of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
-    found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
-    return [os.path.join(directory, each) for each in found]
-
-
-def already_there(names: list[str]) -> str:
-    """The error for shards that exist."""
-    others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
-    return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
