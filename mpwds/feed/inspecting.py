@@ -65,16 +65,17 @@ class Inspector:
                 self.close()
                 raise
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self, timeout: float | None = None) -> list[dict[str, Any]]:
         """The figures of every server that answers (see ``Server.status``); the others are then ``silent``.
 
         ServerLost if none answers. A server that was silent before is waited for only a second.
         """
+        timeout = timeout or self._timeout
         waiting = {url: self._ask(url, wire.STATUS) for url in self._sockets}
         statuses: dict[str, dict[str, Any]] = {}
         before, began = self.silent, time.monotonic()
         while waiting:
-            limit = _BRIEFLY_S if waiting.keys() <= set(before) else self._timeout
+            limit = _BRIEFLY_S if waiting.keys() <= set(before) else timeout
             left = began + limit - time.monotonic()
             if left <= 0:
                 break
@@ -84,7 +85,7 @@ class Inspector:
                     del waiting[url]
         self.silent = list(waiting)
         if not statuses:
-            raise self._lost(self.silent, self._timeout)
+            raise self._lost(self.silent, timeout)
         return [statuses[url] for url in self._sockets if url in statuses]
 
     def peek(self, timeout: float | None = None) -> tuple[dict[str, Any], Any]:

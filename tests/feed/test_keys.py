@@ -5,6 +5,7 @@ import shutil
 import socket
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -182,6 +183,19 @@ def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folde
                 assert len(epoch_of(loader)) == 24
         (folder / "client-2.key").unlink()
         refused(server.url, keys=trainer)
+
+
+def test_a_trainer_that_waits_is_served_once_its_key_is_there(folder, tmp_path):
+    trainer = tmp_path / "trainer"
+    keys.generate(trainer)
+    shutil.copy(folder / "server.key", trainer)
+    with ServerProcess(numbers(), keys=folder) as server:
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(mpwds.RemoteLoader, server.url, keys=trainer, output="numpy")
+            wait_for(lambda: "a client's key is not known" in server.log)
+            shutil.copy(trainer / "client.key", folder / "client-2.key")
+            with waiting.result(120) as loader:
+                assert len(epoch_of(loader)) == 24
 
 
 def test_other_programs_at_the_port_are_logged_and_do_no_harm(folder):

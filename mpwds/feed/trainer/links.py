@@ -103,6 +103,7 @@ class Link:
         why: Why it is not up, as far as the server told.
         refused: Why the server will not serve this trainer.
         lost_since: When it stopped to answer; ``None`` if it is up, or was never.
+        retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
     """
 
     url: str
@@ -116,6 +117,7 @@ class Link:
     why: str = "it does not answer"
     refused: str = ""
     lost_since: float | None = None
+    retry_at: float | None = None
     server: str = ""
     definition: dict[str, Any] = field(default_factory=dict)
     taker: Taker | None = None
@@ -152,6 +154,10 @@ class Link:
         """Pings the server, or says hello to it, if that is due; one that is silent for long is lost."""
         if self.is_up and now - self.heard > self.lost_after:
             self.lose("it does not answer")
+        if self.retry_at is not None and now > self.retry_at:
+            self.retry_at = None
+            self.socket.disconnect(self.url)
+            self.socket.connect(self.url)
         if now - self.tick < wire.PING_S:
             return
         self.tick = now
@@ -162,6 +168,12 @@ class Link:
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
         elif not self.refused and not self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+
+    def note_failed_handshake(self) -> None:
+        """The server's keys do not fit, or those that it knows of: somebody may mend that."""
+        if not self.is_up:
+            self.why = "it is there, but the handshake fails: are the keys of both sides the same?"
+            self.retry_at = time.monotonic() + wire.PING_S
 
     def take_welcome(self, welcome: dict[str, Any]) -> None:
         """Begins a session, unless the server has another dataset than before."""

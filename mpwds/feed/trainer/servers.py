@@ -206,8 +206,8 @@ class Servers:
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             if recv_monitor_message(link.breaks)["event"] == zmq.EVENT_DISCONNECTED:
                 has_broken = True
-            elif not link.is_up:
-                link.why = "it is there, but the handshake fails: are the keys of both sides the same?"
+            else:
+                link.note_failed_handshake()
         while has_broken and self._receive(link):
             pass  # it may have said goodbye before
         if has_broken and link.is_up and link.has_others:

@@ -80,7 +80,7 @@ class WatchedServers:
         try:
             _, batch = self._peeking.peek(timeout_s)
         except ServerLost:
-            self._peeking.status()  # which raises, too, if a server does not answer at all
+            self._peeking.status(timeout_s)  # which raises, too, if a server does not answer at all
             raise TimeoutError(
                 f"no worker of {self.name} sent a batch within {timeout_s:g} s: does a trainer read from it?"
             ) from None
