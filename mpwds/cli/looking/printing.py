@@ -97,7 +97,7 @@ def table(
     )
     for place, column in enumerate(columns):
         if column in left:
-            widest = max(len(column), *(len(row[place]) for row in rows))
+            widest = max([len(column), *(len(row[place]) for row in rows)])
             found.add_column(column, overflow="fold", min_width=min(widest, _LEAST_WORDS))
         else:
             found.add_column(column, justify="right", no_wrap=True)
