@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import mpwds
 
@@ -21,6 +22,7 @@ def write_shards(folder):
             sink.write({"__key__": f"{number:06}", "png": image, "cls": number % 10})
 
 
+@pytest.mark.slow
 def test_the_programs_print_what_the_page_says(tmp_path):
     write_shards(tmp_path)
     blocks = BLOCK.findall(PAGE.read_text())

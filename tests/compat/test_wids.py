@@ -68,6 +68,7 @@ def printed(import_wids):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_program_prints_the_same(folder):
     assert printed("from mpwds import wids") == printed("import wids")
 

@@ -66,6 +66,7 @@ class Web:
 
     def _handler(web):  # the handler's own `self` is another
         class Handler(http.server.BaseHTTPRequestHandler):
+            disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *args):

@@ -51,6 +51,7 @@ def bench(command):
     return bench
 
 
+@pytest.mark.slow
 def test_a_pipelines_slowest_stage_is_named(bench, pipeline):
     shown = bench(f"{pipeline}:dataset", "-w", 1, "-s", 1)
     assert "stage map(slow) takes" in " ".join(shown.split())
@@ -65,6 +66,7 @@ def test_json_has_the_figures_of_each_run(bench, shards):
     assert told["stopped"] is False
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_was_measured_until_then(command, pipeline):
     made = subprocess.Popen(
         [*command, "bench", f"{pipeline}:dataset", "-w", "1", "2", "-s", "600", "--json"],

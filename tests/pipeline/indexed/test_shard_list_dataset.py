@@ -19,6 +19,9 @@ from mpwds.storage.writing.tar_writer import TarWriter
 
 PEERS = str(Path(sys.prefix) / "peers")
 
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
+START_METHODS = pytest.mark.parametrize("start_method", ["fork", *SLOW])
+
 
 @pytest.fixture
 def theirs(monkeypatch):
@@ -240,7 +243,7 @@ class TestLoaders:
     def pairs(self, make):
         return make(transformations=["PIL", first_two])
 
-    @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+    @START_METHODS
     def test_torchs_in_every_start_method(self, pairs, start_method):
         torch_data = pytest.importorskip("torch.utils.data")
         loader = torch_data.DataLoader(
@@ -252,7 +255,7 @@ class TestLoaders:
         )
         assert sorted(map(tuple, loader)) == sorted(self.KEYS)
 
-    @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+    @START_METHODS
     def test_ours_in_every_start_method(self, pairs, start_method, nothing_left):
         sampler = ChunkedSampler(pairs, chunksize=4)
         with DataLoader(

@@ -52,6 +52,7 @@ def test_a_description_lists_the_shards_in_order_with_size_and_digest(shards):
     }
 
 
+@pytest.mark.slow
 def test_it_is_that_of_widsindex(shards):
     code = "import sys; from wids.wids_index import main; main()"
     environment = {**os.environ, "PYTHONPATH": PEERS}
