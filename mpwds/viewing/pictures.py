@@ -140,7 +140,7 @@ _Shown = tuple[str, list[Sample]]
 
 
 def _images(leaf: Leaf, values: list[Any]) -> _Shown | None:
-    if not leaf.arrays:
+    if leaf.dtype.startswith("complex") or not leaf.arrays:
         return None
     frames = [value[len(value) // 2] if value.ndim == 4 and len(value) else value for value in values]
     layouts = {_layout(frame.shape) for frame in frames}

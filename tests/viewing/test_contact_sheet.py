@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -69,5 +69,6 @@ batches = st.recursive(
 
 @settings(max_examples=100)
 @given(batches)
+@example(np.zeros((3, 4, 4), "complex64"))
 def test_whatever_a_sender_sends_can_be_drawn(batch):
     assert contact_sheet(batch, "").width == 880
