@@ -27,17 +27,9 @@ class MDSShards:
     can be pickled, and used in forks and threads.
 
     Args:
-        local: The dataset's folder, or the one to which shards are fetched. The URL of another machine counts
-            as ``remote``. Without ``local``, shards are fetched to a folder of yours in the temporary
-            directory.
-        remote: The dataset's URL or folder, if it is not in ``local``.
-        split: A folder below both.
         decode: Whether fields are values; without it they are bytes as they are stored.
-        allow_pickle: Whether columns of pickles may be decoded, which runs code that they hold.
-        validate_hash: Compare this hash alone; of shards that are in ``local`` already, too.
-        cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
-        retries: Further attempts to fetch a file.
-        timeout_s: Seconds that fetching a file may take.
+        local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
+            ``mpwds.MDSDataset``.
 
     Attributes:
         urls: Paths of the shards' files, uncompressed.
