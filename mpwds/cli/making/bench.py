@@ -52,6 +52,8 @@ def bench(
         from mpwds.cli.feed.serve import load
 
         dataset = load(source[0])
+        if isinstance(dataset, list) and any(hasattr(each, "stream") for each in dataset):
+            raise typer.BadParameter(f"{source[0]} is a list of stages: name a dataset that begins at shards")
         urls = measuring.shards_of(dataset)
     else:
         urls = [url for each in source for url in shard_urls(each)]

@@ -21,6 +21,7 @@ def slow(sample):
 
 dataset = mpwds.WebDataset("{shards}").map(slow).batched(4)
 empty = mpwds.WebDataset("{shards}").select(lambda sample: False).batched(4)
+stages = [mpwds.decode("rgb8")]
 """
 
 
@@ -86,3 +87,10 @@ def test_an_empty_dataset_is_an_error(command, pipeline):
     made = subprocess.run([*command, "bench", f"{pipeline}:empty", "-w", "1"], capture_output=True, text=True)
     assert made.returncode == 1
     assert "empty" in made.stderr
+
+
+def test_stages_without_shards_are_no_dataset(command, pipeline):
+    words = [*command, "bench", f"{pipeline}:stages"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is a list of stages" in done.stderr
