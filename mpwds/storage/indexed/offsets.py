@@ -24,29 +24,21 @@ from typing import Protocol
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.tar.damage import truncated
 from mpwds.storage.tar.header import BLOCK, begins_archive
-from mpwds.storage.tar.headers import find_members
+from mpwds.storage.tar.headers import SeekableArchive, find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import compression_of
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"mpwdsof1"
-_LEAST_WINDOW_BYTES = 4 * 1024
-_MOST_WINDOW_BYTES = 1024 * 1024
 _PATIENCE_S = 60.0
 
 
-class Shard(Protocol):
+class Shard(SeekableArchive, Protocol):
     """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
-    def url(self) -> str: ...
-    @property
-    def end(self) -> int: ...
-    @property
     def version(self) -> int: ...
-    def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
 
 def find_offsets(shard: Shard) -> array[int]:
@@ -55,8 +47,7 @@ def find_offsets(shard: Shard) -> array[int]:
     Raises:
         ShardError: The shard is damaged, truncated or compressed.
     """
-    size = _LEAST_WINDOW_BYTES
-    start = bytes(shard.read(size, 0)[:BLOCK])
+    start = bytes(shard.read(BLOCK, 0))
     if not begins_archive(start):
         compression = compression_of(start)
         if compression is not None:
@@ -66,10 +57,8 @@ def find_offsets(shard: Shard) -> array[int]:
             )
     offsets = array("I")
     last_key = ""
-    position, end, after_zeros = 0, 0, -1
-    while position < shard.end:
-        window = shard.read(min(size, shard.end - position), position)
-        members, following, after_zeros = find_members(window, position, shard, after_zeros)
+    end = 0
+    for members in find_all_members(shard):
         for name, first, start_of_data, data_size in members:
             key, _ = split_name(name)
             if key and key != last_key:
@@ -77,15 +66,6 @@ def find_offsets(shard: Shard) -> array[int]:
                 last_key = key
             if key:
                 end = start_of_data + data_size + (-data_size & 511)
-        if following == position:
-            if position + len(window) >= shard.end:
-                raise truncated(shard, position, "its header is not complete")
-            size *= 2
-        elif following <= position + 2 * len(window):  # small members: read them all
-            size = min(2 * size, _MOST_WINDOW_BYTES)
-        else:
-            size = _LEAST_WINDOW_BYTES
-        position = following
     offsets.append(end // BLOCK)
     return offsets
 
