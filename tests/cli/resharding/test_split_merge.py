@@ -266,6 +266,25 @@ def test_the_cut_is_where_tar_reads_it_too(run, two_shards, members):
         assert listed.stderr == ""
 
 
+def test_a_named_pipe_is_written_to(command, two_shards):
+    os.mkfifo("all.tar")
+    process = subprocess.Popen([*command, "merge", "in-0.tar", "all.tar", "--force"])
+    assert Path("all.tar").read_bytes() == Path("in-0.tar").read_bytes()
+    assert process.wait() == 0
+
+
+def test_a_disk_that_is_full_is_an_error_and_leaves_nothing(command, make_shard):
+    make_shard("in.tar", {f"{n}": {"bin": bytes(1_000_000)} for n in range(8)})
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
+    code = limited + "from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "merge", "in.tar", "all.tar"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert os.listdir() == ["in.tar"]
+
+
 def test_a_member_larger_than_the_buffer(run, make_shard, members):
     big = io.BytesIO(bytes(range(256)) * 20_000).getvalue()
     make_shard("in.tar", {"a": {"bin": big}, "b": {"bin": big[1:]}})
