@@ -61,7 +61,10 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
         _remove_partial(outputs)
-        yield done
+        try:
+            yield done
+        finally:  # an error or Ctrl-C ended workers while they wrote
+            _remove_partial(outputs)
     finally:
         release(descriptor)
 
@@ -109,9 +112,10 @@ def _remove(name: str) -> None:
 
 
 def _remove_partial(outputs: list[str]) -> None:
-    """Removes what a killed run left of the shards that it was writing."""
-    for directory in {os.path.dirname(local_path(name)) for name in outputs if is_local(name)}:
-        names = {os.path.basename(local_path(name))[:50] for name in outputs if is_local(name)}
+    """Removes what processes that were killed left of the shards that they were writing."""
+    paths = [local_path(name) for name in outputs if is_local(name)]
+    names = {os.path.basename(path)[:50] for path in paths}
+    for directory in set(map(os.path.dirname, paths)):
         for path in glob.iglob(os.path.join(glob.escape(directory), ".*.partial")):
             if os.path.basename(path)[1 : -len(".01234567.partial")] in names:
                 os.unlink(path)
