@@ -194,7 +194,7 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
     key = ""
     begin = end = 0
     data: dict[str, bytes] = {}
-    for members in find_all_members(blocks):
+    for _, _, members in find_all_members(blocks):
         for name, first, start, size in members:
             found_key, extension = split_name(name)
             if not found_key or first != end:

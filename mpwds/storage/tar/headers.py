@@ -61,8 +61,10 @@ class _Regular(NamedTuple):
 _last = _Regular(b"", 0, b"", False)  # shared by all archives: most have the same in each header
 
 
-def find_all_members(archive: SeekableArchive) -> Iterator[list[Found]]:
-    """Yields the regular files of a whole archive in order, as many at a time as a read finds.
+def find_all_members(
+    archive: SeekableArchive,
+) -> Iterator[tuple[bytes | memoryview, int, list[Found]]]:
+    """Yields the regular files of a whole archive in order: windows of it, their offsets, the files in each.
 
     Reads headers, and no data where it is large. A global pax header is not applied to the members behind it.
 
@@ -74,7 +76,7 @@ def find_all_members(archive: SeekableArchive) -> Iterator[list[Found]]:
     while position < archive.end:
         window = archive.read(min(size, archive.end - position), position)
         found, following, after_zeros = find_members(window, position, archive, after_zeros)
-        yield found
+        yield window, position, found
         if following == position:
             if position + len(window) >= archive.end:
                 raise truncated(archive, position, "its header is not complete")
