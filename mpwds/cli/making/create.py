@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpwds.cli.feed.options import Json
-from mpwds.cli.looking.printing import counted
-from mpwds.viewing.wording import printable, size
+from mpwds.cli.options import Force, Json, parse_size
+from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +68,7 @@ def create(
         typer.Option(
             metavar="SIZE",
             show_default="1GB",
-            help="Bytes of fields in a shard, without tar's headers: the sample that reaches it is the last.",
+            help="Bytes of a shard's tar archive, at most; of lists and MDS, about.",
         ),
     ] = "",
     jobs: Annotated[
@@ -78,7 +77,7 @@ def create(
     index: Annotated[
         bool, typer.Option("--index", help="Write a wids description beside the shards, too.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.
@@ -106,7 +105,6 @@ def create(
         warn_of_older,
         write_file,
     )
-    from mpwds.cli.resharding.options import parse_size
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)

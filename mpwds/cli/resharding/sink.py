@@ -10,7 +10,7 @@ from mpwds.cli.resharding.raw_samples import Blocks, RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes
 
 _BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
 
@@ -24,7 +24,7 @@ class ShardSink(ClosesOrDiscards):
     Args:
         target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
         maxcount: The most samples in a shard of a series; ``None`` for no limit.
-        maxsize: The most bytes in a shard of a series, unless a single sample has more.
+        maxsize: The most bytes of a tar archive of a series, unless a single sample has more.
         force: Replace files that exist.
         duplicates: What to do about a key that the shard holds already.
 
@@ -93,7 +93,11 @@ class ShardSink(ClosesOrDiscards):
     def _is_full(self, size: int) -> bool:
         return self._is_series and (
             (self._maxcount is not None and len(self._keys) >= self._maxcount)
-            or (self._maxsize is not None and self._size > 0 and self._size + size > self._maxsize)
+            or (
+                self._maxsize is not None
+                and self._size > 0
+                and archive_bytes(self._size + size) > self._maxsize
+            )
         )
 
     def _open_next(self) -> TarWriter:

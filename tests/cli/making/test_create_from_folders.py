@@ -120,10 +120,12 @@ def test_shuffle_changes_the_order_of_all_samples(run, write_files, tmp_path):
     assert max(found[:25]) > "025"
 
 
-def test_a_shard_ends_with_the_sample_that_reaches_the_size(run, write_files, tmp_path):
-    folder = write_files({f"{number}.bin": bytes(400) for number in range(5)})
-    run("create", folder, tmp_path / "x-%d.tar", "--maxsize", "0.5kB", "-j", 1)
-    assert [len(keys(tmp_path / f"x-{number}.tar")) for number in range(3)] == [2, 2, 1]
+def test_no_file_is_larger_than_asked_for(run, write_files, tmp_path):
+    folder = write_files({f"{animal}/{n}.bin": bytes(n) for animal in ("cat", "löwe") for n in range(100)})
+    run("create", folder, tmp_path / "x-%d.tar", "--maxsize", "30kB", "-j", 1)
+    sizes = [path.stat().st_size for path in tmp_path.glob("x-*.tar")]
+    assert len(sizes) > 1
+    assert max(sizes) <= 30_000
 
 
 def test_shards_that_exist_are_replaced_only_by_force(run, write_files, tmp_path):

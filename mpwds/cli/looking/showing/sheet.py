@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.cli.looking.printing import counted, warn_of
+from mpwds.cli.looking.printing import warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
@@ -22,6 +22,7 @@ from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
+from mpwds.viewing.wording import counted
 
 _MOST = {"image": 48, "sound": 16, "text": 8}
 _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
