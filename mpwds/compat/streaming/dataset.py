@@ -13,8 +13,7 @@ import numpy as np
 
 from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch
 from mpwds.mistakes import explained
-from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples
-from mpwds.pipeline.indexed.epoch_numbers import EpochNumbers
+from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from mpwds.pipeline.indexed.epoch_numbers import EpochNumbers
+from mpwds.pipeline.indexed.divided import EpochNumbers
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
