@@ -198,7 +198,8 @@ class TarWriter(ClosesOrDiscards):
             try:
                 written = self._stream.write(data)
             except OSError as error:  # a full disk's, which does not say where
-                error.filename = error.filename or self._name
+                if error.errno and self._name:
+                    error.filename = error.filename or self._name
                 raise
             if written is None and isinstance(self._stream, io.RawIOBase):
                 raise BlockingIOError(f"{self._stream!r} does not block: archives go to blocking streams")
