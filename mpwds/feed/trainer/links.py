@@ -103,6 +103,8 @@ class Link:
         why: Why it is not up, as far as the server told.
         refused: Why the server will not serve this trainer.
         lost_since: When it stopped to answer; ``None`` if it is up, or was never.
+        notices: Warnings for the user.
+        warned: Whether the user was told that it is lost.
         retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
     """
 
@@ -198,6 +200,9 @@ class Link:
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(self.inboxes.values()):
             inbox.before = inbox.restarts, inbox.reading
+        if self.warned and self.lost_since is not None:
+            away_s = time.monotonic() - self.lost_since
+            self.notices.append(f"the server {self.url} is back after {away_s:.1f} s, and its workers go on")
         self.is_up, self.lost_since, self.warned = True, None, False
         self.break_all()
 
