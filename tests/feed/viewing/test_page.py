@@ -18,6 +18,7 @@ from mpwds.errors import MpwdsError
 from mpwds.feed.viewing.figures import figures
 from mpwds.feed.viewing.page import Page
 from tests.feed.viewing.statuses import client, reading, status, worker
+from tests.loader.faults.processes import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -33,6 +34,7 @@ class Pretended:
         self.batches = 0
         self.peeks = 0
         self.failure = None
+        self.silent = []
         self.previous = None
 
     def read(self):
