@@ -257,6 +257,13 @@ def test_a_server_that_is_gone_is_shown_until_it_is_back(page, feed, tab):
     tab.wait_for_selector("#error", state="hidden")
 
 
+def test_a_server_that_does_not_answer_is_named_beside_the_figures_of_the_others(page, feed):
+    feed.silent = ["tcp://cpu2:7880"]
+    wait_until(lambda: page.content.figures()["error"], "the next reading")
+    wait_until(lambda: page.content.figures().get("headline"), "figures")
+    assert page.content.figures()["error"] == "no answer from tcp://cpu2:7880"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_it_without_scrolling_sideways_in_the_users_colours(page, tab, scheme):
