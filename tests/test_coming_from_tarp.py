@@ -59,7 +59,7 @@ def folder(tmp_path):
 @pytest.mark.slow
 def test_its_examples_run(folder):
     [commands] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    shell = f'mpwds() {{ "{sys.executable}" -m mpwds.cli "$@"; }}\nset -eo pipefail\n{commands}'
+    shell = f'mpwds() {{ "{sys.executable}" -m mpwds "$@"; }}\nset -eo pipefail\n{commands}'
     done = subprocess.run(["bash", "-c", shell], cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     sorted_labels = [int(sample["cls"]) for sample in mpwds.WebDataset(str(folder / "sorted.tar"))]

@@ -29,6 +29,16 @@ def shape_text(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "shard"), counted(2000, "sample")
+        ('1 shard', '2,000 samples')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def rate(per_s: float) -> str:
     """A rate, with fewer digits the larger it is.
 

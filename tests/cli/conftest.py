@@ -21,7 +21,7 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def command():
     """The words that start ``mpwds``."""
-    return [sys.executable, "-m", "mpwds.cli"]
+    return [sys.executable, "-m", "mpwds"]
 
 
 @pytest.fixture

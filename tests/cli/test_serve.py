@@ -16,7 +16,7 @@ import mpwds
 from mpwds.feed import keys
 from tests.feed.serving import free_port, locally, plain
 
-MPWDS = [sys.executable, "-m", "mpwds.cli"]
+MPWDS = [sys.executable, "-m", "mpwds"]
 
 PIPELINE = """
 import mpwds

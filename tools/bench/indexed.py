@@ -5,11 +5,12 @@
     python tools/bench/indexed.py --directory /data # where to put the shards, a gigabyte
 
 ``dataset[i]`` without decoding, at random places: of shards that are all open (8, and wids keeps 10 open),
-and of more shards than that (40), where wids scans a shard each time it opens one. ``open``: a dataset from a
-description of 1,000 shards. ``DataLoader``: each with its own ChunkedSampler and two workers, wids in torch's
-loader and ours in ``mpwds.DataLoader``; samples become rows of a batch. Memory: what the process that reads
-has written and shares with no other, above what it had after its imports; with a loader, that of the larger
-worker. Both map shards, whose pages belong to the page cache and are not counted.
+and of more shards than that (40), where wids scans a shard each time it opens one. ``and read``: the streams
+of the sample are read, too; those of mpwds copy large data only then, wids copies all at once. ``open``: a
+dataset from a description of 1,000 shards. ``DataLoader``: each with its own ChunkedSampler and two workers,
+wids in torch's loader and ours in ``mpwds.DataLoader``; samples become rows of a batch. Memory: what the
+process that reads has written and shares with no other, above what it had after its imports; with a loader,
+that of the larger worker. Both map shards, whose pages belong to the page cache and are not counted.
 
 mpwds keeps the offsets of samples beside the shards. They are there when it is measured; ``first use`` is the
 time to find those of a shard, which one process does once.
@@ -79,6 +80,8 @@ def compare(folder: str, scale: int, rounds: int) -> None:
         "dataset[i], 300 B, 8 shards": (Case("read", few_small, 4000 * scale), 5.0),
         "dataset[i], 300 B, 40 shards": (Case("read", small, 200 * scale), 5.0),
         "dataset[i], 100 kB, 8 shards": (Case("read", few_large, 1000 * scale), 3.0),
+        "and read, 300 B, 8 shards": (Case("use", few_small, 4000 * scale), None),
+        "and read, 100 kB, 8 shards": (Case("use", few_large, 1000 * scale), None),
         "dataset[i], 100 kB, 40 shards": (Case("read", large, 200 * scale), 3.0),
         "open 1,000 shards": (Case("open", thousand, 1), 10.0),
         "DataLoader, 300 B, 40 shards": (Case("load", small, 0), 3.0),
@@ -96,7 +99,7 @@ def compare(folder: str, scale: int, rounds: int) -> None:
                 measured.append(run(package, case))
         (theirs, their_memory), (ours, our_memory) = (medians(measured) for measured in figures.values())
         print(
-            f"{name:<32}{theirs * 1e6:>11,.1f} us{ours * 1e6:>11,.1f} us{theirs / ours:>8.1f}{goal:>6.0f}"
+            f"{name:<32}{theirs * 1e6:>11,.1f} us{ours * 1e6:>11,.1f} us{theirs / ours:>8.1f}{goal or '':>6}"
             f"   {their_memory:>6.1f} MB {our_memory:>6.1f} MB",
             flush=True,
         )
@@ -136,14 +139,17 @@ def measure(package: str, case: Case) -> tuple[float, float]:
         for _ in range(_OPENINGS):
             dataset = wids.ShardListDataset(shards, **options)
         return (time.process_time() - start) / _OPENINGS, memory() - before
-    if case.what == "read":
+    if case.what in ("read", "use"):
         rng = random.Random(1)
         numbers = [rng.randrange(len(dataset)) for _ in range(case.reads)]
         for number in numbers[: case.reads // 4]:
             dataset[number]
         start = time.process_time()
         for number in numbers:
-            dataset[number]
+            sample = dataset[number]
+            if case.what == "use":
+                for field in (".bin", ".cls"):
+                    sample[field].read()
         return (time.process_time() - start) / len(numbers), memory() - before
     sampler = wids.ChunkedSampler(dataset, chunksize=500, shufflefirst=True)
     make_loader: Any = torch.utils.data.DataLoader if package == "wids" else mpwds.DataLoader

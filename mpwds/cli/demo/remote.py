@@ -93,7 +93,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _server(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "mpwds.cli", "serve", "mpwds.cli.demo.served:dataset"]
+    command = [sys.executable, "-m", "mpwds", "serve", "mpwds.cli.demo.served:dataset"]
     process = subprocess.Popen(
         [*command, "--bind", url, "--workers", str(_WORKERS)], stdout=subprocess.PIPE, env=dict(os.environ)
     )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mpwds.cli.feed.options import Insecure, Json, Keys, Urls
+from mpwds.cli.feed.options import Insecure, Keys, Urls
+from mpwds.cli.options import Json
 from mpwds.errors import MpwdsError
 
 if TYPE_CHECKING:

@@ -19,4 +19,3 @@ Keys = Annotated[
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to other machines without keys.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a batch.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.feed.options import Insecure, Json, Keys, Timeout, Urls
+from mpwds.cli.feed.options import Insecure, Keys, Timeout, Urls
+from mpwds.cli.options import Json
 
 
 def stat(

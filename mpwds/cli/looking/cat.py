@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.looking.options import Fields, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.options import Json
 
 Tar = Annotated[bool, typer.Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")]
 Whole = Annotated[

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Fields, Force, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.looking.options import Fields, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.options import Force
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")]
 
@@ -26,10 +27,10 @@ def extract(
     No file is written outside of the folder, and none is replaced without --force. Samples that damage may
     have made incomplete are left out, and named on standard error; the exit status is 1 then.
     """
-    from mpwds.cli.looking.printing import counted
     from mpwds.cli.looking.samples.choosing import make_choice
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_files
+    from mpwds.viewing.wording import counted
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))
     count, files = write_files(samples, output, force)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Jobs, Json, Shards
+from mpwds.cli.looking.options import Jobs, Shards
+from mpwds.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +40,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.showing.figures import ShardFigures, SumUp
     from mpwds.storage.streams.urls import without_credentials
-    from mpwds.viewing.wording import size
+    from mpwds.viewing.wording import counted, size
 
     found = shards_of(shards)
     total = ShardFigures("all shards")
@@ -66,7 +67,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     if total.problems:
         console.print(printing.problem_table(total.problems, total.problem_count))
         console.print()
-    counts = f"{printing.counted(len(found), 'shard')}, {printing.counted(total.samples, 'sample')}"
+    counts = f"{counted(len(found), 'shard')}, {counted(total.samples, 'sample')}"
     console.print(f"{counts}, {size(total.nbytes)} of data")
     return int(total.problem_count > 0)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Fields, Json, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.looking.options import Fields, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.options import Json
 
 if TYPE_CHECKING:
     from mpwds.cli.looking.samples.reading import Problem

@@ -14,7 +14,6 @@ Shards = Annotated[
         "standard input.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs: an object a line.")]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."),
@@ -41,4 +40,3 @@ Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]

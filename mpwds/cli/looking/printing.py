@@ -33,11 +33,6 @@ def print_json(value: Any) -> None:
     print(json.dumps(value))
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things: ``1 shard``, ``2 shards``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def members_text(sample: Sample) -> str:
     """A sample's fields with their sizes: ``cls 1 B, jpg 3.4 kB``."""
     return ", ".join(f"{member.field} {size(member.size)}" for member in sample.members)

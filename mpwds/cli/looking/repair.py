@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Force, Jobs, Json, Shards
+from mpwds.cli.looking.options import Jobs, Shards
 from mpwds.cli.looking.verify import Decode
+from mpwds.cli.options import Force, Json
 from mpwds.storage.streams.urls import is_local
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
     from rich.console import Console
 
     from mpwds.cli.looking import printing
+    from mpwds.viewing.wording import counted
 
     console = Console(highlight=False)
     if problems:
@@ -133,5 +135,5 @@ def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
         console.print(printing.table("", columns, rows, ("repaired shard", "the first of those")))
         console.print()
     left_out = sum(copy.left_out for copy in copies)
-    wrote = f"wrote {printing.counted(len(copies), 'shard')}, {len(rows):,} of them repaired"
-    console.print(f"{wrote}; left out {printing.counted(left_out, 'sample')}")
+    wrote = f"wrote {counted(len(copies), 'shard')}, {len(rows):,} of them repaired"
+    console.print(f"{wrote}; left out {counted(left_out, 'sample')}")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.looking.options import Jobs, Json, Shards
+from mpwds.cli.looking.options import Jobs, Shards
+from mpwds.cli.options import Json
 
 Decode = Annotated[
     bool,
@@ -27,6 +28,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, json: Json = 
     from mpwds.cli.looking.checking import verifying
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.viewing.wording import counted
 
     reports = list(each(shards_of(shards), verifying.Verify(decode), jobs, "verifying"))
     verifying.add_incomplete(reports)
@@ -36,7 +38,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, json: Json = 
         for problem in problems:
             printing.print_json(printing.problem_object(problem))
         return int(count > 0)
-    counted, console = printing.counted, Console(highlight=False)
+    console = Console(highlight=False)
     if problems:
         console.print(printing.problem_table(problems, count))
         console.print()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpwds.cli.feed.options import Json
+from mpwds.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,8 +45,8 @@ def bench(
     from rich.console import Console
 
     from mpwds.cli.making import measuring
-    from mpwds.cli.making.formats import shard_urls
     from mpwds.cli.outputs import plain_console
+    from mpwds.cli.shards import shard_urls
 
     if len(source) == 1 and _names_an_object(source[0]):
         from mpwds.cli.feed.serve import load
@@ -56,7 +56,7 @@ def bench(
             raise typer.BadParameter(f"{source[0]} is a list of stages: name a dataset that begins at shards")
         urls = measuring.shards_of(dataset)
     else:
-        urls = [url for each in source for url in shard_urls(each)]
+        urls = shard_urls(source)
         dataset = measuring.of_shards(urls)
     counts = sorted(set(workers or _usual_counts()))
     console = plain_console(as_json)

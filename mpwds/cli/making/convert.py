@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpwds.cli.feed.options import Json
-from mpwds.cli.looking.printing import counted
-from mpwds.viewing.wording import printable, size
+from mpwds.cli.options import Force, Json, parse_size
+from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +55,7 @@ def convert(
     ] = "",
     compression: Annotated[str, typer.Option(help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")] = "",
     hashes: Annotated[str, typer.Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Convert a dataset between tar shards, MDS datasets and files of records.
@@ -70,7 +69,6 @@ def convert(
     from mpwds.cli.making.sinks import Options, open_sink
     from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_limits, refuse_own_input
     from mpwds.cli.progress import progress
-    from mpwds.cli.resharding.options import parse_size
 
     for option, given in (("--from", from_), ("--to", to)):
         if given and given not in FORMATS:

@@ -9,8 +9,8 @@ from typing import Any
 
 from mpwds.cli.making.encodings import KEY
 from mpwds.cli.making.sources.mds import INDEXES, mds_version, open_mds
+from mpwds.cli.shards import shard_urls
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.encoders import encode_field
 
@@ -60,7 +60,7 @@ def open_dataset(source: str, kind: str = "") -> Dataset:
     if kind in ("mds", "mds1"):
         stored = open_mds(source, kind)
         return Dataset(kind, [source], lambda: iter(stored), len(stored), stored.columns)
-    urls = shard_urls(source)
+    urls = shard_urls([source])
     if kind == "tar":
         return Dataset("tar", urls, lambda: _tar_samples(urls))
     return Dataset(kind, urls, lambda: _records(urls, kind))
@@ -74,12 +74,7 @@ def format_of(name: str) -> str:
         ('tar', 'cbor')
     """
     if is_local(name) and os.path.isdir(local_path(name)):
-        if version := mds_version(name):
-            return version
-        raise ValueError(
-            f"{name} has no index.json or index.mds, so it is no MDS dataset: name the shards in a folder, "
-            f"such as {name.rstrip('/')}/shard-{{000000..000009}}.tar"
-        )
+        return mds_version(name) or "tar"
     last = name.rpartition("/")[2].lower()
     ending = last.rpartition(".")[2]
     if ending in RECORDS:
@@ -89,15 +84,6 @@ def format_of(name: str) -> str:
     if "." not in last:  # a folder of another machine
         return "mds"
     raise ValueError(f"{name} does not tell its format: give --from {', '.join(FORMATS)}")
-
-
-def shard_urls(source: str) -> list[str]:
-    """The files that a pattern or a description (``.json``) names."""
-    if source.endswith(".json"):
-        from mpwds.storage.indexed.descriptions import load_description
-
-        return [shard["url"] for shard in load_description(source)["shardlist"]]
-    return [source] if source == "-" else expand_urls(source)
 
 
 def _is_description(url: str) -> bool:

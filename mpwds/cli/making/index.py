@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mpwds.cli.feed.options import Json
+from mpwds.cli.options import Force, Json
 
 index = typer.Typer(
     name="index",
@@ -45,23 +45,23 @@ def create(
         bool, typer.Option("--offsets", help="List where samples begin, so that no reader has to find out.")
     ] = False,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Shards to read at a time.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Read shards, and write the description that ShardListDataset and WebDataset open.
 
     It lists each shard with its number of samples, size and MD5 sum.
     """
-    from mpwds.cli.looking.printing import counted
     from mpwds.cli.outputs import refuse_existing
     from mpwds.cli.progress import progress
+    from mpwds.cli.shards import expanded
     from mpwds.storage.indexed.describing import create_description, write_description
     from mpwds.storage.indexed.descriptions import folder_of
     from mpwds.storage.streams.gopen import gopen
-    from mpwds.storage.streams.patterns import expand_urls
+    from mpwds.viewing.wording import counted
 
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
-    urls = [url for each in shards for url in expand_urls(each)]
+    urls = expanded(shards)
     refuse_existing([output], force)
     about = None
     if info is not None:
@@ -122,11 +122,11 @@ def info(
     from rich.table import Table
 
     from mpwds.cli.outputs import plain_console
+    from mpwds.cli.shards import expanded
     from mpwds.storage.indexed.describing import summarize
-    from mpwds.storage.streams.patterns import expand_urls
     from mpwds.viewing.wording import printable, size
 
-    urls = [url for each in descriptions for url in expand_urls(each)]
+    urls = expanded(descriptions)
     found = {url: summarize(url) for url in urls}
     if as_json:
         print(json.dumps([{"file": url, **asdict(summary)} for url, summary in found.items()]))

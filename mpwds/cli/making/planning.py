@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from mpwds.storage.writing.tar_writer import archive_bytes
+
 
 def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Divides the numbers below ``count`` at random, the same way for the same seed; both in rising order.
@@ -40,25 +42,26 @@ def shuffled(numbers: Sequence[int], seed: int) -> list[int]:
 def into_shards(
     numbers: Sequence[int], size_of: Callable[[int], int], maxcount: int, maxsize: float
 ) -> Iterator[list[int]]:
-    """Divides samples among shards, as ``ShardWriter`` does.
+    """Divides samples among shards.
 
     Args:
         numbers: The samples, in order.
-        size_of: Bytes of a sample's data.
+        size_of: Bytes of a sample in a tar archive.
         maxcount: Samples in a shard, at most.
-        maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
+        maxsize: Bytes of an archive, at most, unless a single sample has more.
 
     Example:
-        >>> list(into_shards(range(5), lambda number: 10, maxcount=3, maxsize=20))
+        >>> list(into_shards(range(5), lambda number: 10_000, maxcount=3, maxsize=30_720))
         [[0, 1], [2, 3], [4]]
     """
     shard: list[int] = []
     size = 0
     for number in numbers:
-        if shard and (len(shard) >= maxcount or size >= maxsize):
+        of_sample = size_of(number)
+        if shard and (len(shard) >= maxcount or archive_bytes(size + of_sample) > maxsize):
             yield shard
             shard, size = [], 0
         shard.append(number)
-        size += size_of(number)
+        size += of_sample
     if shard:
         yield shard

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+from mpwds.cli.making.encodings import KEY
 from mpwds.cli.outputs import make_folders, numbered, refuse_existing
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import Destination, open_destination
-from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes, member_bytes
 from mpwds.storage.writing.writers import ShardWriter
 
 _WITHOUT_LIMIT = 1 << 62
@@ -62,9 +63,8 @@ def open_sink(
         make_folders([where])
     if kind == "tar":
         if "%" not in where.rpartition("/")[2]:
-            return TarWriter(where, encoder=False, mtime=0)
-        maxsize = options.maxsize or 10**9
-        return ShardWriter(where, options.maxcount, maxsize, verbose=0, encoder=False, mtime=0)
+            return TarWriter(where, encoder=False, mtime=0, sync=False)
+        return _TarShards(where, options.maxcount, options.maxsize or 10**9)
     if kind == "mds":
         from mpwds.storage.mds.writer_v2 import MDSWriter
 
@@ -84,6 +84,23 @@ def open_sink(
             raise ValueError("--force does not replace MDS datasets of version 1: remove the folder first")
         return _Version1(where, list(columns), options)
     return _Records(kind, where, options)
+
+
+class _TarShards(ShardWriter):
+    """Limits the bytes of whole archives, not of the data in them."""
+
+    def __init__(self, where: str, maxcount: int, maxsize: int) -> None:
+        super().__init__(where, maxcount, verbose=0, encoder=False, mtime=0, sync=False)
+        self.maxsize = _WITHOUT_LIMIT
+        self._most = maxsize
+        self._in_shard = 0
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        size = sum(member_bytes(len(data), sample[KEY]) for name, data in sample.items() if name != KEY)
+        if archive_bytes(self._in_shard + size) > self._most:
+            self.next_stream()
+        super().write(sample)
+        self._in_shard = size if self.count == 1 else self._in_shard + size
 
 
 class _Version1(ClosesOrDiscards):

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpwds.cli.options import Force, Json
 from mpwds.cli.resharding.options import (
     Duplicates,
-    Force,
-    Json,
     MaxCount,
     MaxSize,
     Memory,

@@ -14,9 +14,8 @@ from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.resharding.sink import ShardSink
+from mpwds.cli.shards import shard_urls
 from mpwds.errors import ShardError
-from mpwds.storage.indexed.descriptions import load_description
-from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.writers import shown_bytes
 
@@ -38,7 +37,7 @@ def reshard(
     """Copies the samples of shards to other shards, and prints how many there are.
 
     Args:
-        patterns: The shards, as for :func:`shard_urls`.
+        patterns: The shards, as for ``shard_urls``.
         output: As for :class:`ShardSink`, and so are the other options.
         arrange: Puts the samples in their new order.
         fields: Extensions of the fields that ``arrange`` looks at.
@@ -69,17 +68,6 @@ def reshard(
         if sink.samples != read:
             raise ShardError(f"{read} samples were read, but {sink.samples} written")
     _report(urls, sink, output, as_json)
-
-
-def shard_urls(patterns: list[str]) -> list[str]:
-    """The shards that URLs with braces, or descriptions (``.json``), name."""
-    urls = []
-    for url in (url for pattern in patterns for url in expand_urls(pattern)):
-        if url.partition("?")[0].endswith(".json"):
-            urls += [str(shard["url"]) for shard in load_description(url)["shardlist"]]
-        else:
-            urls.append(url)
-    return urls
 
 
 def local_size(urls: Iterable[str]) -> int | None:

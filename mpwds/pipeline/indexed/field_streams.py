@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,6 +19,55 @@ Transformation: TypeAlias = "Callable[[Any], Any]"
 Transformations: TypeAlias = "str | Transformation | Iterable[str | Transformation] | None"
 
 _IMAGES = ("jpg", "png", "ppm", "pgm", "pbm", "pnm")
+
+
+class LateBytesIO(io.BytesIO):
+    """A stream of bytes that lie in a mapped file: they are copied when the stream is first used.
+
+    So whoever looks at the labels alone does not wait for the pictures. A pickled one becomes a ``BytesIO``.
+
+    Args:
+        view: The bytes.
+
+    Example:
+        >>> stream = LateBytesIO(memoryview(b"abc"))
+        >>> stream.read(2), stream.getvalue()
+        (b'ab', b'abc')
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view: memoryview | None = view
+
+    def _copy(self) -> None:
+        if self._view is not None and not self.closed:
+            super().__init__(bytes(self._view))
+            self._view = None
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self._copy()
+        return _restored, (self.getvalue(), self.tell())
+
+
+def _restored(data: bytes, position: int) -> io.BytesIO:
+    stream = io.BytesIO(data)
+    stream.seek(position)
+    return stream
+
+
+def _after_copy(method: Any) -> Any:
+    @functools.wraps(method)
+    def copies(self: LateBytesIO, *args: Any) -> Any:
+        self._copy()
+        return method(self, *args)
+
+    return copies
+
+
+for _name in (
+    *("read", "read1", "readinto", "readinto1", "readline", "readlines", "__next__", "getvalue", "getbuffer"),
+    *("seek", "tell", "truncate", "write", "writelines"),
+):
+    setattr(LateBytesIO, _name, _after_copy(getattr(io.BytesIO, _name)))
 
 
 def default_decoder(

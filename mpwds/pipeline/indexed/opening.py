@@ -112,14 +112,14 @@ def _described(path: str, copies: Copies) -> IndexedShards:
     shards = load_description(path)["shardlist"]
     urls = [shard["url"] for shard in shards]
     lengths = [shard["nsamples"] for shard in shards]
-    return _tar_shards(urls, copies, lengths, [shard.get("offsets") for shard in shards])
+    return _tar_shards(urls, copies, lengths, shards)
 
 
 def _tar_shards(
     urls: Sequence[str],
     copies: Copies,
     lengths: Sequence[int] | None = None,
-    offsets: Sequence[str | None] | None = None,
+    described: Sequence[Mapping[str, Any]] | None = None,
     cache: ShardCache | None = None,
 ) -> TarShards:
     # A shard that has to be opened for a sample costs more than most samples do.
@@ -127,7 +127,7 @@ def _tar_shards(
     return TarShards(
         urls,
         lengths,
-        offsets=offsets,
+        described=described,
         cache=cache or copies.cache(),
         remote=copies.remote,
         open_files=min(max(descriptors // 4, 100), 1000),

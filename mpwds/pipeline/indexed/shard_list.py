@@ -6,19 +6,17 @@ import base64
 import hashlib
 import os
 import posixpath
-import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import accumulate
-from operator import index as as_index
 from typing import Any
 
-from mpwds.errors import ShardError
 from mpwds.mistakes import explained
 from mpwds.pipeline.indexed.field_streams import (
+    LateBytesIO,
     Sample,
     Transformation,
     Transformations,
@@ -29,12 +27,10 @@ from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cach
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Source, folder_of, join_url, load_description
 from mpwds.storage.indexed.tar_shards import TarShards
-from mpwds.storage.streams.urls import without_credentials
 from mpwds.warn import warn
 
 _MOST_MISSES = 0.3  # of all accesses
 _FEW_ACCESSES = 100
-_SHOWN = 50
 _OPEN_LOCAL = 100
 _LEAST_BYTES = 1_000_000  # of a cache; less counts shards
 
@@ -125,14 +121,14 @@ class ShardListDataset:
             if base is None and isinstance(shards, (str, os.PathLike)):
                 self.base = folder_of(os.fspath(shards))
             self.shards = self.spec["shardlist"]
-            shown = str(shards)
         else:
             self.shards = _checked(shards, base)
-            shown = f"[{self.shards[0]}"
         self.dataset_name = dataset_name or self.spec.get("name") or _hash(str(shards))
         self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
         self.cum_lengths = list(accumulate(self.lengths))
         self.total_length: int = self.cum_lengths[-1]
+        self._firsts = [0, *self.cum_lengths]
+        self._numbers = range(self.total_length)
         self.transformations = as_functions(transformations, allow_pickle)
         keep = keep or bool(self.spec.get("keep"))
         if 0 <= cache_size < _LEAST_BYTES:
@@ -148,16 +144,10 @@ class ShardListDataset:
         self._samples = TarShards(
             urls,
             self.lengths,
-            offsets=[shard.get("offsets") for shard in self.shards],
+            described=self.shards,
             cache=cache,
             remote=remote,
             open_files=lru_size if copies else max(lru_size, _OPEN_LOCAL),
-        )
-        print(
-            f"{shown[:_SHOWN]} base: {self.base} name: {self.spec.get('name')} nfiles: {len(self.shards)} "
-            f"nbytes: {sum(shard.get('filesize', 0) for shard in self.shards)} samples: {self.total_length} "
-            f"cache: {self.cache_dir}",
-            file=sys.stderr,
         )
 
     def __len__(self) -> int:
@@ -166,9 +156,16 @@ class ShardListDataset:
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``, transformed; a negative number counts from the end."""
-        shard, inner = self._place(index)
-        sample = _streams(self._samples, shard, inner)
+        try:
+            number = self._numbers[index]
+        except IndexError:
+            total = self.total_length
+            raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
+        shard = bisect_right(self.cum_lengths, number)
+        inner = number - self._firsts[shard]
+        key, sample = self._samples.members(shard, inner, BytesIO, LateBytesIO)
         described = self.shards[shard]
+        sample["__key__"] = key
         sample["__dataset__"] = described.get("dataset")
         sample["__index__"] = index
         sample["__shard__"] = described["url"]
@@ -186,8 +183,9 @@ class ShardListDataset:
 
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
         """The shard that sample ``index`` is in, the sample's number there, and the shard's dict."""
-        shard, inner = self._place(index)
-        return SamplesOfShard(self._samples, shard), inner, self.shards[shard]
+        number = self._numbers[index]
+        shard = bisect_right(self.cum_lengths, number)
+        return SamplesOfShard(self._samples, shard), number - self._firsts[shard], self.shards[shard]
 
     def get_stats(self) -> tuple[int, int]:
         """The number of samples read, and for how many of them a shard had to be opened."""
@@ -210,16 +208,6 @@ class ShardListDataset:
         """Closes the files that are open; reading opens them again."""
         self._samples.close()
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """The shard of a sample, and the sample's number in it."""
-        number = as_index(index)
-        if number < 0:
-            number += self.total_length
-        if not 0 <= number < self.total_length:
-            raise IndexError(f"the dataset has {self.total_length} samples, there is no sample {index}")
-        shard = bisect_right(self.cum_lengths, number)
-        return shard, number - self.cum_lengths[shard] + self.lengths[shard]
-
 
 class SamplesOfShard:
     """The samples of one shard, as streams; ``wids`` calls it ``IndexedTarSamples``."""
@@ -237,13 +225,7 @@ class SamplesOfShard:
 
 
 def _streams(shards: TarShards, shard: int, index: int) -> Sample:
-    key, members = shards.members(shard, index)
-    sample: Sample = {extension: BytesIO(data) for extension, data in members}
-    if len(sample) < len(members):
-        raise ShardError(
-            f"{without_credentials(shards.urls[shard])}: sample {key!r} has two members of one name; each "
-            "extension of a sample must be unique in the shard"
-        )
+    key, sample = shards.members(shard, index, BytesIO, LateBytesIO)
     sample["__key__"] = key
     return sample
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
-from mpwds.storage.indexed.offsets import to_text
+from mpwds.storage.indexed.offsets import Offsets, to_text
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, url_scheme
 from mpwds.storage.tar.entries import read_entries
@@ -114,7 +114,7 @@ def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
     }
     if offsets and compression_of(hashed.start) is None:
         starts.append(hashed.size // BLOCK)
-        entry["offsets"] = to_text(starts, hashed.size)
+        entry["offsets"] = to_text(Offsets(starts), hashed.size)
     return entry
 
 

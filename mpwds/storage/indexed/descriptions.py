@@ -9,6 +9,7 @@ import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
@@ -193,9 +194,9 @@ class _Reader:
     def _checked_urls(self, part: _Part, shards: Sequence[Any]) -> list[str]:
         """The URLs of shards as they are given. Raises ``SpecError`` unless all shards are valid."""
         with contextlib.suppress(TypeError, KeyError):  # which one is wrong is found below
-            urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
-            kinds = {*map(type, shards)}, {*map(type, urls)}, {*map(type, counts)}
-            if kinds == ({dict}, {str}, {int}) and all(urls) and min(counts) >= 0:
+            urls, counts = [*map(itemgetter("url"), shards)], [*map(itemgetter("nsamples"), shards)]
+            "".join(urls)  # raises if one is no string
+            if {*map(type, counts)} == {int} and "" not in urls and min(counts) >= 0:
                 return urls
         for number, shard in enumerate(shards):
             key = f"{part.key}shardlist[{number}]"

@@ -1,13 +1,16 @@
-"""Where the samples of a tar shard begin: found once, and kept in a file beside the shard.
+"""Where the samples of a tar shard are: found once, and kept in a file beside the shard.
 
 The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-endian::
 
-    8 bytes                 "mpwdsof1"
-    int64                   size of the shard in bytes
-    int64                   its version: time of modification in ns
-    uint32[samples + 1]     offset of each sample's first header, in blocks of 512 bytes; then the end
+    8 bytes     "mpwdsof2"
+    uint32      CRC-32 of the rest
+    rest        MessagePack of a dict:
+        size                    size of the shard in bytes
+        version                 its version: time of modification in ns
+        starts, begins, sizes   arrays of uint32, as in Offsets
+        suffixes                list of str, as in Offsets
 
-A file whose size or version is not that of the shard is made anew.
+A file that is damaged, or whose size or version is not that of the shard, is made anew.
 """
 
 from __future__ import annotations
@@ -19,44 +22,56 @@ import struct
 import sys
 import zlib
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import msgpack
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.tar.damage import truncated
-from mpwds.storage.tar.header import BLOCK, begins_archive
-from mpwds.storage.tar.headers import find_members
+from mpwds.storage.tar.header import BLOCK, NAME_BYTES, begins_archive
+from mpwds.storage.tar.headers import SeekableArchive, find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import compression_of
 
-_HEADER = struct.Struct("<8sqq")
-_MAGIC = b"mpwdsof1"
-_LEAST_WINDOW_BYTES = 4 * 1024
-_MOST_WINDOW_BYTES = 1024 * 1024
+_HEADER = struct.Struct("<8sI")
+_MAGIC = b"mpwdsof2"
+_ARRAYS = ("starts", "begins", "sizes")
 _PATIENCE_S = 60.0
 
 
-class Shard(Protocol):
+class Shard(SeekableArchive, Protocol):
     """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
-    def url(self) -> str: ...
-    @property
-    def end(self) -> int: ...
-    @property
     def version(self) -> int: ...
-    def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
 
-def find_offsets(shard: Shard) -> array[int]:
+class Offsets(NamedTuple):
+    """Where the samples of a shard are, in blocks of 512 bytes.
+
+    Attributes:
+        starts: Where the first header of each sample is; then the end.
+        suffixes: Those of a sample's members (``".jpg"``), if all samples have the same, in the same order;
+            otherwise empty, and headers tell.
+        begins: Where the data of these members is, sample by sample.
+        sizes: Bytes of data of these members, sample by sample.
+    """
+
+    starts: array[int]
+    suffixes: Sequence[str] = ()
+    begins: array[int] = array("I")
+    sizes: array[int] = array("I")
+
+
+def find_offsets(shard: Shard) -> Offsets:
     """Reads a shard's headers, and no data where it is large, to find its samples.
 
     Raises:
         ShardError: The shard is damaged, truncated or compressed.
     """
-    size = _LEAST_WINDOW_BYTES
-    start = bytes(shard.read(size, 0)[:BLOCK])
+    start = bytes(shard.read(BLOCK, 0))
     if not begins_archive(start):
         compression = compression_of(start)
         if compression is not None:
@@ -64,33 +79,58 @@ def find_offsets(shard: Shard) -> array[int]:
                 f"{shard.url} is compressed ({compression.name}), so its samples cannot be read by number: "
                 "decompress it, or read it in order with mpwds.WebDataset"
             )
-    offsets = array("I")
-    last_key = ""
-    position, end, after_zeros = 0, 0, -1
-    while position < shard.end:
-        window = shard.read(min(size, shard.end - position), position)
-        members, following, after_zeros = find_members(window, position, shard, after_zeros)
-        for name, first, start_of_data, data_size in members:
-            key, _ = split_name(name)
-            if key and key != last_key:
-                offsets.append(first // BLOCK)
-                last_key = key
-            if key:
-                end = start_of_data + data_size + (-data_size & 511)
-        if following == position:
-            if position + len(window) >= shard.end:
-                raise truncated(shard, position, "its header is not complete")
-            size *= 2
-        elif following <= position + 2 * len(window):  # small members: read them all
-            size = min(2 * size, _MOST_WINDOW_BYTES)
-        else:
-            size = _LEAST_WINDOW_BYTES
-        position = following
-    offsets.append(end // BLOCK)
-    return offsets
+    finder = _Finder()
+    for window, position, members in find_all_members(shard):
+        for name, first, begin, length in members:
+            last_header = begin - BLOCK - position
+            finder.add(name, first, begin, length, bytes(window[last_header : last_header + NAME_BYTES]))
+    return finder.offsets()
 
 
-def load_or_find(shard: Shard, paths: list[str]) -> array[int]:
+class _Finder:
+    """Puts the offsets of a shard together, member by member."""
+
+    def __init__(self) -> None:
+        self._starts, self._begins, self._sizes = array("I"), array("I"), array("I")
+        self._suffixes: list[str] = []  # of the current sample
+        self._expected: list[str] = []  # of each sample
+        self._is_regular = True
+        self._key = ""
+        self._end = 0
+
+    def add(self, name: str, first: int, begin: int, size: int, field: bytes) -> None:
+        """Adds a file: its name, first header, data, and the name field of the header before its data."""
+        key, _ = split_name(name)
+        if not key:
+            return
+        if key != self._key:
+            self._end_sample()
+            self._starts.append(first // BLOCK)
+            self._key = key
+        self._end = begin + size + (-size & 511)
+        suffix = name[len(key) :]
+        has_short_name = field.startswith(name.encode("utf-8", "replace") + b"\0")
+        self._is_regular &= has_short_name and suffix not in self._suffixes and size < 1 << 32
+        if self._is_regular:
+            self._suffixes.append(suffix)
+            self._begins.append(begin // BLOCK)
+            self._sizes.append(size)
+
+    def offsets(self) -> Offsets:
+        """The offsets, after the last member."""
+        self._end_sample()
+        self._starts.append(self._end // BLOCK)
+        if not self._is_regular:
+            return Offsets(self._starts)
+        return Offsets(self._starts, self._expected, self._begins, self._sizes)
+
+    def _end_sample(self) -> None:
+        self._expected = self._expected or self._suffixes
+        self._is_regular &= self._suffixes == self._expected
+        self._suffixes = []
+
+
+def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
     """A shard's offsets, from the first of ``paths`` that has them; else found, and kept at the first.
 
     Other processes wait meanwhile. If no path can be written, they are only returned. Raises as
@@ -108,7 +148,7 @@ def load_or_find(shard: Shard, paths: list[str]) -> array[int]:
     return find_offsets(shard)
 
 
-def _load_or_make(shard: Shard, path: str) -> array[int]:
+def _load_or_make(shard: Shard, path: str) -> Offsets:
     guard = path + ".lock"
     while (claim := lock(guard, create=True, timeout_s=_PATIENCE_S)) is None:
         if (offsets := _load(shard, path)) is not None:
@@ -125,52 +165,52 @@ def _load_or_make(shard: Shard, path: str) -> array[int]:
     return offsets
 
 
-def _load(shard: Shard, path: str) -> array[int] | None:
-    """The offsets in a file; ``None`` if it is missing, cannot be read, or is not of this shard."""
+def _load(shard: Shard, path: str) -> Offsets | None:
+    """The offsets in a file; ``None`` if it is missing, damaged, cannot be read, or is not of this shard."""
     try:
         with open(path, "rb", buffering=0) as file:
             data = file.readall()
     except OSError:
         return None
-    if data[: _HEADER.size] != _HEADER.pack(_MAGIC, shard.end, shard.version):
+    rest = data[_HEADER.size :]
+    if data[: _HEADER.size] != _HEADER.pack(_MAGIC, zlib.crc32(rest)):
         return None
-    return _checked(data[_HEADER.size :], shard)
+    known = msgpack.unpackb(rest)
+    if (known["size"], known["version"]) != (shard.end, shard.version):
+        return None
+    starts, begins, sizes = (_little_endian(array("I", known[name])) for name in _ARRAYS)
+    return Offsets(starts, known["suffixes"], begins, sizes)
 
 
-def _store(shard: Shard, offsets: array[int], path: str) -> None:
+def _store(shard: Shard, offsets: Offsets, path: str) -> None:
+    known = {name: _little_endian(getattr(offsets, name)).tobytes() for name in _ARRAYS}
+    about = {"size": shard.end, "version": shard.version, "suffixes": offsets.suffixes}
+    rest = msgpack.packb({**about, **known})
     new = path + ".new"  # the lock is held
     with open(new, "wb") as file:
-        file.write(_HEADER.pack(_MAGIC, shard.end, shard.version) + _little_endian(offsets).tobytes())
+        file.write(_HEADER.pack(_MAGIC, zlib.crc32(rest)) + rest)
     os.replace(new, path)
 
 
-def _checked(data: bytes, shard: Shard) -> array[int] | None:
-    """Offsets from bytes; ``None`` if they cannot be those of the shard."""
-    if not data or len(data) % 4:
-        return None
-    offsets = _little_endian(array("I", data))
-    is_whole = len(offsets) == 1 or offsets[-1] > offsets[-2]  # zeros follow after a power failure
-    return offsets if is_whole and offsets[-1] * BLOCK <= shard.end else None
-
-
-def _little_endian(offsets: array[int]) -> array[int]:
+def _little_endian(numbers: array[int]) -> array[int]:
     if sys.byteorder == "big":
-        offsets = offsets[:]
-        offsets.byteswap()
-    return offsets
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers
 
 
-def to_text(offsets: array[int], size: int) -> str:
-    """Offsets as a description carries them, for a shard of ``size`` bytes.
+def to_text(offsets: Offsets, size: int) -> str:
+    """Where the samples begin, as a description carries it, for a shard of ``size`` bytes.
 
-    Base64 of zlib of the size (int64) and the differences between offsets (uint32), all little-endian.
+    Base64 of zlib of the size (int64) and the differences between starts (uint32), all little-endian.
     """
-    steps = array("I", [offsets[0], *(after - before for before, after in pairwise(offsets))])
+    starts = offsets.starts
+    steps = array("I", [starts[0], *(after - before for before, after in pairwise(starts))])
     data = struct.pack("<q", size) + _little_endian(steps).tobytes()
     return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
-def from_text(text: str, shard: Shard) -> array[int] | None:
+def from_text(text: str, shard: Shard) -> Offsets | None:
     """The offsets of :func:`to_text`; ``None`` if they are those of a shard of another size.
 
     Raises:
@@ -179,9 +219,9 @@ def from_text(text: str, shard: Shard) -> array[int] | None:
     try:
         data = zlib.decompress(base64.b64decode(text, validate=True))
         (size,) = struct.unpack_from("<q", data)
-        offsets = array("I", accumulate(_little_endian(array("I", data[8:]))))
+        starts = array("I", accumulate(_little_endian(array("I", data[8:]))))
     except (TypeError, ValueError, OverflowError, struct.error, zlib.error) as error:
         raise ShardError(
             f"the description of {shard.url} carries offsets that cannot be read ({error}): leave them out"
         ) from None
-    return offsets if size == shard.end and offsets else None
+    return Offsets(starts) if size == shard.end and starts else None

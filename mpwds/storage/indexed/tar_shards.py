@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
@@ -19,13 +20,17 @@ from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.headers import find_members
 from mpwds.storage.tar.names import key_and_extension
 
-_Open: TypeAlias = "MappedShard | RemoteShard"
+_File: TypeAlias = "MappedShard | RemoteShard"
+_Open: TypeAlias = "tuple[_File, array[int], Sequence[str], array[int], array[int], mmap.mmap | None]"
+"""A shard, its ``Offsets``, and its map if there is one: flat, since it is taken apart for each sample."""
+
+_LARGE_BYTES = 16 * 1024
 
 
 class TarShards:
     """Samples of tar shards, by number (an ``IndexedShards``).
 
-    Needs the offsets of a shard's samples, 4 bytes each. The first process that uses a shard reads all its
+    Needs the offsets of a shard's samples and fields. The first process that uses a shard reads all its
     headers and keeps the offsets in ``.mpwds/NAME.offsets`` beside it, or in the cache's folder if it may not
     write there; otherwise each process keeps its own in memory. A shard that has changed since, by size or
     time, is read anew. A global pax header is not applied to the members behind it.
@@ -33,7 +38,7 @@ class TarShards:
     Args:
         urls: The shards: local files, or URLs if there is a ``cache``.
         lengths: The number of samples in each; by default the shards tell, which opens each of them.
-        offsets: Where the samples of each begin, as a description carries it; ``None`` for unknown.
+        described: Their descriptions, which may carry ``offsets``.
         cache: Keeps copies of shards that are not local, or of their offsets; or a function of a URL that
             returns such a cache.
         remote: Whether to read samples of such shards by ranges, without a copy. The server must answer
@@ -63,7 +68,7 @@ class TarShards:
         urls: Sequence[str],
         lengths: Sequence[int] | None = None,
         *,
-        offsets: Sequence[str | None] | None = None,
+        described: Sequence[Mapping[str, Any]] | None = None,
         cache: ShardCache | Callable[[str], ShardCache] | None = None,
         remote: bool = False,
         open_files: int = 100,
@@ -77,11 +82,12 @@ class TarShards:
         self.misses = 0
         self.fetches = 0
         self._lengths = lengths
-        self._offsets = list(offsets or [None] * len(urls))
+        self._described = described
+        self._offsets: dict[int, str] = {}  # of shards beside which nothing can be written
         self._cache = cache
         self._remote = remote
         self._open_files = open_files
-        self._open: dict[int, tuple[_Open, array[int]]] = {}
+        self._open: dict[int, _Open] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -105,38 +111,71 @@ class TarShards:
         """
         key, members = self.members(shard, index)
         sample: dict[str, Any] = {"__key__": key, "__url__": self.urls[shard]}
-        for suffix, data in members:
+        for suffix, data in members.items():
             field = suffix[1:].lower()
             if field in sample:
                 raise self._twice(shard, key, field)
             sample[field] = data
         return sample
 
-    def members(self, shard: int, index: int) -> tuple[str, list[tuple[str, bytes]]]:
-        """A sample's key, and the extension and data of its members; extensions begin with the dot.
+    def members(
+        self,
+        shard: int,
+        index: int,
+        small: Callable[[bytes], Any] = bytes,
+        large: Callable[[memoryview], Any] = bytes,
+    ) -> tuple[str, dict[str, Any]]:
+        """A sample's key, and its members by suffix, which is the extension with the dot.
+
+        Args:
+            shard: The shard's number.
+            index: The sample's number in it.
+            small: Makes a member's value of its data.
+            large: Makes it of 16 KiB or more, given as a view of the shard.
 
         Raises as :meth:`read`.
         """
         self.accesses += 1
-        file, offsets = self._open.get(shard) or self._opened(shard)
-        if not 0 <= index < len(offsets) - 1:
-            raise IndexError(f"{file.url} has {len(offsets) - 1} samples, there is no sample {index}")
-        start = offsets[index] * BLOCK
-        size = offsets[index + 1] * BLOCK - start
-        block = file.read(size, start)
+        file, starts, suffixes, begins, sizes, block = self._open.get(shard) or self._opened(shard)
+        if not 0 <= index < len(starts) - 1:
+            raise IndexError(f"{file.url} has {len(starts) - 1} samples, there is no sample {index}")
+        if block is None or not suffixes:
+            return self._found(shard, index, small, large)
+        place = index * len(suffixes)
+        name = (begins[place] - 1) * BLOCK
+        key = block[name : block.find(b"\0", name) - len(suffixes[0])].decode()
+        members: dict[str, Any] = {}
+        for suffix in suffixes:
+            begin = begins[place] * BLOCK
+            size = sizes[place]
+            if size < _LARGE_BYTES:
+                members[suffix] = small(block[begin : begin + size])
+            else:
+                members[suffix] = large(memoryview(block)[begin : begin + size])
+            place += 1
+        return key, members
+
+    def _found(self, shard: int, index: int, small: Any, large: Any) -> tuple[str, dict[str, Any]]:
+        """What :meth:`members` returns, found by the members' headers."""
+        file, starts, *_ = self._opened(shard)
+        start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
+        block = file.read(stop - start, start)
         found = find_members(block, start, file)[0]
-        if not found or found[-1][2] + found[-1][3] > start + size:
+        if not found or found[-1][2] + found[-1][3] > stop:
             raise ShardError(
-                f"the offsets of {file.url} are of another shard: at {start}, there is no sample of {size} "
-                "bytes; remove the file of offsets, or describe the shard anew"
+                f"the offsets of {file.url} are of another shard: at {start}, there is no sample of "
+                f"{stop - start} bytes; remove the file of offsets, or describe the shard anew"
             )
         key, _ = key_and_extension(found[0][0])
-        cut, prefix = len(key), f"{key}."
-        return key, [
-            (name[cut:], bytes(block[begin - start : begin - start + length]))
-            for name, _, begin, length in found
-            if name.startswith(prefix)
-        ]
+        members: dict[str, Any] = {}
+        for name, _, begin, size in found:
+            if name.startswith(f"{key}."):
+                suffix = name[len(key) :]
+                if suffix in members:
+                    raise self._twice(shard, key, suffix[1:])
+                data = block[begin - start : begin - start + size]
+                members[suffix] = small(bytes(data)) if size < _LARGE_BYTES else large(memoryview(data))
+        return key, members
 
     def close(self) -> None:
         """Closes the files that are open; the next ``read`` opens them again."""
@@ -145,7 +184,7 @@ class TarShards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def _opened(self, shard: int) -> tuple[_Open, array[int]]:
+    def _opened(self, shard: int) -> _Open:
         if shard in self._open:
             return self._open[shard]
         self.misses += 1
@@ -154,22 +193,22 @@ class TarShards:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
-        carried = self._offsets[shard]
+        carried = self._offsets.get(shard) or (self._described and self._described[shard].get("offsets"))
         offsets = from_text(carried, file) if carried else None
         if offsets is None:
             offsets = load_or_find(file, paths)
             if not any(map(os.path.exists, paths)):
                 self._offsets[shard] = to_text(offsets, file.end)
-        count, expected = len(offsets) - 1, self._lengths and self._lengths[shard]
+        count, expected = len(offsets.starts) - 1, self._lengths and self._lengths[shard]
         if expected is not None and count != expected:
             raise ShardError(
                 f"{file.url} has {count} samples, its description says {expected}: the shard is cut off, or "
                 "the description is of another version; mpwds index create makes a new one"
             )
-        self._open[shard] = file, offsets
-        return file, offsets
+        opened = self._open[shard] = file, *offsets, getattr(file, "map", None)
+        return opened
 
-    def _open_file(self, url: str) -> tuple[_Open, list[str]]:
+    def _open_file(self, url: str) -> tuple[_File, list[str]]:
         """A shard, open, and where its offsets may be kept."""
         cache = self._cache(url) if callable(self._cache) else self._cache
         if is_local(url):

@@ -166,8 +166,7 @@ class TarWriter(ClosesOrDiscards):
         if self._closed:
             return
         try:
-            end = 2 * tarfile.BLOCKSIZE
-            self.write_blocks(bytes(end + -(self._bytes_in_archive + end) % tarfile.RECORDSIZE))
+            self.write_blocks(bytes(archive_bytes(self._bytes_in_archive) - self._bytes_in_archive))
             if self._compressor is not None:
                 self._write_all(self._compressor.flush())
         except BaseException:
@@ -265,6 +264,29 @@ def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
         name if name.startswith("__") else name.replace("_", "."): value for name, value in fields.items()
     }
     return sample if key is None else {"__key__": key, **sample}
+
+
+def member_bytes(size: int, name: str = "") -> int:
+    """Bytes that a file of ``size`` bytes takes in an archive: its header, and its data in whole blocks.
+
+    Example:
+        >>> member_bytes(1), member_bytes(512), member_bytes(513)
+        (1024, 1024, 1536)
+    """
+    is_plain = name.isascii() and len(name) <= tarfile.LENGTH_NAME
+    header = tarfile.BLOCKSIZE if is_plain else 3 * tarfile.BLOCKSIZE
+    return header + size + -size % tarfile.BLOCKSIZE
+
+
+def archive_bytes(members: int) -> int:
+    """Bytes of an archive whose members take ``members`` bytes: with its end, in whole records.
+
+    Example:
+        >>> archive_bytes(1024), archive_bytes(10_000)
+        (10240, 20480)
+    """
+    end = members + 2 * tarfile.BLOCKSIZE
+    return end + -end % tarfile.RECORDSIZE
 
 
 def check_key(key: Any) -> str:

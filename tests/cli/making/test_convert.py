@@ -196,9 +196,16 @@ def test_what_is_read_is_not_replaced_either(run, shards, tmp_path, options):
     assert len(mpwds.IndexedDataset(str(tmp_path / "mds"))) == 10
 
 
-def test_a_folder_without_an_index_is_no_dataset(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert "no index.json or index.mds" in run("convert", tmp_path / "empty", "-").stderr
+def test_a_folder_without_an_index_holds_tar_shards(run, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    assert f"no shards in {folder}" in run("convert", folder, "-").stderr
+    write(folder / "x.tar", *SAMPLES)
+    assert run("convert", folder, tmp_path / "x-%d.tar", "--maxsize", "12kB").returncode == 0
+    shards = sorted(tmp_path.glob("x-*.tar"))
+    assert [sample for shard in shards for sample in read(shard)] == SAMPLES
+    assert [shard.stat().st_size for shard in shards] == [10240] * len(shards)
+    assert len(shards) > 1
 
 
 def test_pickles_are_copied_and_never_read(run, tmp_path):

@@ -1,8 +1,11 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.cli.making.planning import into_shards, shuffled, split_in_two
+from mpwds.storage.writing.tar_writer import archive_bytes
 
 shares = st.floats(0.01, 0.99)
 
@@ -28,16 +31,19 @@ def test_seeds_make_orders_and_splits_differ():
 
 
 @given(
-    sizes=st.lists(st.integers(0, 20), max_size=60), maxcount=st.integers(1, 10), maxsize=st.integers(1, 50)
+    sizes=st.lists(st.integers(0, 20_000), max_size=60),
+    maxcount=st.integers(1, 10),
+    maxsize=st.integers(1, 50_000),
 )
 def test_shards_have_all_samples_in_order_and_keep_to_their_limits(sizes, maxcount, maxsize):
     shards = list(into_shards(range(len(sizes)), sizes.__getitem__, maxcount, maxsize))
     assert [number for shard in shards for number in shard] == list(range(len(sizes)))
     for shard in shards:
         assert 1 <= len(shard) <= maxcount
-        assert sum(sizes[number] for number in shard[:-1]) < maxsize
-    for shard in shards[:-1]:
-        assert len(shard) == maxcount or sum(sizes[number] for number in shard) >= maxsize
+        assert len(shard) == 1 or archive_bytes(sum(sizes[number] for number in shard)) <= maxsize
+    for shard, following in itertools.pairwise(shards):
+        with_next = archive_bytes(sum(sizes[number] for number in [*shard, following[0]]))
+        assert len(shard) == maxcount or with_next > maxsize
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.5), (10, 0.0), (10, 1.0), (10, 1.5)])

@@ -54,7 +54,7 @@ def test_monitor_hands_the_same_to_programs(run, live_feed):
 @pytest.mark.parametrize("as_json", [["--json"], []], ids=["for programs", "for people"])
 def test_monitor_goes_on_until_it_is_interrupted(live_feed, as_json):
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--interval", "0.1", *as_json],
+        [sys.executable, "-m", "mpwds", "monitor", live_feed, "--interval", "0.1", *as_json],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -95,7 +95,7 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
 def test_a_terminal_gets_a_table_in_place_that_an_interrupt_takes_away(live_feed):
     shown, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "mpwds.cli", "monitor", live_feed, "--interval", "0.1"],
+        [sys.executable, "-m", "mpwds", "monitor", live_feed, "--interval", "0.1"],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

@@ -279,7 +279,7 @@ def test_a_phone_shows_it_without_scrolling_sideways_in_the_users_colours(page, 
 @pytest.mark.slow
 def test_the_command_serves_a_feed_to_a_browser_until_it_is_interrupted(live_feed, tab):
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpwds.cli", "show", live_feed, "--web"],
+        [sys.executable, "-m", "mpwds", "show", live_feed, "--web"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

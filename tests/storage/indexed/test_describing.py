@@ -74,8 +74,8 @@ def test_carried_offsets_save_reading_the_headers(shards, monkeypatch):
     listed = create_description(shards, offsets=True)["shardlist"]
     expected = TarShards([shards[0]]).read(0, 4)
     monkeypatch.setattr("mpwds.storage.indexed.tar_shards.load_or_find", None)  # fails if it is called
-    urls, lengths, offsets = ([shard[key] for shard in listed] for key in ("url", "nsamples", "offsets"))
-    assert TarShards(urls, lengths, offsets=offsets).read(1, 4) == expected
+    urls, lengths = ([shard[key] for shard in listed] for key in ("url", "nsamples"))
+    assert TarShards(urls, lengths, described=listed).read(1, 4) == expected
 
 
 def test_carried_offsets_of_a_shard_of_another_size_are_not_used(shards):
@@ -83,12 +83,12 @@ def test_carried_offsets_of_a_shard_of_another_size_are_not_used(shards):
     with TarWriter(shards[0]) as sink:
         for n in range(5):
             sink.write({"__key__": f"{n:03d}", "cls": n, "txt": "x" * 9000})
-    assert len(TarShards([shards[0]], [5], offsets=[offsets]).read(0, 4)["txt"]) == 9000
+    assert len(TarShards([shards[0]], [5], described=[{"offsets": offsets}]).read(0, 4)["txt"]) == 9000
 
 
 def test_carried_offsets_that_cannot_be_read_are_an_error(shards):
     with pytest.raises(ShardError, match="carries offsets that cannot be read"):
-        TarShards(shards, [5, 3], offsets=["nonsense", None]).read(0, 0)
+        TarShards(shards, [5, 3], described=[{"offsets": "nonsense"}, {}]).read(0, 0)
 
 
 def test_offsets_take_a_few_bytes_a_sample():

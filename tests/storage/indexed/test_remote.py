@@ -61,7 +61,7 @@ def test_the_headers_of_a_shard_are_fetched_once_though_it_is_opened_again(serve
 
 def test_with_carried_offsets_a_sample_is_one_request(served, path, web):
     offsets = describe_shard(path, offsets=True)["offsets"]
-    shards = TarShards([served], [COUNT], offsets=[offsets], remote=True)
+    shards = TarShards([served], [COUNT], described=[{"offsets": offsets}], remote=True)
     for n in range(10, 15):
         assert shards.read(0, n)["cls"] == b"%d" % n
     assert len(web.requests) == 6  # one for the beginning and the size

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from mpwds.cli.looking.samples.mds import mds_shards
 from mpwds.cli.looking.samples.reading import Found, Wants, read_shard
+from mpwds.cli.shards import expanded
 from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
 _PIECE_BYTES = 1 << 20
@@ -76,7 +76,7 @@ class TarShard:
 def shards_of(urls: Sequence[str]) -> list[Shard]:
     """The shards that patterns, URLs, descriptions (``.json``), MDS datasets and folders name, in order."""
     shards: list[Shard] = []
-    for url in (url for pattern in urls for url in expand_urls(pattern)):
+    for url in expanded(urls):
         of_mds = mds_shards(url)
         shards += _tar_shards(url) if of_mds is None else of_mds
     return shards

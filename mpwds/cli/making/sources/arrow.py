@@ -18,6 +18,7 @@ from mpwds.errors import ShardError
 from mpwds.imports import require
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.tar_writer import member_bytes
 
 _ROWS_AT_A_TIME = 64
 _OPEN_FILES = 100
@@ -48,9 +49,10 @@ class ArrowRows:
         return self._starts[-1]
 
     def size_of(self, number: int) -> int:
-        """The mean size of the rows of its block, in bytes."""
+        """About the bytes of a sample in a tar archive, by the mean of its block's rows."""
         _, _, rows, nbytes = self.blocks[self._block(number)]
-        return nbytes // rows
+        members = len(self.map.fields) + bool(self.map.rest)
+        return nbytes // rows + members * member_bytes(0)
 
     def part(self, numbers: Sequence[int]) -> ArrowRows:
         """The samples of these numbers."""

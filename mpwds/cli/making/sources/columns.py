@@ -12,6 +12,7 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
+from mpwds.storage.writing.tar_writer import member_bytes
 
 LABELS = ("cls", "label", "class")
 """Columns of these names hold a sample's class."""
@@ -113,15 +114,19 @@ class ColumnMap:
         return name, encode_field(name, value)
 
     def size_of(self, row: Mapping[str, Any]) -> int:
-        """About the number of bytes of a row's sample; files at URLs count as nothing."""
-        size = 0
+        """About the bytes of a row's sample in a tar archive; files at URLs count as nothing."""
+        size = rest = 0
         for column, value in row.items():
             if column in self.files and value is not None:
                 if not url_scheme(value):
-                    size += os.path.getsize(os.path.join(self.root, value))
+                    size += member_bytes(os.path.getsize(os.path.join(self.root, value)))
+                continue
+            nbytes = len(value) if isinstance(value, (str, bytes)) else 8
+            if column in self.fields:
+                size += member_bytes(nbytes)
             else:
-                size += len(value) if isinstance(value, (str, bytes)) else 8
-        return size
+                rest += len(column) + nbytes
+        return size + (member_bytes(rest) if self.rest else 0)
 
     def _key(self, number: int, row: Mapping[str, Any]) -> str:
         if not self.key:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mpwds.cli.looking.printing import counted
 from mpwds.cli.making.sources import arrow, columns, folders, tables
 from mpwds.cli.making.sources.mds import as_fields, mds_version, open_mds
-from mpwds.storage.streams.patterns import expand_urls
+from mpwds.cli.shards import expanded
 from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.viewing.wording import counted
 
 KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
 
@@ -19,7 +19,8 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
 
 
 class Samples(Protocol):
-    """Samples in order. ``part`` gives those of some numbers, which a worker iterates."""
+    """Samples in order. ``size_of`` says about how many bytes one takes in a tar archive; ``part`` gives
+    those of some numbers, which a worker iterates."""
 
     def __len__(self) -> int: ...
     def size_of(self, number: int) -> int: ...
@@ -78,7 +79,7 @@ def find(source: str, wanted: Wanted) -> Source:
     if source != "-" and is_local(source) and os.path.isdir(local_path(source)):
         return _folder(local_path(source).rstrip("/") or "/", wanted)
     kind = wanted.kind or os.path.splitext(source)[1].lower().removeprefix(".").replace("ndjson", "jsonl")
-    urls = [source] if source == "-" else expand_urls(source)
+    urls = expanded([source])
     if kind == "files":
         return _files(urls, wanted.root)
     if kind in ("parquet", "arrow"):

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpwds.storage.tar.names import split_name
+from mpwds.storage.writing.tar_writer import member_bytes
 
 _LABEL = "cls"
 _PIECE_BYTES = 1 << 26
 
 
 class Group(NamedTuple):
-    """The files of one sample: their names from the root on, each with its field."""
+    """The files of one sample: their names from the root on, each with its field; their bytes in a tar."""
 
     key: str
     files: tuple[tuple[str, str], ...]
@@ -42,8 +43,8 @@ class Tree:
         return len(self.groups)
 
     def size_of(self, number: int) -> int:
-        """Bytes of a sample's files."""
-        return self.groups[number].size_bytes
+        group = self.groups[number]
+        return group.size_bytes + (member_bytes(1, group.key) if self.classes else 0)
 
     def part(self, numbers: Sequence[int]) -> TreePart:
         """The samples of these numbers."""
@@ -137,10 +138,9 @@ def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
             both = f"{os.path.join(root, by_field[field])} and {name}"
             raise ValueError(f"{both} would be the same field: names differ in case alone")
         by_field[field] = name
+    size = sum(member_bytes(size, name) for name, _, size in files)
     # An absolute name would not be found again below the folder that the shard is unpacked to.
-    return Group(
-        key.lstrip("/"), tuple((name, field) for name, field, _ in files), sum(size for *_, size in files)
-    )
+    return Group(key.lstrip("/"), tuple((name, field) for name, field, _ in files), size)
 
 
 def _contents(path: str) -> bytes:

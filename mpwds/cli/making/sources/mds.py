@@ -12,6 +12,7 @@ from typing import Any
 
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, parse
 from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.tar_writer import member_bytes
 
 _LOOKED_AT = 64  # samples
 INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
@@ -46,10 +47,16 @@ class MDSSamples:
     @cached_property
     def _mean_size(self) -> int:
         looked_at = list(itertools.islice(replace(self, numbers=None), _LOOKED_AT))
-        return sum(sum(map(len, sample.values())) for sample in looked_at) // max(len(looked_at), 1)
+        sizes = [
+            member_bytes(len(data), sample[KEY])
+            for sample in looked_at
+            for name, data in sample.items()
+            if name != KEY
+        ]
+        return sum(sizes) // max(len(looked_at), 1)
 
     def size_of(self, number: int) -> int:
-        """About the bytes of a sample: the mean of the first."""
+        """About the bytes of a sample in a tar archive: the mean of the first."""
         return self._mean_size
 
     def part(self, numbers: Sequence[int]) -> MDSSamples:

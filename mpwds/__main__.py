@@ -1,4 +1,4 @@
-"""``python -m mpwds.cli`` is the command ``mpwds``."""
+"""``python -m mpwds`` is the command ``mpwds``."""
 
 from __future__ import annotations
 
