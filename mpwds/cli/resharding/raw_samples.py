@@ -23,6 +23,7 @@ from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
+_MOST_ZEROS = 1 << 20  # behind the members; tar writes 10 kB at most
 
 OBJECT_BYTES = 1000
 """About the memory that a sample takes that is found, but not read."""
@@ -127,10 +128,9 @@ class FileBlocks:
         self._path = path
         self._files = files
 
-    def read(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._files.descriptor(self._path), size, offset)
-        if len(data) < size:
-            raise became_shorter(self.url, offset + len(data))
+    def read(self, size: int, offset: int) -> memoryview:
+        data = memoryview(bytearray(size))
+        self.read_into(data, offset)
         return data
 
     def read_into(self, target: memoryview, position: int) -> None:
@@ -186,7 +186,7 @@ def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[
 
 
 class _NotOfSamplesAlone(Exception):
-    """An archive has something between its samples, or nothing behind them."""
+    """An archive has something between its samples, or no zeros behind them, or more than zeros."""
 
 
 def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
@@ -204,9 +204,10 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
                     yield RawSample(key, blocks, [(begin, end)], data)
                 key, begin, data = found_key, end, {}
             if extension in fields:
-                data[extension] = blocks.read(size, start)
+                data[extension] = bytes(blocks.read(size, start))
             end = start + size + (-size & 511)
-    if end + BLOCK > blocks.end:
+    zeros = blocks.end - end
+    if not BLOCK <= zeros <= _MOST_ZEROS or bytes(blocks.read(zeros, end)).strip(b"\0"):
         raise _NotOfSamplesAlone
     if key:
         yield RawSample(key, blocks, [(begin, end)], data)
@@ -302,9 +303,5 @@ def fill(target: memoryview, descriptor: int, position: int, url: str) -> None:
     while target:
         count = os.preadv(descriptor, [target], position)
         if not count:
-            raise became_shorter(url, position)
+            raise ShardError(f"{url} became shorter while it was read: nothing is left at {position}")
         target, position = target[count:], position + count
-
-
-def became_shorter(url: str, position: int) -> ShardError:
-    return ShardError(f"{url} became shorter while it was read: nothing is left at {position}")

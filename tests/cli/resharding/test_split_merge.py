@@ -121,15 +121,25 @@ def test_descriptions_name_shards(run, two_shards, members):
 
 def test_what_belongs_to_no_sample_goes_along(run, members):
     with tarfile.open("in.tar", "w") as archive:
-        for name in ("data", "data/a.txt", "data/a.cls", "README", "data/b.txt", "__meta__/x.json"):
+        for name in ("data", "data/a.txt", "data/a.cls", "README", "data/b.txt", "__meta__/x.json", "last"):
             info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if name == "data" else tarfile.REGTYPE
+            info.type = tarfile.DIRTYPE if name in ("data", "last") else tarfile.REGTYPE
             archive.addfile(info)
     run("split", "in.tar", "out-%d.tar", "--maxcount", 1)
     assert [[member[0] for member in members(shard)] for shard in shards()] == [
         ["data", "data/a.txt", "data/a.cls"],
-        ["README", "data/b.txt", "__meta__/x.json"],
+        ["README", "data/b.txt", "__meta__/x.json", "last"],
     ]
+
+
+def test_a_directory_at_the_end_goes_with_the_last_sample(run, make_shard, members):
+    make_shard("in.tar", {"a": {"txt": b"x"}})
+    with tarfile.open("in.tar", "a") as archive:
+        directory = tarfile.TarInfo("last")
+        directory.type = tarfile.DIRTYPE
+        archive.addfile(directory)
+    run("merge", "in.tar", "out.tar")
+    assert [member[0] for member in members("out.tar")] == ["a.txt", "last"]
 
 
 def test_zero_blocks_between_archives_do_not_end_the_shard(run, make_shard, members):
