@@ -198,7 +198,7 @@ class TarWriter(ClosesOrDiscards):
             try:
                 written = self._stream.write(data)
             except OSError as error:  # a full disk's, which does not say where
-                if error.errno and self._name:
+                if error.errno:
                     error.filename = error.filename or self._name
                 raise
             if written is None and isinstance(self._stream, io.RawIOBase):
