@@ -90,7 +90,9 @@ def create(
     text `txt`, and the others together `json`; --columns says it otherwise. Those of MDS keep their names.
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
+    A run that was killed continues: write the same command again.
     """
+    from mpwds.cli.journal import begun
     from mpwds.cli.making import planning
     from mpwds.cli.making.sources.finding import Wanted, find
     from mpwds.cli.making.writing import write_shards
@@ -105,6 +107,7 @@ def create(
         warn_of_older,
         write_file,
     )
+    from mpwds.storage.streams.urls import is_local
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
@@ -125,17 +128,24 @@ def create(
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
-        refuse_existing([*patterns.values(), *files, *descriptions], force)
+        elsewhere = [pattern for pattern in patterns.values() if not is_local(pattern)]
+        refuse_existing([*elsewhere, *files, *descriptions], force)
         make_folders([shard.url for shard in shards])
+        options = [kind, columns, key, root, split, shuffle, seed, train]
+        done: set[str] = set()
+        for name, pattern in patterns.items():
+            if pattern not in elsewhere:
+                urls, counts = zip(*((shard.url, shard.total) for shard in planned[name]), strict=True)
+                run = {"source": source, "options": options, "samples": counts}
+                done |= ends.enter_context(begun(pattern, urls, run, force))
         _show(console, source, found)
         began = time.monotonic()
-        total = sum(len(numbers) for _, numbers in splits.values())
-        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), total)
-    rest = iter(written)
-    for url, part in zip(descriptions, planned.values(), strict=False):
-        files[url] = describe(url, list(itertools.islice(rest, len(part))))
-    for url, content in files.items():
-        write_file(url, json.dumps(content, indent=2).encode())
+        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), done)
+        rest = iter(written)
+        for url, part in zip(descriptions, planned.values(), strict=False):
+            files[url] = describe(url, list(itertools.islice(rest, len(part))))
+        for url, content in files.items():
+            write_file(url, json.dumps(content, indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
@@ -176,9 +186,11 @@ def _shards(
     from mpwds.cli.outputs import numbered
 
     if "%" not in pattern.rpartition("/")[2]:
-        return [Planned(pattern, samples.part(numbers))]
+        return [Planned(pattern, samples.part(numbers), len(numbers))]
     parts = into_shards(numbers, samples.size_of, maxcount, maxsize)
-    return [Planned(numbered(pattern, number), samples.part(part)) for number, part in enumerate(parts)]
+    return [
+        Planned(numbered(pattern, number), samples.part(part), len(part)) for number, part in enumerate(parts)
+    ]
 
 
 def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -223,8 +235,10 @@ def _show(console: Console, source: str, found: Source) -> None:
 
 
 def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:
-    samples, nbytes = sum(shard.samples for shard in written), sum(shard.nbytes for shard in written)
+    now = [shard for shard in written if shard.nbytes is not None]
+    samples, nbytes = sum(shard.samples for shard in now), sum(shard.nbytes or 0 for shard in now)
     names = " to ".join(dict.fromkeys((written[0].url, written[-1].url)))
     also = f"; also {', '.join(files)}" if files else ""
+    before = f"; {len(written) - len(now)} were complete before" if len(now) < len(written) else ""
     what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"
-    return f"wrote {what} to {counted(len(written), 'shard')}, {names}{also}"
+    return f"wrote {what} to {counted(len(now), 'shard')}{before}: {names}{also}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mpwds.cli.notes import drop_notes, noted
@@ -16,10 +16,11 @@ _REPORT_BYTES = 16 << 20
 
 
 class Planned(NamedTuple):
-    """A shard to write: where to, and its samples, read by the worker that iterates them."""
+    """A shard to write: where to, its samples, read by the worker that iterates them, and their number."""
 
     url: str
     samples: Iterable[dict[str, Any]]
+    total: int
 
 
 class Written(NamedTuple):
@@ -28,17 +29,17 @@ class Written(NamedTuple):
     Attributes:
         url: Its URL or path.
         samples: Number of samples.
-        nbytes: Bytes of their data.
+        nbytes: Bytes of their data; ``None`` if an earlier run has written them.
         filesize: Bytes of the file; ``None`` if it is not local.
     """
 
     url: str
     samples: int
-    nbytes: int
+    nbytes: int | None
     filesize: int | None
 
 
-def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Written]:
+def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = ()) -> list[Written]:
     """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
 
     A shard appears under its name when it is complete. Errors, and Ctrl-C, leave the complete ones.
@@ -46,7 +47,7 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
     Args:
         shards: What to write.
         jobs: How many processes may write.
-        total: Number of samples, for the progress on standard error.
+        done: Names of shards that are complete.
 
     Returns:
         What was written, in the order of ``shards``.
@@ -59,14 +60,23 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
     from mpwds.pipeline.dataset import DataPipeline
     from mpwds.sharedmem.share import share
 
-    jobs = min(jobs, len(shards))
-    dataset = DataPipeline(share(list(enumerate(shards)))).flatmap(_write)
-    written: dict[int, Written] = {}
+    written = {
+        number: Written(shard.url, shard.total, None, _filesize(shard.url))
+        for number, shard in enumerate(shards)
+        if shard.url in done
+    }
+    left = [(number, shard) for number, shard in enumerate(shards) if number not in written]
+    if not left:
+        return list(written.values())
+    jobs = min(jobs, len(left))
+    dataset = DataPipeline(share(left)).flatmap(_write)
+    before = sum(shard.samples for shard in written.values())
+    total = sum(shard.total for shard in shards)
     try:
         options: Any = {"in_order": False, "output": "numpy", "start_method": "fork"}
         with (
             MultiLoader(dataset, workers=jobs if jobs > 1 else 0, **options) as loader,
-            progress(total, in_bytes=False) as advance,
+            progress(total, before, in_bytes=False) as advance,
         ):
             for number, samples, shard in loader:
                 advance(samples, "writing")
@@ -74,7 +84,7 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
                     written[number] = Written(*shard)
     except BaseException as error:  # workers were killed, perhaps while they wrote
         drop_notes(error, _write.__name__)
-        for number, (url, _) in enumerate(shards):
+        for number, (url, *_) in left:
             if number not in written and url != "-" and is_local(url):
                 remove_partial(local_path(url))
         raise
@@ -83,7 +93,7 @@ def write_shards(shards: Sequence[Planned], jobs: int, total: int) -> list[Writt
 
 def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...] | None]]:
     """Writes a shard; tells in between how many samples it wrote since it last told."""
-    number, (url, samples) = task
+    number, (url, samples, _) = task
     keys: set[str] = set()
     told, untold, nbytes = 0, 0, 0
     with TarWriter(url, mtime=0, sync=False) as sink, noted(f"while writing {without_credentials(url)}"):
@@ -97,5 +107,8 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
             if nbytes - told >= _REPORT_BYTES:
                 yield number, untold, None
                 told, untold = nbytes, 0
-    filesize = os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
-    yield number, untold, (url, len(keys), nbytes, filesize)
+    yield number, untold, (url, len(keys), nbytes, _filesize(url))
+
+
+def _filesize(url: str) -> int | None:
+    return os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None

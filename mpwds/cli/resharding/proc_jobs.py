@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mpwds.cli.notes import noted
 from mpwds.cli.outputs import is_series
+from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
@@ -60,6 +61,15 @@ class Processing:
         names = [output % number for number in range(count)] if is_series(output) else [output]
         places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
         self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
+
+    def describe(self) -> dict[str, Any]:
+        """What the result depends on, in JSON's terms."""
+        return {
+            "shards": self.urls,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "stages": fingerprint(self.dataset),
+        }
 
     def __call__(self, job: Job) -> dict[str, int]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)

@@ -38,6 +38,23 @@ def test_without_a_label_the_key_is_shown(sheet, tar):
     assert sheet(tar("x.tar", {"a/one.txt": b"text"})).sections[0][1].samples[0].label == "one"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "label"),
+    [
+        ("classes.json", '["cat", "dog"]', "dog"),
+        ("cls.classes.json", '["owl", "fox"]', "fox"),
+        ("classes.json", '["only one"]', "1"),
+        ("classes.json", "no json", "1"),
+        ("classes.json", '{"dog": 0, "cat": 1}', "1"),
+        ("id.classes.json", '["cat", "dog"]', "1"),
+    ],
+)
+def test_classes_are_shown_by_the_names_that_lie_beside_the_shards(sheet, tar, name, content, label):
+    shard = tar("x.tar", {"a.txt": b"text", "a.cls": b"1\n"})
+    (shard.parent / name).write_text(content)
+    assert sheet(shard).sections[0][1].samples[0].label == label
+
+
 def test_sound_and_text_are_shown_too(sheet, write_shard):
     shard = write_shard("x.tar", *({"wav": sound(), "txt": f"text {number}"} for number in range(30)))
     kinds = {title.split()[0]: shown for title, shown in sheet(shard).sections}

@@ -200,28 +200,31 @@ def test_what_is_no_source_is_an_error(run, tmp_path):
         pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupted_run_leaves_whole_shards_only(command, write_files, tmp_path, jobs, number):
+def test_an_interrupted_run_leaves_whole_shards_and_continues(
+    command, run, write_files, tmp_path, jobs, number
+):
     folder = write_files({f"{number}.txt": b"text" for number in range(4)})
     os.mkfifo(folder / "3.bin")  # reading it waits for ever
-    names = "".join(f"{name}\n" for name in ("0.txt", "1.txt", "2.txt", "3.txt", "3.bin"))
+    (tmp_path / "names").write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
     options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
-    made = subprocess.Popen(
-        [*command, "create", "-", tmp_path / "x-%d.tar", *options],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    made.stdin.write(names.encode())
-    made.stdin.close()
+    words = ["create", tmp_path / "names", tmp_path / "out" / "x-%d.tar", *options]
+    made = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("*.tar"))) < 3 and time.monotonic() < deadline:
+    while len(list(tmp_path.glob("out/*.tar"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     made.send_signal(number)
     assert made.wait(60) in (130, 143, -signal.SIGKILL)
-    whole = sorted(name for name in os.listdir(tmp_path) if name.endswith(".tar"))
-    assert whole == ["x-0.tar", "x-1.tar", "x-2.tar"]
-    assert keys(*(tmp_path / name for name in whole)) == ["0", "1", "2"]
+    whole = sorted(tmp_path.glob("out/*.tar"))
+    assert keys(*whole) == ["0", "1", "2"]
     if number != signal.SIGKILL:
-        assert not [name for name in os.listdir(tmp_path) if "partial" in name]
+        assert not list(tmp_path.glob("out/.*partial"))
+    (folder / "3.bin").unlink()
+    (folder / "3.bin").write_bytes(b"now")
+    assert "different options" in run(*words, "--seed", 1).stderr
+    assert "wrote 1 sample (7 B" in (result := run(*words)).stdout
+    assert "3 were complete before" in result.stdout
+    assert sorted(os.listdir(tmp_path / "out")) == ["x-0.tar", "x-1.tar", "x-2.tar", "x-3.tar"]
+    assert keys(*whole, tmp_path / "out" / "x-3.tar") == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("option", [("--maxcount", 1), ("--maxsize", "1kB")])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,8 @@ from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import url_scheme
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import counted
@@ -105,9 +109,26 @@ def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], N
                 break
             continue
         values.append(value[0] if isinstance(value, tuple) else value)  # sound comes with its rate
-        texts = [data[field].decode("utf-8", "replace").strip() for field in data if _is_label(field)]
+        texts = [_label(sample.shard, field, data[field]) for field in data if _is_label(field)]
         labels.append(" ".join(texts) or sample.key.rpartition("/")[2])
     return pictures({"shown": values, "labels": labels}, len(values))
+
+
+def _label(shard: str, field: str, data: bytes) -> str:
+    """A label, as the name of the class whose number it is where ``mpwds create`` has left the names."""
+    text = data.decode("utf-8", "replace").strip()
+    is_file = shard != "-" and url_scheme(shard) != "pipe"
+    names = _class_names(shard[: shard.rfind("/") + 1], field) if is_file else []
+    return names[int(text)] if text.isdecimal() and int(text) < len(names) else text
+
+
+@functools.cache
+def _class_names(folder: str, field: str) -> list[str]:
+    for name in (f"{field}.classes.json", "classes.json") if field.rpartition(".")[2] == "cls" else ():
+        with contextlib.suppress(OSError, ValueError), gopen(folder + name) as file:
+            names = json.load(file)
+            return list(map(str, names)) if isinstance(names, list) else []
+    return []
 
 
 def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:

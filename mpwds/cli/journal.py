@@ -1,4 +1,4 @@
-"""What ``mpwds proc`` writes down, so that the next run goes on where a killed one was."""
+"""What a command that writes many shards notes down, so that the next run goes on where a killed one was."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpwds.cli.outputs import already_there, existing, exists
-from mpwds.cli.resharding.proc_jobs import Processing
-from mpwds.feed.definition import fingerprint
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
 
 @contextlib.contextmanager
-def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator[set[str]]:
+def begun(
+    output: str,
+    shards: Sequence[str],
+    run: Mapping[str, Any],
+    force: bool,
+    journal: Path | None = None,
+    keep: bool = False,
+) -> Iterator[set[str]]:
     """Begins a run, or continues one that ended early; yields the shards that are complete.
 
     The journal says what is made of what. Shards get their names when they are complete, so those that exist
     while there is a journal are complete. It stays locked inside ``with``.
 
     Args:
-        processing: What to do.
-        journal: The file; ``None`` for one beside the output.
+        output: The series of shards.
+        shards: Their names.
+        run: What is made of what, as JSON can have it. A run that continues must have the same.
         force: Begin anew, and remove the shards that exist.
+        journal: The file; ``None`` for one beside the output.
+        keep: Leave the journal when all is done, so that the same run again finds nothing to do.
 
     Raises:
         FileExistsError: Shards exist without a journal.
         ValueError: The journal is of another run, or another process has it; or the output is not local and
             ``journal`` is ``None``.
     """
-    output = processing.output
     if output == "-" or url_scheme(output) == "pipe":
         yield set()
         return
@@ -45,11 +53,11 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")
+    before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    done: set[str] = set()
     try:
-        outputs = [job.output for job in processing.jobs]
-        done = set(filter(exists, outputs))
-        before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        now = _described(processing)
+        done.update(filter(exists, shards))
+        now = json.dumps({"version": 1, "output": output, **run}, indent=1).encode()
         there = sorted(done.union(existing(output)))
         if force or not there or not _continues(before, now, path):
             if there and not force:
@@ -60,8 +68,17 @@ def begun(processing: Processing, journal: Path | None, force: bool) -> Iterator
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        _remove_partial(outputs)
-        yield done
+        _remove_partial(shards)
+        try:
+            yield done
+        finally:  # an error or Ctrl-C ended workers while they wrote
+            _remove_partial(shards)
+        if not keep:
+            os.unlink(path)
+    except BaseException:
+        if not before and not any(exists(name) for name in shards if name not in done):
+            os.unlink(path)
+        raise
     finally:
         release(descriptor)
 
@@ -72,19 +89,7 @@ def _beside(output: str) -> str:
             f"{without_credentials(output)} is not local: say where to keep the journal, --journal FILE"
         )
     directory, name = os.path.split(local_path(output))
-    return os.path.join(directory, f".{re.sub('%0?[0-9]*d', '', name)}.proc")
-
-
-def _described(processing: Processing) -> bytes:
-    description = {
-        "version": 1,
-        "shards": processing.urls,
-        "output": processing.output,
-        "rounds": processing.rounds,
-        "seed": processing.seed,
-        "stages": fingerprint(processing.dataset),
-    }
-    return json.dumps(description, indent=1).encode()
+    return os.path.join(directory, f".{re.sub('%0?[0-9]*d', '', name)}.journal")
 
 
 def _continues(before: bytes, now: bytes, path: str) -> bool:
@@ -108,10 +113,11 @@ def _remove(name: str) -> None:
     os.unlink(local_path(name))
 
 
-def _remove_partial(outputs: list[str]) -> None:
-    """Removes what a killed run left of the shards that it was writing."""
-    for directory in {os.path.dirname(local_path(name)) for name in outputs if is_local(name)}:
-        names = {os.path.basename(local_path(name))[:50] for name in outputs if is_local(name)}
+def _remove_partial(shards: Sequence[str]) -> None:
+    """Removes what processes that were killed left of the shards that they were writing."""
+    paths = [local_path(name) for name in shards if is_local(name)]
+    names = {os.path.basename(path)[:50] for path in paths}
+    for directory in set(map(os.path.dirname, paths)):
         for path in glob.iglob(os.path.join(glob.escape(directory), ".*.partial")):
             if os.path.basename(path)[1 : -len(".01234567.partial")] in names:
                 os.unlink(path)
