@@ -53,7 +53,7 @@ def open_destination(
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
         return OwnedStream(gopen(url, "wb"), without_credentials(url))
-    refuse_in_secure_mode(f"local files may not be written ({without_credentials(place)})")
+    refuse_in_secure_mode("local files may not be written", place)
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         return OwnedStream(open(path, "wb", buffering=0), path)
