@@ -28,15 +28,21 @@ _FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
 def convert(
     source: Annotated[
         str,
-        typer.Argument(help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -.",
+        ),
     ],
     destination: Annotated[
-        str, typer.Argument(help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder.")
+        str,
+        typer.Argument(
+            metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."
+        ),
     ],
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help="Of DESTINATION; a folder gets mds, or tar from MDS."),
+        typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS."),
     ] = "",
     columns: Annotated[
         str,
@@ -48,12 +54,17 @@ def convert(
     ] = "",
     keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
     maxcount: Annotated[
-        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most; not of MDS.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", show_default="10000", help="Samples in a shard, at most; not of MDS."
+        ),
     ] = None,
     maxsize: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
     ] = "",
-    compression: Annotated[str, typer.Option(help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")] = "",
+    compression: Annotated[
+        str, typer.Option(metavar="KIND", help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")
+    ] = "",
     hashes: Annotated[str, typer.Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
     force: Force = False,
     as_json: Json = False,

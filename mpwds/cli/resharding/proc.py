@@ -28,9 +28,12 @@ def proc(
     ],
     shards: Shards,
     output: Output,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Worker processes.")] = 4,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, metavar="N", help="Worker processes.")] = 4,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Process the shards so often, with other random numbers each time.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Process the shards so often, with other random numbers each time."
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
     on_error: Annotated[

@@ -131,6 +131,9 @@ def _folder(path: str, wanted: Wanted) -> Source:
         if beside
         else []
     )
+    groups = (group for tree in trees.values() for group in tree.groups)
+    if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
+        notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
 
