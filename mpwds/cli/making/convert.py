@@ -49,7 +49,7 @@ def convert(
         typer.Option(
             metavar="NAME:TARGET,...",
             help="What to take, and the encodings of MDS columns (jpg:jpeg,cls:int) or the fields of other "
-            "formats (image:jpg); label=cls:int renames.",
+            "formats (image:jpg, id:__key__); label=cls:int renames.",
         ),
     ] = "",
     keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
@@ -123,7 +123,8 @@ def convert(
                 )
             converted: dict[str, Any] = convert_fields(sample, converters)
             nbytes = sum(map(len, converted.values()))
-            converted[KEY] = sample[KEY].encode() if kind == "mds1" else sample[KEY]
+            key = converted[KEY].decode() if KEY in converted else sample[KEY]
+            converted[KEY] = key.encode() if kind == "mds1" else key
             sink.write(converted)
             count += 1
             total += nbytes

@@ -181,6 +181,7 @@ def test_json_tells_what_was_written(run, write_files, tmp_path):
         ({"a/1.jpg": b"", "2.jpg": b""}, ("--from", "classes"), "has no class"),
         ({"a/1.jpg": b"", "a/1.cls": b""}, ("--from", "classes"), "a label already"),
         ({"1.jpg": b""}, ("--from", "zip"), "--from zip"),
+        ({"1.jpg": b""}, ("--key", "id"), "--key are for lists"),
         ({"1.jpg": b""}, ("--train", "0.9"), "1 samples cannot be split"),
         ({"1.jpg": b""}, ("--split", "train"), "no splits"),
         ({"1.jpg": b""}, ("--maxsize", "large"), "is no size"),

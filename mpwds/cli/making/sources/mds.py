@@ -68,13 +68,14 @@ class MDSSamples:
             shard = bisect.bisect_right(self._starts, number) - 1
             stored = self.shards.read(shard, number - self._starts[shard])
             key = stored.pop(KEY, None)
-            sample: dict[str, Any] = {KEY: f"{number:09d}" if key is None else bytes(key).decode()}
+            sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}
             if self.fields is None:
                 sample.update(stored)
             else:
                 sample.update(
                     {field: convert(stored[name]) for name, (field, convert) in self.fields.items()}
                 )
+            sample[KEY] = sample[KEY].decode()
             yield sample
 
 
@@ -102,12 +103,19 @@ def open_mds(source: str, version: str) -> MDSSamples:
     return MDSSamples(old, {name: "bytes" for name in old.fields if name != KEY})
 
 
-def as_fields(samples: MDSSamples, columns: str = "") -> MDSSamples:
-    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed."""
+def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSamples:
+    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed; keys are
+    those of the column ``key``, if there is one."""
     first = next(iter(samples.part([0])))
     chosen = parse(columns, samples.columns) if columns else dict.fromkeys(samples.columns, ("", ""))
     fields = {}
     for name, (_, target) in chosen.items():
         field = target or field_of(name, samples.columns[name], first[name])
         fields[name] = (field, from_column(samples.columns[name], field))
+    if key:
+        fields[key] = (KEY, from_column(samples.columns[key], KEY))
+    if len({field for field, _ in fields.values()}) < len(fields):
+        raise ValueError(
+            f"two columns would be one field: {', '.join(field for field, _ in fields.values())}"
+        )
     return replace(samples, fields=fields)
