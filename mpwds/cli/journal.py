@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 from mpwds.cli.outputs import already_there, existing, exists
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
 
 
 @contextlib.contextmanager
@@ -68,11 +68,12 @@ def begun(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        _remove_partial(shards)
+        remove_partial(map(local_path, filter(is_local, shards)))
         yield done
         if not keep:
             os.unlink(path)
     except BaseException:
+        remove_partial(map(local_path, filter(is_local, shards)))
         if not before and not any(exists(name) for name in shards if name not in done):
             os.unlink(path)
         raise
@@ -108,12 +109,3 @@ def _remove(name: str) -> None:
     if not is_local(name):
         raise ValueError(f"{without_credentials(name)} exists and is not local: --force cannot remove it")
     os.unlink(local_path(name))
-
-
-def _remove_partial(outputs: Sequence[str]) -> None:
-    """Removes what a killed run left of the shards that it was writing."""
-    for directory in {os.path.dirname(local_path(name)) for name in outputs if is_local(name)}:
-        names = {os.path.basename(local_path(name))[:50] for name in outputs if is_local(name)}
-        for path in glob.iglob(os.path.join(glob.escape(directory), ".*.partial")):
-            if os.path.basename(path)[1 : -len(".01234567.partial")] in names:
-                os.unlink(path)

@@ -78,7 +78,7 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_limits, refuse_own_input
+    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input
     from mpwds.cli.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
@@ -111,7 +111,6 @@ def convert(
     count, total, began = 0, 0, time.monotonic()
     options = Options(maxcount or 10_000, limit, compression, hash_names, force)
     with (
-        ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,
         progress(dataset.count, in_bytes=False) as advance,
     ):

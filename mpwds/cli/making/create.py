@@ -103,7 +103,6 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,
-        ended_by_sigterm,
         make_folders,
         plain_console,
         refuse_existing,
@@ -116,7 +115,7 @@ def create(
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
-    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as ends:
 
         def scratch() -> str:
             return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))

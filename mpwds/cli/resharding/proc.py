@@ -61,7 +61,6 @@ def proc(
     """
     from mpwds.cli.feed.serve import load
     from mpwds.cli.journal import begun
-    from mpwds.cli.outputs import ended_by_sigterm
     from mpwds.cli.resharding.proc_jobs import Processing
     from mpwds.cli.shards import shard_urls
     from mpwds.storage.writing.writers import shown_bytes
@@ -69,10 +68,7 @@ def proc(
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
     names = [job.output for job in processing.jobs]
-    with (
-        ended_by_sigterm(),
-        begun(output, names, processing.describe(), force, journal, keep=True) as done,
-    ):
+    with begun(output, names, processing.describe(), force, journal, keep=True) as done:
         figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -221,6 +222,17 @@ def test_a_column_can_hold_the_keys(run, tmp_path, command):
     run("create", tmp_path / "mds", tmp_path / "x.tar", "--key", "name", "--force")
     assert [sample["__key__"] for sample in read(tmp_path / "x.tar")] == ["n0", "n1", "n2"]
     assert "would" in run(*words, "name:txt,number:txt", "--force").stderr
+
+
+@pytest.mark.parametrize("options", [["--compression", "zstd"], ["--to", "mds1", "--compression", "gz"]])
+def test_reading_compressed_shards_leaves_nothing_behind(command, run, shards, tmp_path, options):
+    assert run("convert", shards, tmp_path / "mds", *options).returncode == 0
+    before = sorted((tmp_path / "mds").iterdir())
+    (tmp_path / "scratch").mkdir()
+    words = [*command, "convert", tmp_path / "mds", tmp_path / "x.tar"]
+    subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path / "scratch")}, check=True)
+    assert sorted((tmp_path / "mds").iterdir()) == before
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_pickles_are_copied_and_never_read(run, tmp_path):
