@@ -22,6 +22,7 @@ from mpwds.feed.lobby import Lobby
 
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
+_CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
 
 
 class Giver:
@@ -40,7 +41,10 @@ class Giver:
         """Accepts trainers that are known, and lets go of those that are no more."""
         for identity, connection in self._lobby.arrivals(known):
             self.forget(identity)
-            self._trainers[identity] = connection
+            if _is_of_same_user(connection):
+                self._trainers[identity] = connection
+            else:
+                connection.close()
         for identity in self._trainers.keys() - known:
             self.forget(identity)
 
@@ -82,6 +86,8 @@ class Taker:
         self._socket.setblocking(False)
         try:
             self._socket.connect(_address(name))
+            if not _is_of_same_user(self._socket):
+                raise PermissionError("the server runs as another user")
             self._socket.send(identity)
         except OSError:
             self._socket.close()
@@ -120,3 +126,10 @@ class Taker:
 
 def _address(name: str) -> str:
     return name if name.startswith("/") else "\0" + name
+
+
+def _is_of_same_user(connection: socket.socket) -> bool:
+    """Checked at both ends: who shares memory can make the other crash, by cutting it off."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return int(user) == os.geteuid()

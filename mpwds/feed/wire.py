@@ -305,4 +305,4 @@ def machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = socket.gethostname()
-    return f"{boot}/{os.getuid()}"
+    return f"{boot}/{os.geteuid()}"

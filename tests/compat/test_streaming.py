@@ -55,6 +55,21 @@ if __name__ == "__main__":
         print(sorted(len(texts) for _, texts in batches), sorted(int(x) for xs, _ in batches for x in xs))
     loader = streaming.StreamingDataLoader(dataset, batch_size=10, num_workers=2)
     print(sum(len(texts) for _, texts in loader))
+    for part in range(2):
+        with streaming.MDSWriter(columns={"x": "int"}, out=f"{folder}/parts/{part}", size_limit=300) as out:
+            for number in range(20 * part, 50 * part + 20):
+                out.write({"x": number})
+    streaming.base.util.merge_index(folder + "/parts")
+    streams = [streaming.Stream(local=f"{folder}/parts/{part}") for part in range(2)]
+    mixed = streaming.StreamingDataset(streams=streams, batch_size=4)
+    for name in ("samples_per_shard", "samples_per_stream", "shards_per_stream", "stream_per_shard",
+                 "shard_offset_per_stream", "epoch_size", "num_shards", "num_samples", "num_streams"):
+        print(name, getattr(mixed, name))
+    print(len(mixed.shards), [tuple(map(int, mixed.spanner[number])) for number in range(mixed.size)])
+    mixed.prepare_shard(1)
+    whole = streaming.StreamingDataset(local=folder + "/parts", batch_size=4, num_canonical_nodes=1)
+    loader = streaming.StreamingDataLoader(whole, batch_size=4, num_workers=3)
+    print([batch["x"].tolist() for batch in loader])
 """
 
 
@@ -159,22 +174,123 @@ def test_replicated_ranks_read_the_same(tmp_path):
     assert parts == [[*range(10)], [*range(10)], [*range(10, 20)], [*range(10, 20)]]
 
 
-def test_a_loader_resumes(tmp_path):
-    def loader():
-        ds = streaming.StreamingDataset(
-            local=write(tmp_path, range(50), exist_ok=True), shuffle=True, batch_size=4
-        )
-        return streaming.StreamingDataLoader(ds, batch_size=4, num_workers=0)
+def shuffled(folder, **options):
+    return streaming.StreamingDataset(local=folder, shuffle=True, batch_size=4, **options)
 
-    whole = [batch["x"].tolist() for batch in loader()]
+
+@pytest.mark.parametrize("kind", [streaming.StreamingDataset, type("Own", (streaming.StreamingDataset,), {})])
+@pytest.mark.parametrize("stop", [0, 5])
+def test_a_loader_resumes_without_reading_what_was_delivered(tmp_path, kind, stop):
+    folder = write(tmp_path, range(50))
+
+    def loader():
+        ds = kind(local=folder, shuffle=True, batch_size=4)
+        return streaming.StreamingDataLoader(ds, batch_size=4)
+
+    whole = loader()
+    expected = [[batch["x"].tolist() for batch in whole] for epoch in range(3)]
     first = loader()
+    list(first)
     iterator = iter(first)
-    seen = [next(iterator)["x"].tolist() for _ in range(5)]
+    seen = [next(iterator)["x"].tolist() for _ in range(stop)]
     second = loader()
     second.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="runs again from its start"):
-        rest = [batch["x"].tolist() for batch in second]
-    assert seen + rest == whole
+    reads = CountReads(second.dataset)
+    assert seen + [batch["x"].tolist() for batch in second] == expected[1]
+    assert reads.count == 50 - 4 * stop
+    second.load_state_dict(second.state_dict())  # of a finished epoch
+    assert [batch["x"].tolist() for batch in second] == expected[2]
+
+
+class CountReads:
+    """Counts the samples that a dataset reads."""
+
+    def __init__(self, dataset):
+        self.count = 0
+        self._shards, self._read = dataset.source.shards, dataset.source.shards.read
+        self._shards.read = self
+
+    def __call__(self, shard, index):
+        self.count += 1
+        return self._read(shard, index)
+
+
+@pytest.mark.slow
+def test_a_resumed_loader_may_have_another_number_of_workers(tmp_path):
+    folder = write(tmp_path, range(50))
+    loaders = [streaming.StreamingDataLoader(shuffled(folder), batch_size=4, num_workers=n) for n in (3, 2)]
+    whole = xs_of(loaders[1])
+    iterator = iter(loaders[0])
+    seen = [x for _ in range(5) for x in next(iterator)["x"].tolist()]
+    state = loaders[0].state_dict()
+    loaders[1].load_state_dict(state)
+    iterator = iter(loaders[1])
+    seen += [x for _ in range(3) for x in next(iterator)["x"].tolist()]
+    loaders[0].load_state_dict(loaders[1].state_dict())  # resumed twice
+    assert seen + xs_of(loaders[0]) == whole
+    for loader in loaders:
+        loader.close()
+
+
+def xs_of(loader):
+    return [x for batch in loader for x in batch["x"].tolist()]
+
+
+def test_composers_trainer_saves_and_loads_the_state_of_the_dataset(tmp_path):
+    folder = write(tmp_path, range(50))
+    whole, saved, resumed = (shuffled(folder) for _ in range(3))
+    expected = [xs(whole) for _ in range(2)]
+    xs(saved)
+    iterator = iter(saved)
+    seen = [next(iterator)["x"] for _ in range(12)]
+    state = saved.state_dict(12, True)
+    assert state == {"epoch": 1, "sample_in_epoch": 12, "shuffle_seed": 9176, "epoch_size": 50, "ranks": 1}
+    resumed.load_state_dict(state)
+    assert (len(resumed), resumed.state_dict(8, False)["sample_in_epoch"]) == (50, 20)
+    assert seen + xs(resumed) == expected[1]
+    with pytest.raises(ValueError, match="shuffle_seed=9176, which is 3 now"):
+        shuffled(folder, shuffle_seed=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", ["balanced", "fixed"])
+def test_epochs_have_a_part_of_the_samples(tmp_path, method):
+    folder = write(tmp_path, range(100))
+    ds = streaming.StreamingDataset(local=folder, epoch_size=30, sampling_method=method)
+    epochs = [xs(ds) for _ in range(3)]
+    assert [len(set(epoch)) for epoch in epochs] == [30, 30, 30]
+    assert all(sorted(epoch) == epoch for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == (3 if method == "balanced" else 1)
+
+
+def test_programs_import_from_base(tmp_path):
+    from mpwds.streaming.base import StreamingDataset
+    from mpwds.streaming.base.util import clean_stale_shared_memory, merge_index
+
+    assert StreamingDataset is streaming.base.StreamingDataset is streaming.StreamingDataset
+    assert clean_stale_shared_memory() is None
+    for part in range(3):
+        write(tmp_path / str(part), range(10 * part, 10 * part + 10), compression="gz", hashes=["sha1"])
+    merge_index(str(tmp_path))
+    ds = streaming.StreamingDataset(local=str(tmp_path), validate_hash="sha1")
+    assert xs(ds) == list(range(30))
+    with pytest.raises(FileExistsError, match="no dataset is overwritten"):
+        merge_index(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="in a folder below"):
+        merge_index(str(tmp_path / "0"))
+
+
+def test_a_list_of_indexes_is_merged(tmp_path):
+    from mpwds.streaming.base.util import merge_index
+
+    for part in range(2):
+        write(tmp_path / "remote" / str(part), [part])
+    pairs = [
+        (f"{tmp_path}/local/{part}/index.json", f"{tmp_path}/remote/{part}/index.json") for part in (1, 0)
+    ]
+    merge_index(pairs, (f"{tmp_path}/local", f"{tmp_path}/remote"), keep_local=False)
+    ds = streaming.StreamingDataset(local=str(tmp_path / "copy"), remote=str(tmp_path / "remote"))
+    assert xs(ds) == [1, 0]
+    assert not (tmp_path / "local").exists()
 
 
 def test_a_local_dataset_has_a_length_and_numbers(tmp_path):
@@ -202,6 +318,8 @@ def test_pickles_need_permission(tmp_path):
         ({"local": "x", "batching_method": "stratified"}, "mpwds.RandomMix"),
         ({"local": "x", "shuffle_algo": "py3"}, "one of naive, py1s"),
         ({"local": "x", "stream_name": "mine"}, "no registry"),
+        ({"local": "x", "sampling_method": "fix"}, '"balanced" or "fixed"'),
+        ({"local": "x", "shuffle_seed": -1}, "must not be negative"),
         ({"local": "x", "epoch_size": "many"}, "'100k'"),
         ({"local": "x", "cache_limit": "much"}, "'64mb'"),
         ({"local": "x", "suffle": True}, "did you mean 'shuffle'"),

@@ -19,6 +19,7 @@ from mpwds.feed import wire
 from mpwds.feed.inspecting import Inspector
 from tests.feed.messages import COMMANDS
 from tests.feed.serving import LONG, ServerProcess, epoch_of, large, locally, numbers, plain
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -29,7 +30,8 @@ class Client:
     def __init__(self, url, identity=None):
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
-        self.socket.identity = b"\1" + os.urandom(15) if identity is None else identity
+        if identity != b"":
+            self.socket.identity = identity or b"\1" + os.urandom(15)
         self.socket.linger = 0
         self.socket.sndtimeo = 20_000
         self.socket.connect(url)
@@ -180,6 +182,15 @@ def test_a_message_of_many_frames_is_dropped():
         client.socket.send_multipart([wire.pack(wire.STATUS, request=1)] * 10_000)
         client.socket.send_multipart([b""] * 2)
         assert client.status()["dropped"] == {"malformed": 2}
+
+
+def test_clients_without_an_identity_are_counted_apart_as_old_connections_look_like_them():
+    with ServerProcess(numbers(), workers=1) as server, Client(server.url, b"") as nameless:
+        nameless.say(wire.STATUS)
+        with Client(server.url) as client:
+            wait_until(lambda: client.status()["dropped"], "the message to arrive")
+            assert client.status()["dropped"] == {"no identity": 1}
+        assert "(no identity): a client that sets no identity, or a connection that" in server.log
 
 
 def test_identities_are_told_to_nobody():

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import mpwds
+from mpwds.feed.inspecting import Inspector
 from mpwds.feed.metrics import serve_server_metrics
+from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
@@ -29,7 +31,9 @@ def samples(port):
     """Each metric with its labels, and its value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    assert len(found) == len(lines), "Prometheus rejects what comes twice"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,21 @@ def test_a_server_hands_out_its_totals(of_server):
     assert of_server["mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"] == pytest.approx(0.7 * 130)
 
 
+def test_workers_of_several_trainers_have_metrics_of_their_own():
+    with ServerProcess(numbers(), workers=2) as server:
+        loaders = [mpwds.RemoteLoader(server.url, workers=1, output="numpy") for _ in range(2)]
+        for loader in loaders:
+            list(loader)
+        with Inspector([server.url]) as inspector:
+            now = inspector.status()[0]
+        for loader in loaders:
+            loader.close()
+    with serve_server_metrics(lambda: now) as metrics:
+        found = samples(metrics.port)
+    batches = LENGTH // 4
+    assert [found[f'mpwds_server_batches_total{{worker="{number}"}}'] for number in range(2)] == [batches] * 2
+
+
 def test_a_trainer_hands_out_its_loaders(of_trainer):
     assert of_trainer["mpwds_trainer_batches_total"] == 3
     assert of_trainer["mpwds_trainer_samples_total"] == 12
@@ -75,6 +94,23 @@ def test_the_dashboard_shows_these_metrics_and_no_others(of_server, of_trainer):
     assert shown == {name.partition("{")[0] for name in [*of_server, *of_trainer]} | {
         "mpwds_trainer_skipped_total"
     }
+
+
+def test_the_dashboard_has_the_structure_that_grafana_imports():
+    dashboard = json.loads(DASHBOARD.read_text())
+    assert dashboard["schemaVersion"] >= 36
+    assert {"title", "uid", "time", "templating", "panels"} <= dashboard.keys()
+    panels = dashboard["panels"]
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = {"source"}
+    for panel in panels:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24, panel["title"]
+        for target in panel.get("targets", []):
+            used |= set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+    assert used == variables
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
 
 
 def test_nobody_else_is_served_unless_it_is_said():

@@ -9,19 +9,21 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import islice
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK, GLOBAL
+from mpwds.storage.tar.headers import find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
+_MOST_ZEROS = 1 << 20  # behind the members; tar writes 10 kB at most
 
 OBJECT_BYTES = 1000
 """About the memory that a sample takes that is found, but not read."""
@@ -51,6 +53,9 @@ class RawSample:
         blocks: The archive.
         extents: Where the sample is in it, with headers and padding.
         fields: Data of some of its fields, by extension.
+
+    Attributes:
+        size: Bytes in the archive.
     """
 
     key: str
@@ -58,10 +63,8 @@ class RawSample:
     extents: Extents
     fields: dict[str, bytes] = field(default_factory=dict)
 
-    @cached_property
-    def size(self) -> int:
-        """Bytes in the archive."""
-        return sum(stop - start for start, stop in self.extents)
+    def __post_init__(self) -> None:
+        self.size = sum(stop - start for start, stop in self.extents)
 
     def __str__(self) -> str:
         return f"sample {self.key!r} at offset {self.extents[0][0]} of {self.blocks.url}"
@@ -113,12 +116,22 @@ class OpenFiles:
 
 
 class FileBlocks:
-    """A local archive, which is opened when bytes are wanted."""
+    """A local archive, which is opened when bytes are wanted.
+
+    Attributes:
+        end: Its size in bytes.
+    """
 
     def __init__(self, url: str, path: str, files: OpenFiles) -> None:
         self.url = url
+        self.end = os.path.getsize(path)
         self._path = path
         self._files = files
+
+    def read(self, size: int, offset: int) -> memoryview:
+        data = memoryview(bytearray(size))
+        self.read_into(data, offset)
+        return data
 
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self._files.descriptor(self._path), position, self.url)
@@ -158,10 +171,52 @@ def read_raw_samples(
         if path is None:
             yield from _held(url, fields)
         else:
-            blocks = FileBlocks(without_credentials(url), path, files)
-            found = scan(url, lambda name: split_name(name)[1] in fields) if fields else scan(url)
-            for key, entries in _grouped(url, found):
-                yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
+            yield from _in_file(url, FileBlocks(without_credentials(url), path, files), fields)
+
+
+def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
+    """The samples of a file; where it is not of samples alone, it is read again, with care."""
+    count = 0
+    try:
+        for sample in _side_by_side(blocks, fields):
+            yield sample
+            count += 1
+    except (_NotOfSamplesAlone, ShardError):
+        yield from islice(_scanned(url, blocks, fields), count, None)
+
+
+class _NotOfSamplesAlone(Exception):
+    """An archive has something between its samples, or no zeros behind them, or more than zeros."""
+
+
+def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
+    """The samples of an archive that has nothing else in it."""
+    key = ""
+    begin = end = 0
+    data: dict[str, bytes] = {}
+    for _, _, members in find_all_members(blocks):
+        for name, first, start, size in members:
+            found_key, extension = split_name(name)
+            if not found_key or first != end:
+                raise _NotOfSamplesAlone
+            if found_key != key:
+                if key:
+                    yield RawSample(key, blocks, [(begin, end)], data)
+                key, begin, data = found_key, end, {}
+            if extension in fields:
+                data[extension] = bytes(blocks.read(size, start))
+            end = start + size + (-size & 511)
+    zeros = blocks.end - end
+    if not BLOCK <= zeros <= _MOST_ZEROS or bytes(blocks.read(zeros, end)).strip(b"\0"):
+        raise _NotOfSamplesAlone
+    if key:
+        yield RawSample(key, blocks, [(begin, end)], data)
+
+
+def _scanned(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
+    """The samples of any archive, up to its first damage."""
+    for key, entries in _grouped(url, scan(url, lambda name: split_name(name)[1] in fields)):
+        yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
 def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:

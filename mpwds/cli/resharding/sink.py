@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 from mpwds.cli.outputs import already_there, existing, exists, is_series
+from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
-from mpwds.cli.resharding.raw_samples import Blocks, RawSample
+from mpwds.cli.resharding.raw_samples import RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes
-
-_BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor time, in pages as large
 
 
 class ShardSink(ClosesOrDiscards):
@@ -60,11 +61,10 @@ class ShardSink(ClosesOrDiscards):
             raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
         if not force and (found := existing(target)):
             raise FileExistsError(already_there(found))
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._filled = 0
         self._writer: TarWriter | None = None
         if not self._is_series:
             self._open_next()
+        self._copier = Copier(in_background=_is_file(target))
 
     def add(self, sample: RawSample) -> None:
         """Appends a sample to the current shard, or begins the next one if it does not fit."""
@@ -79,14 +79,16 @@ class ShardSink(ClosesOrDiscards):
         self.samples += 1
         self.bytes += sample.size
         for start, stop in sample.extents:
-            self._copy(sample.blocks, start, stop, writer)
+            self._copier.copy(sample.blocks, start, stop, writer)
 
     def close(self) -> None:
         """Completes the last shard."""
         self._finish()
+        self._copier.close()
 
     def discard(self) -> None:
         """Drops the shard that is being written; complete shards stay."""
+        self._copier.close()
         if self._writer is not None:
             self._writer.discard()
 
@@ -113,7 +115,7 @@ class ShardSink(ClosesOrDiscards):
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._flush(self._writer)
+            self._copier.finish(self._writer)
             self._writer.close()
             self._writer = None
 
@@ -133,15 +135,11 @@ class ShardSink(ClosesOrDiscards):
             )
         return sample
 
-    def _copy(self, blocks: Blocks, start: int, stop: int, writer: TarWriter) -> None:
-        while start < stop:
-            take = min(stop - start, _BUFFER_BYTES - self._filled)
-            blocks.read_into(self._buffer[self._filled : self._filled + take], start)
-            self._filled += take
-            start += take
-            if self._filled == _BUFFER_BYTES:
-                self._flush(writer)
 
-    def _flush(self, writer: TarWriter) -> None:
-        writer.write_blocks(self._buffer[: self._filled])
-        self._filled = 0
+def _is_file(target: str) -> bool:
+    """Whether a target is a file, or will be one, rather than a pipe, a device or something remote."""
+    place = rewrite_url(target)
+    if target == "-" or not is_local(place):
+        return False
+    path = local_path(place)
+    return os.path.isfile(path) or not os.path.exists(path)

@@ -5,6 +5,7 @@ See docs/mds.md for what its programs find here, and what not.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpwds.compat.streaming.dataset import LocalDataset as LocalDataset
@@ -13,7 +14,7 @@ from mpwds.compat.streaming.stream import Stream as Stream
 from mpwds.compat.streaming.writer import MDSWriter as MDSWriter
 
 if TYPE_CHECKING:
-    from mpwds.loader.dataloader.data_loader import DataLoader as StreamingDataLoader
+    from mpwds.compat.streaming.dataloader import StreamingDataLoader as StreamingDataLoader
 
 __all__ = ["LocalDataset", "MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset"]
 
@@ -26,8 +27,10 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "StreamingDataLoader":  # imports torch
-        from mpwds.loader.dataloader.data_loader import DataLoader
+        from mpwds.compat.streaming.dataloader import StreamingDataLoader
 
-        return DataLoader
+        return StreamingDataLoader
+    if name == "base":
+        return importlib.import_module(f"{__name__}.base")
     why = ": of its formats there is only MDS here, which MDSWriter writes" if name in _OTHER_FORMATS else ""
     raise AttributeError(f"module 'mpwds.streaming' has no attribute {name!r}{why}", name=name)

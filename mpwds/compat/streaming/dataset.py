@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -11,8 +13,9 @@ import numpy as np
 
 from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch
 from mpwds.mistakes import explained
-from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples
+from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
+from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.writer_v2 import parse_size
@@ -37,8 +40,8 @@ class StreamingDataset(DividedDataset):
     uncompressed, and compared with the index's hashes.
 
     Each sample of an epoch is read once, in an order that ``shuffle_seed`` and the epoch determine. It is not
-    mosaicml-streaming's order. ``StreamingDataLoader`` and ``mpwds.MultiLoader`` resume it exactly; there are
-    no ``state_dict(num_samples, from_beginning)`` and no resumption with another number of ranks.
+    mosaicml-streaming's order. ``StreamingDataLoader`` and ``mpwds.MultiLoader`` resume it exactly, with as
+    many ranks as before.
 
     Args:
         streams: Datasets to mix, in place of ``remote`` and ``local``.
@@ -53,7 +56,8 @@ class StreamingDataset(DividedDataset):
         epoch_size: Samples of an epoch, if streams have proportions; also ``"100k"``.
         cache_limit: Bytes that fetched shards may have in all; also ``"10gb"``.
         batch_size: Samples of a batch of the DataLoader. Workers then get whole batches, so that a rank has
-            one smaller batch at most, its last.
+            one smaller batch at most, its last; they take them in turn, so that the order is the same for any
+            number of workers.
         shuffle: Whether epochs are in random order.
         shuffle_algo: ``"naive"``, ``"py1s"`` and ``"py2s"`` shuffle all samples. ``"py1b"``, ``"py1br"`` and
             ``"py1e"`` read blocks in random order, the samples of each in random order.
@@ -61,15 +65,24 @@ class StreamingDataset(DividedDataset):
         shuffle_block_size: Samples of a block; 262144 by default.
         allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
         replication: Number of consecutive ranks that read the same samples.
-        predownload: Has no effect, as have ``sampling_method``, ``sampling_granularity``, ``partition_algo``
-            and ``num_canonical_nodes``: they tune how theirs reads.
-        sampling_method: See ``predownload``. Streams of which an epoch has a part have the same part in each.
+        predownload: Has no effect, as have ``sampling_granularity``, ``partition_algo`` and
+            ``num_canonical_nodes``: they tune how theirs reads.
+        sampling_method: Of a stream of which an epoch has a part, ``"balanced"`` draws another part for each
+            epoch; ``"fixed"`` keeps the first.
         sampling_granularity: See ``predownload``.
         partition_algo: See ``predownload``.
         num_canonical_nodes: See ``predownload``.
         batching_method: Only ``"random"``; ``mpwds.RandomMix`` mixes batches of one dataset each.
         stream_name: Only ``"stream"``: there is no registry of streams.
         stream_config: Not offered, for the same reason.
+
+    Attributes:
+        shards: The shards' paths.
+        num_samples, num_shards, num_streams: How many there are.
+        epoch_size: Samples of an epoch, of all ranks.
+        samples_per_shard, samples_per_stream, shards_per_stream: Arrays of these numbers.
+        shard_offset_per_stream: The number of each stream's first shard.
+        stream_per_shard: The number of each shard's stream.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -130,6 +143,12 @@ class StreamingDataset(DividedDataset):
             )
         if stream_name != "stream" or stream_config:
             raise ValueError("StreamingDataset: there is no registry of streams here: pass streams=[...]")
+        if sampling_method not in ("balanced", "fixed"):
+            raise ValueError(
+                f'StreamingDataset: sampling_method must be "balanced" or "fixed", got {sampling_method!r}'
+            )
+        if shuffle_seed < 0:
+            raise ValueError(f"StreamingDataset: shuffle_seed must not be negative, got {shuffle_seed}")
         if shuffle_algo not in _ORDERS:
             raise ValueError(f"StreamingDataset: shuffle_algo must be one of {', '.join(_ORDERS)}")
         self.streams = list(streams or [Stream(remote=remote, local=local)])
@@ -152,19 +171,28 @@ class StreamingDataset(DividedDataset):
 
         parts = list(map(opened, self.streams))
         counts = [sum(part.lengths) for part in parts]
-        chosen = samples_of_an_epoch(self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        draw = partial(samples_of_an_epoch, self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        chosen = draw(0)
         source = DividedSamples(
             parts[0] if len(parts) == 1 else JoinedShards(parts),
             _ORDERS[shuffle_algo] if shuffle else False,
             shuffle_block_size or _BLOCK,
             batch_size=batch_size or 0,
             replication=replication or 1,
+            in_turn=True,
+            drawn=draw if sampling_method == "balanced" else None,
         )
         super().__init__(source, chosen, shuffle_seed)
         self.batch_size = batch_size
         self.num_samples = sum(counts)
-        self.num_shards = sum(len(part.lengths) for part in parts)
         self.epoch_size = self.num_samples if chosen is None else len(chosen)
+        self.shards = list(source.shards.urls)
+        self.num_shards, self.num_streams = len(self.shards), len(parts)
+        self.samples_per_shard = np.array(source.shards.lengths, np.int64)
+        self.samples_per_stream = np.array(counts, np.int64)
+        self.shards_per_stream = np.array([len(part.urls) for part in parts])
+        self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
+        self.stream_per_shard = np.repeat(np.arange(len(parts)), self.shards_per_stream)
         shown = options(
             streams=(streams, None),
             remote=(remote, None),
@@ -179,6 +207,59 @@ class StreamingDataset(DividedDataset):
         """The number of samples, each counted once."""
         return self.num_samples
 
+    @property
+    def spanner(self) -> _Spanner:
+        """``spanner[i]`` is the shard that sample ``i`` is in, and the sample's number there."""
+        return _Spanner(self.source)
+
+    def prepare_shard(self, shard_id: int) -> None:
+        """Fetches a shard, if it is not in ``local``."""
+        if self.samples_per_shard[shard_id]:
+            self.source.shards.read(shard_id, 0)
+
+    def state_dict(self, num_samples: int, from_beginning: bool, epoch: int | None = None) -> dict[str, Any]:
+        """A position in an epoch. ``StreamingDataLoader`` and Composer's trainer call this.
+
+        Args:
+            num_samples: How many samples all ranks together have had.
+            from_beginning: Whether that is since the epoch's start, rather than since it was resumed.
+            epoch: The epoch's number; by default that of the last one that began.
+        """
+        resumed, delivered = self.source.resumed
+        if epoch is None:
+            epoch = max(self.next_epoch - 1, resumed)
+        before = 0 if from_beginning or epoch != resumed else delivered * self.ranks
+        return {"epoch": epoch, "sample_in_epoch": before + num_samples, **self._facts}
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Makes the next epoch begin where ``state_dict`` was called, without reading what came before.
+
+        Call it before a DataLoader starts its workers.
+
+        Raises:
+            ValueError: The state is of another number of ranks, another seed or epochs of another size.
+        """
+        for fact, now in self._facts.items():
+            if obj[fact] != now:
+                raise ValueError(
+                    f"the state of a StreamingDataset with {fact}={obj[fact]}, which is {now} now"
+                )
+        epoch, delivered = obj["epoch"], obj["sample_in_epoch"] // self.ranks
+        if delivered >= len(self):
+            epoch, delivered = epoch + 1, 0
+        self.pipeline[0] = replace(self.source, resumed=(epoch, delivered))
+        self._epoch = self._first_epoch = epoch
+        self._epoch_numbers = EpochNumbers()
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that have samples of their own."""
+        return self._context().world_size // self.source.replication
+
+    @property
+    def _facts(self) -> dict[str, int | None]:
+        return {"shuffle_seed": self._seed, "epoch_size": self.epoch_size, "ranks": self.ranks}
+
     def get_item(self, sample_id: int) -> Any:
         """Sample ``sample_id``."""
         return super().__getitem__(sample_id)
@@ -191,6 +272,14 @@ class StreamingDataset(DividedDataset):
     def _is_changed(self) -> bool:
         kind = type(self)
         return (kind.__getitem__, kind.get_item) != (StreamingDataset.__getitem__, StreamingDataset.get_item)
+
+
+class _Spanner:
+    def __init__(self, source: IndexedSamples) -> None:
+        self._source = source
+
+    def __getitem__(self, sample_id: int) -> tuple[int, int]:
+        return self._source.place(sample_id)
 
 
 class LocalDataset:

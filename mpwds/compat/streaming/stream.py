@@ -61,7 +61,7 @@ class Stream:
 
 
 def samples_of_an_epoch(
-    streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int
+    streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int, epoch: int
 ) -> Numbers | None:
     """Numbers of the samples of an epoch, counted through all streams; ``None`` for each sample once.
 
@@ -69,20 +69,22 @@ def samples_of_an_epoch(
         streams: The streams.
         counts: How many samples each has.
         epoch_size: How many samples an epoch is to have, if streams have proportions.
-        seed: Determines which samples are chosen, the same ones in each epoch.
+        seed: Determines which samples are chosen, with the epoch.
+        epoch: The epoch's number.
 
     Raises:
         ValueError: Some streams have proportions and others do not, or ``epoch_size`` is given with
             ``repeat`` or ``choose``.
 
     Example:
-        >>> samples_of_an_epoch([Stream(local="a", repeat=2), Stream(local="b", choose=1)], [2, 3], None, 0)
+        >>> streams = Stream(local="a", repeat=2), Stream(local="b", choose=1)
+        >>> samples_of_an_epoch(streams, [2, 3], None, 0, 0)
         array([0, 1, 0, 1, 4])
     """
     sizes = _sizes(streams, counts, epoch_size)
     if list(sizes) == list(counts):
         return None
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng([seed, epoch])
     chosen, first = [], 0
     for size, count in zip(sizes, counts, strict=True):
         if size and not count:

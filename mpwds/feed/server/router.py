@@ -91,6 +91,10 @@ class Router:
             self._socket.recv_into(bytearray(1))
             frames += 1
         address = _address(frame)
+        if identity.startswith(b"\0"):  # ZeroMQ named it, which it does with old connections, too
+            why = "a client that sets no identity, or a connection that its client has replaced"
+            self.drop("no identity", f"{why} (from {address})")
+            return True
         try:
             if frames > 1:
                 raise Malformed(f"a command of {frames} frames: it must be one")

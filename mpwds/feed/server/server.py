@@ -222,9 +222,9 @@ class Server:
                 self._is_busy |= data.parts is None and not data.is_last and data.batches > 1
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
-            logger.error("worker %d cannot run: %s", slot.number, error)
+            logger.error("worker %d cannot run: %s", slot.number_here, error)
             for client in tuple(party.sessions):
-                self._router.reply(client, wire.REFUSED, why=f"worker {slot.number} cannot run: {error}")
+                self._router.reply(client, wire.REFUSED, why=f"worker {slot.number_here} cannot run: {error}")
                 self._trainers.forget(client)
             return
         while slot.notices:

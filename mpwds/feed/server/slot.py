@@ -146,17 +146,21 @@ class Slot:
 
     ``hand_over(launch, segment, bell)`` passes descriptors to a trainer that maps the arena itself; without
     it, the trainer gets the arrays in parts. ``peeked`` gets a copy of the next batch that is relayed.
+    ``number`` is the trainer's for it, and ``number_here`` the server's, which no two have at a time.
     """
 
     def __init__(
         self,
         number: int,
+        number_here: int,
         launcher: Callable[[], Launcher],
         blocks: int,
         expected: Callable[[], int] = lambda: 1,
         hand_over: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self.number = number
+        self.number_here = number_here
+        self.began = time.monotonic()
         self.members: dict[bytes, Member] = {}
         self.worker: _ServedWorker | None = None
         self.restarts = 0

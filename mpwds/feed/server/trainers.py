@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import time
@@ -66,6 +67,7 @@ class Session:
             "workers": self.party.workers,
             "batches": self.batches,
             "nbytes": sum(slot.reading().nbytes for slot in tuple(self.party.slots.values())),
+            "began_s": self.began,
             "connected_s": now - self.began,
             "silent_s": now - self.heard,
         }
@@ -221,9 +223,10 @@ class Trainers:
             self._giver.accept(self.sessions.keys())
             if not (session.shares_memory and self._giver.connected(identity)):
                 raise Malformed("start: shared_memory without a connection to hand it over")
-        return Slot(
-            number, lambda: self._launcher, self._blocks, expected, hand_over if shared_memory else None
-        )
+        taken = {slot.number_here for each in self.parties for slot in each.slots.values()}
+        number_here = next(free for free in itertools.count() if free not in taken)
+        given = hand_over if shared_memory else None
+        return Slot(number, number_here, lambda: self._launcher, self._blocks, expected, given)
 
     def _taken_over(self) -> int:
         return sum(number >= party.workers for party in self.parties for number in party.slots)
@@ -297,7 +300,8 @@ class Trainers:
 def _status(slot: Slot) -> dict[str, Any]:
     members = slot.members.values()
     return {
-        "worker": slot.number,
+        "worker": slot.number_here,
+        "began_s": slot.began,
         "pid": 0 if slot.worker is None else slot.worker.pid,
         "state": "idle" if slot.epoch is None else "running",
         "epoch": slot.last_epoch,

@@ -103,6 +103,8 @@ class Link:
         why: Why it is not up, as far as the server told.
         refused: Why the server will not serve this trainer.
         lost_since: When it stopped to answer; ``None`` if it is up, or was never.
+        notices: Warnings for the user.
+        warned: Whether the user was told that it is lost.
         retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
     """
 
@@ -168,6 +170,7 @@ class Link:
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
         elif not self.refused and not self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+            self.why = _why_no_socket(self.url) or self.why
 
     def note_failed_handshake(self) -> None:
         """The server's keys do not fit, or those that it knows of: somebody may mend that."""
@@ -179,6 +182,7 @@ class Link:
         """Begins a session, unless the server has another dataset than before."""
         before = self.definition.get("fingerprint")
         if before not in (None, welcome["fingerprint"]):
+            self.send(wire.pack(wire.BYE))
             self.refuse(
                 f"the server {self.url} came back with another dataset (fingerprint "
                 f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
@@ -198,6 +202,9 @@ class Link:
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(self.inboxes.values()):
             inbox.before = inbox.restarts, inbox.reading
+        if self.warned and self.lost_since is not None:
+            away_s = time.monotonic() - self.lost_since
+            self.notices.append(f"the server {self.url} is back after {away_s:.1f} s, and its workers go on")
         self.is_up, self.lost_since, self.warned = True, None, False
         self.break_all()
 
@@ -286,3 +293,11 @@ def connect(
     breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED)
     socket.connect(url)
     return Link(url, workers, lost_after, socket, breaks, identity)
+
+
+def _why_no_socket(url: str) -> str:
+    """Why an ``ipc`` address cannot be connected to, of which ZeroMQ says nothing; empty if it can."""
+    path = url[len("ipc://") :]
+    if not url.startswith("ipc:///") or os.access(path, os.W_OK):
+        return ""
+    return f"this user may not write to {path}" if os.path.exists(path) else f"there is no {path}"

@@ -126,7 +126,7 @@ class RemoteWorker:
     def receive(self, generation: int) -> Message | None:
         interrupts.raise_kept()
         while self._link.notices:
-            warn(f"{self._link.url}: {self._link.notices.popleft()}")
+            warn(self._link.notices.popleft())
         while True:
             while self._frames:
                 message = self._next_message()
@@ -373,6 +373,7 @@ class RemoteWorker:
             f"the server {self._link.url} is lost ({self._link.why}): {new.url} takes over the part of "
             f"worker {self.index} from batch {self._next} on, so no batch is lost or delivered twice"
         )
+        self._link.warned = True
         self._change_to(new, (new.workers or 0) + self.index)
         return True
 

@@ -286,7 +286,7 @@ class Servers:
         elif kind == wire.REFUSED:
             link.refuse(f"the server {link.url} refuses: {reply['why']}")
         elif kind == wire.NOTICE:
-            link.notices.append(str(reply["text"]))
+            link.notices.append(f"{link.url}: {reply['text']}")
         elif kind == wire.GOODBYE:
             if reply["server"] == link.server:
                 link.send(wire.pack(wire.BYE))

@@ -227,12 +227,19 @@ def _server(before: Status | None, now: Status) -> _Part:
 
 def _read(before: Status | None, now: Status) -> _Part:
     seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
-    workers_before = {} if before is None else {worker["worker"]: worker for worker in before["workers"]}
-    clients_before = {} if before is None else {client["client"]: client for client in before["clients"]}
-    pairs = [(worker, _worker(workers_before.get(worker["worker"]), worker)) for worker in now["workers"]]
+    # One that has the number or the name of another that has gone began at another time.
+    earlier = before or {"workers": (), "clients": ()}
+    workers_before = {(worker["worker"], worker["began_s"]): worker for worker in earlier["workers"]}
+    clients_before = {(client["client"], client["began_s"]): client for client in earlier["clients"]}
+    pairs = [
+        (worker, _worker(workers_before.get((worker["worker"], worker["began_s"])), worker))
+        for worker in now["workers"]
+    ]
     workers = tuple(_worker_figures(now["url"], worker, stats, seconds) for worker, stats in pairs)
     clients = tuple(
-        _client_figures(now["url"], clients_before.get(client["client"]), client, seconds)
+        _client_figures(
+            now["url"], clients_before.get((client["client"], client["began_s"])), client, seconds
+        )
         for client in now["clients"]
     )
     stats = _stats([stats for _, stats in pairs], seconds, int(now["cores"]))
@@ -258,9 +265,7 @@ def _read(before: Status | None, now: Status) -> _Part:
 def _worker(before: Status | None, now: Status) -> WorkerStats:
     reading, restarts = wire.reading_of(now["reading"]), int(now["restarts"])
     if before is not None:
-        earlier = wire.reading_of(before["reading"])
-        if earlier.active_ns <= reading.active_ns and earlier.batches <= reading.batches:
-            reading, restarts = reading - earlier, restarts - before["restarts"]
+        reading, restarts = reading - wire.reading_of(before["reading"]), restarts - before["restarts"]
     return worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
 
 
@@ -285,7 +290,7 @@ def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float
 
 def _client_figures(server: str, before: Status | None, now: Status, seconds: float) -> ClientFigures:
     batches, nbytes, seconds_here = now["batches"], now["nbytes"], min(seconds, now["connected_s"])
-    if before is not None and before["batches"] <= batches:
+    if before is not None:
         batches, nbytes, seconds_here = batches - before["batches"], nbytes - before["nbytes"], seconds
     return ClientFigures(
         server=server,

@@ -135,7 +135,7 @@ class _Content:
             except (MpwdsError, OSError) as error:
                 self._error = str(error)
             else:
-                self._error = ""
+                self._error = ", ".join(f"no answer from {url}" for url in self._watched.silent)
                 if not is_first:
                     self._figures = figures
                     point[1:] = [figures.batches_per_s, figures.bytes_per_s / 1e6]

@@ -16,6 +16,10 @@ _STEADY = 10
 """Readings that stages and verdicts are about: a single one has few batches where these are large."""
 
 
+_ANSWER_S = 3.0
+"""How long a server that has answered before may take: meanwhile, the figures of the others stand still."""
+
+
 class Watched(Protocol):
     """A feed that is watched. One thread may call ``read`` while another calls ``peek``.
 
@@ -71,7 +75,7 @@ class WatchedServers:
         return self._inspector.silent
 
     def read(self) -> Figures:
-        now = self._inspector.status()
+        now = self._inspector.status(_ANSWER_S if self._read else None)
         last, first = (self._read[-1], self._read[0]) if self._read else (None, None)
         self._read.append(now)
         return _steadied(figures(last, now), figures(first, now))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import fcntl
+import os
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import OneOfEach
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
+from mpwds.pipeline.indexed.orders import Order
 from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.indexed.shards import IndexedShards
+
+_EPOCH = struct.Struct("<QQ")
+_NAME = "mpwds epochs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,24 +37,56 @@ class DividedSamples(IndexedSamples):
         batch_size: Samples of a batch. Workers then get whole batches, but for the one whose turn it is to
             make a rank's last batch. 0 divides the samples evenly.
         replication: Number of consecutive ranks that read the same samples.
+        in_turn: Whether workers take batches in turn, as a DataLoader delivers them: the order of a rank then
+            does not depend on the number of its workers.
+        drawn: Returns ``chosen`` for an epoch, if each has other samples.
+        resumed: An epoch, and how many of each rank's samples it leaves out, as they were delivered before.
     """
 
     batch_size: int = 0
     replication: int = 1
+    in_turn: bool = False
+    drawn: Callable[[int], Numbers | None] | None = None
+    resumed: tuple[int, int] = (0, 0)
 
     def places(self, context: Context) -> range:
-        """The places of an epoch whose samples a worker reads."""
-        ranks = context.world_size // self.replication
-        rank = _share(range(len(self)), context.rank // self.replication, ranks)
+        """The places of an epoch whose samples a worker reads; with ``in_turn``, of the worker's own."""
+        rank, workers = self._of_rank(context), context.workers
         if not self.batch_size:
-            return _share(rank, context.worker, context.workers)
+            return _share(rank, context.worker, workers)
         batches = range(-(-len(rank) // self.batch_size))
-        last = (len(batches) - 1) % context.workers
-        own = _share(batches, context.worker, context.workers)
         missing = len(batches) * self.batch_size - len(rank)
-        start = own.start * self.batch_size - missing * (context.worker > last)
-        stop = own.stop * self.batch_size - missing * (context.worker >= last)
+        last = (len(batches) - 1) % workers
+        if self.in_turn:
+            own = len(batches[context.worker :: workers]) * self.batch_size
+            return range(own - missing * (context.worker == last))
+        share = _share(batches, context.worker, workers)
+        start = share.start * self.batch_size - missing * (context.worker > last)
+        stop = share.stop * self.batch_size - missing * (context.worker >= last)
         return rank[start:stop]
+
+    def order(self, context: Context) -> Order:
+        order = super().order(context)
+        if not (self.batch_size and self.in_turn):
+            return order
+        start = self._of_rank(context).start
+
+        def of_own(places: Numbers) -> Numbers:
+            batches, inside = np.divmod(places, self.batch_size)
+            return order(start + (batches * context.workers + context.worker) * self.batch_size + inside)
+
+        return of_own
+
+    def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
+        if self.drawn is None:
+            return super().read_in(context, places)
+        return replace(self, chosen=self.drawn(context.epoch), drawn=None).read_in(context, places)
+
+    def _of_rank(self, context: Context) -> range:
+        ranks = context.world_size // self.replication
+        epoch, delivered = self.resumed
+        share = _share(range(len(self)), context.rank // self.replication, ranks)
+        return share[delivered:] if context.epoch == epoch else share
 
 
 def _share(of: range, number: int, parts: int) -> range:
@@ -56,7 +99,8 @@ def _share(of: range, number: int, parts: int) -> range:
 class DividedDataset(IndexedDataset):
     """Base of datasets whose subclasses may change ``ds[i]``: epochs then consist of those samples.
 
-    torch's DataLoader iterates them. ``len`` is the number of this rank's samples.
+    torch's DataLoader iterates them; its epochs are numbered from 0. ``len`` is the number of this rank's
+    samples.
 
     Args:
         source: All samples, of which ``ds[i]`` is the one of number ``i``.
@@ -69,17 +113,29 @@ class DividedDataset(IndexedDataset):
     ) -> None:
         DataPipeline.__init__(self, source, seed=seed)
         self._chosen = chosen
+        self._epoch_numbers = EpochNumbers()
+        self._first_epoch = 0
 
     def __str__(self) -> str:
         return self._call
+
+    @property
+    def source(self) -> DividedSamples:
+        source: DividedSamples = self.pipeline[0]
+        return source
 
     @property
     def map_style(self) -> bool:
         return False
 
     def __len__(self) -> int:
-        context = replace(self._context(), worker=0, workers=1)
+        context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
         return self.parts[0].count_in(context) if self._length is None else self._length
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that the next ``iter()``, of the dataset or of a DataLoader, begins."""
+        return max(self._epoch, self._first_epoch + len(self._epoch_numbers))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -91,6 +147,9 @@ class DividedDataset(IndexedDataset):
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch."""
+        if context.run:
+            epoch = self._epoch_numbers.number_of(context.run, context.epoch)
+            context = replace(context, epoch=self._first_epoch + epoch, run=0)
         return super().stream(context)  # a pipeline that begins here does not take over the parts alone
 
     def compose(self, *stages: Any, **keywords: Any) -> Any:
@@ -126,3 +185,52 @@ class _Numbers:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class EpochNumbers:
+    """The epochs that workers have begun, in order. All workers of an epoch find the same number.
+
+    torch's DataLoader tells its new workers nothing but a random number. The list is a nameless file in
+    memory, which forks and pickles share.
+
+    Args:
+        path: Where the file can be opened; a new one is made if it is gone.
+
+    Example:
+        >>> numbers = EpochNumbers()
+        >>> numbers.number_of(94, 0), numbers.number_of(17, 0), numbers.number_of(94, 0)
+        (0, 1, 0)
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._descriptor = _open(path)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __len__(self) -> int:
+        return os.fstat(self._descriptor).st_size // _EPOCH.size
+
+    def number_of(self, run: int, iteration: int) -> int:
+        """The number of an epoch.
+
+        Args:
+            run: The number that all workers of a DataLoader's iterator have in common.
+            iteration: How many epochs this worker has begun before.
+        """
+        epoch = run, iteration
+        with open(f"/proc/self/fd/{self._descriptor}", "r+b", buffering=0) as file:  # with a lock of its own
+            fcntl.flock(file, fcntl.LOCK_EX)
+            known = list(_EPOCH.iter_unpack(file.read()))
+            if epoch not in known:
+                known.append(epoch)
+                file.write(_EPOCH.pack(*epoch))
+        return known.index(epoch)
+
+    def __reduce__(self) -> Any:
+        return EpochNumbers, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
+
+
+def _open(path: str) -> int:
+    with contextlib.suppress(OSError):
+        if _NAME in os.readlink(path):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return os.memfd_create(_NAME)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import one_sample
-from mpwds.pipeline.indexed.orders import Shuffling, check_shuffling, order_of, places_of
+from mpwds.pipeline.indexed.orders import Order, Shuffling, check_shuffling, order_of, places_of
 from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.stream import Address, Description, Stream
@@ -109,11 +109,14 @@ class IndexedSamples:
     def count_in(self, context: Context) -> int:
         return len(self.places(context))
 
+    def order(self, context: Context) -> Order:
+        """The order of an epoch, for the places that ``places`` gave."""
+        facts = (context.seed or 0, context.alike_on_ranks().moment)
+        return order_of(self.shuffle, len(self), self._shard_starts, self.chunksize, *facts)
+
     def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
         """The samples at ``places`` of an epoch: their numbers, shards, and indices in them."""
-        moment = context.alike_on_ranks().moment
-        facts = (context.seed or 0, moment)
-        order = order_of(self.shuffle, len(self), self._shard_starts, self.chunksize, *facts)
+        order = self.order(context)
         for first in range(0, len(places), _BLOCK):
             block = places[first : first + _BLOCK]
             numbers = self._numbers_at(order(np.arange(block.start, block.stop, block.step)))

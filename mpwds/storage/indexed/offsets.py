@@ -30,30 +30,22 @@ import msgpack
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.tar.damage import truncated
 from mpwds.storage.tar.header import BLOCK, NAME_BYTES, begins_archive
-from mpwds.storage.tar.headers import find_members
+from mpwds.storage.tar.headers import SeekableArchive, find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import compression_of
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"mpwdsof2"
 _ARRAYS = ("starts", "begins", "sizes")
-_LEAST_WINDOW_BYTES = 4 * 1024
-_MOST_WINDOW_BYTES = 1024 * 1024
 _PATIENCE_S = 60.0
 
 
-class Shard(Protocol):
+class Shard(SeekableArchive, Protocol):
     """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
-    def url(self) -> str: ...
-    @property
-    def end(self) -> int: ...
-    @property
     def version(self) -> int: ...
-    def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
 
 class Offsets(NamedTuple):
@@ -79,8 +71,7 @@ def find_offsets(shard: Shard) -> Offsets:
     Raises:
         ShardError: The shard is damaged, truncated or compressed.
     """
-    size = _LEAST_WINDOW_BYTES
-    start = bytes(shard.read(size, 0)[:BLOCK])
+    start = bytes(shard.read(BLOCK, 0))
     if not begins_archive(start):
         compression = compression_of(start)
         if compression is not None:
@@ -89,22 +80,10 @@ def find_offsets(shard: Shard) -> Offsets:
                 "decompress it, or read it in order with mpwds.WebDataset"
             )
     finder = _Finder()
-    position, after_zeros = 0, -1
-    while position < shard.end:
-        window = shard.read(min(size, shard.end - position), position)
-        members, following, after_zeros = find_members(window, position, shard, after_zeros)
+    for window, position, members in find_all_members(shard):
         for name, first, begin, length in members:
             last_header = begin - BLOCK - position
             finder.add(name, first, begin, length, bytes(window[last_header : last_header + NAME_BYTES]))
-        if following == position:
-            if position + len(window) >= shard.end:
-                raise truncated(shard, position, "its header is not complete")
-            size *= 2
-        elif following <= position + 2 * len(window):  # small members: read them all
-            size = min(2 * size, _MOST_WINDOW_BYTES)
-        else:
-            size = _LEAST_WINDOW_BYTES
-        position = following
     return finder.offsets()
 
 

@@ -57,7 +57,7 @@ class Output:
         if self.remote is not None and is_local(self.remote):
             _prepare(self.remote, exist_ok, own)
         elif self.remote is not None and not exist_ok:
-            _refuse_existing(f"{self.remote}/{index_name}")
+            refuse_existing(f"{self.remote}/{index_name}")
         self._index_name = index_name
         threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(threads, "storing shards")
@@ -85,7 +85,7 @@ class Output:
                 pending.discard()
                 raise FileExistsError(f"{pending.path} exists already, and is not overwritten")
             for piece in pieces:
-                _write(pending.stream.write, piece)
+                write_all(pending.stream.write, piece)
             pending.publish()
         if self.remote is not None:
             for attempt in range(self._retries + 1):
@@ -100,7 +100,7 @@ class Output:
         destination = open_destination(url)
         try:
             for piece in pieces:
-                _write(destination.stream.write, piece)
+                write_all(destination.stream.write, piece)
         except BaseException:
             destination.discard()
             raise
@@ -135,7 +135,8 @@ class Output:
             )
 
 
-def _write(write: Callable[[memoryview], int | None], data: bytes) -> None:
+def write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
+    """Writes all of ``data`` by a function that may write a part of what it is given."""
     view = memoryview(data)
     while view:
         view = view[write(view) or len(view) :]
@@ -169,7 +170,8 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
         os.unlink(os.path.join(folder, name))
 
 
-def _refuse_existing(url: str) -> None:
+def refuse_existing(url: str) -> None:
+    """Raises ``FileExistsError`` if there is something at ``url``."""
     try:
         with gopen(url) as stream:
             stream.read(1)

@@ -1,8 +1,9 @@
-"""Headers of a part of an archive that is in memory, to find members without reading their data."""
+"""Finds the members of an archive by their headers, without reading their data."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 from zlib import adler32
 
 from mpwds.storage.tar.damage import (
@@ -38,6 +39,15 @@ from mpwds.storage.tar.header import (
 Found = tuple[str, int, int, int]
 """A regular file: name, offset of its first header, offset and size of its data."""
 
+_LEAST_WINDOW_BYTES = 4 * 1024
+_MOST_WINDOW_BYTES = 1024 * 1024
+
+
+class SeekableArchive(Archive, Protocol):
+    """An archive that can be read at any offset."""
+
+    def read(self, size: int, offset: int) -> bytes | memoryview: ...
+
 
 class _Regular(NamedTuple):
     """The third part of a regular file's header, and what it says: see ``LAYOUT``."""
@@ -49,6 +59,33 @@ class _Regular(NamedTuple):
 
 
 _last = _Regular(b"", 0, b"", False)  # shared by all archives: most have the same in each header
+
+
+def find_all_members(
+    archive: SeekableArchive,
+) -> Iterator[tuple[bytes | memoryview, int, list[Found]]]:
+    """Yields the regular files of a whole archive in order: windows of it, their offsets, the files in each.
+
+    Reads headers, and no data where it is large. A global pax header is not applied to the members behind it.
+
+    Raises:
+        ShardError: The archive is damaged or truncated, or holds a sparse file.
+    """
+    size = _LEAST_WINDOW_BYTES
+    position, after_zeros = 0, -1
+    while position < archive.end:
+        window = archive.read(min(size, archive.end - position), position)
+        found, following, after_zeros = find_members(window, position, archive, after_zeros)
+        yield window, position, found
+        if following == position:
+            if position + len(window) >= archive.end:
+                raise truncated(archive, position, "its header is not complete")
+            size *= 2
+        elif following <= position + 2 * len(window):  # small members: read them all
+            size = min(2 * size, _MOST_WINDOW_BYTES)
+        else:
+            size = _LEAST_WINDOW_BYTES
+        position = following
 
 
 def find_members(

@@ -96,6 +96,7 @@ def test_an_interrupted_run_goes_on(words, expected, number):
     process.send_signal(number)
     assert process.wait(60) == 130
     assert len(written()) == 2
+    assert not list(Path().glob(".*.partial"))
     finished(words, expected)
 
 

@@ -1,5 +1,6 @@
 """Samples are found as they lie in an archive: nothing of it is lost, and nothing is changed."""
 
+import contextlib
 import io
 import itertools
 import tarfile
@@ -65,6 +66,26 @@ def test_the_samples_are_the_archive(tmp_path_factory, members, archive_format):
     assert not any(data[len(all_bytes) :])
     assert all(one[0] != other[0] for one, other in itertools.pairwise(found))
     assert samples_in(f"pipe:cat {path}") == found
+
+
+@settings(max_examples=25)
+@given(members=st.lists(st.tuples(keys, extensions, contents), min_size=1, max_size=6), data=st.data())
+@pytest.mark.filterwarnings("ignore:.*belong to no sample", "ignore:.*without the end-of-archive blocks")
+def test_damage_ends_the_samples_of_a_file_where_it_ends_those_of_a_pipe(tmp_path_factory, members, data):
+    archive = bytearray(archive_of([(f"{key}.{extension}", content) for key, extension, content in members]))
+    not_padding = [place for place, byte in enumerate(archive) if byte]
+    place = data.draw(st.sampled_from(not_padding))
+    archive[place] ^= 0x10
+    path = tmp_path_factory.mktemp("raw") / "x.tar"
+    path.write_bytes(archive)
+
+    def samples_before_the_damage(url):
+        found = []
+        with closing(OpenFiles()) as files, contextlib.suppress(ShardError):
+            found.extend((sample.key, bytes(sample.read())) for sample in read_raw_samples([url], files))
+        return found
+
+    assert samples_before_the_damage(str(path)) == samples_before_the_damage(f"pipe:cat {path}")
 
 
 def test_fields_are_read_if_they_are_wanted(written):

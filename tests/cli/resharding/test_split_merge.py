@@ -121,15 +121,25 @@ def test_descriptions_name_shards(run, two_shards, members):
 
 def test_what_belongs_to_no_sample_goes_along(run, members):
     with tarfile.open("in.tar", "w") as archive:
-        for name in ("data", "data/a.txt", "data/a.cls", "README", "data/b.txt", "__meta__/x.json"):
+        for name in ("data", "data/a.txt", "data/a.cls", "README", "data/b.txt", "__meta__/x.json", "last"):
             info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if name == "data" else tarfile.REGTYPE
+            info.type = tarfile.DIRTYPE if name in ("data", "last") else tarfile.REGTYPE
             archive.addfile(info)
     run("split", "in.tar", "out-%d.tar", "--maxcount", 1)
     assert [[member[0] for member in members(shard)] for shard in shards()] == [
         ["data", "data/a.txt", "data/a.cls"],
-        ["README", "data/b.txt", "__meta__/x.json"],
+        ["README", "data/b.txt", "__meta__/x.json", "last"],
     ]
+
+
+def test_a_directory_at_the_end_goes_with_the_last_sample(run, make_shard, members):
+    make_shard("in.tar", {"a": {"txt": b"x"}})
+    with tarfile.open("in.tar", "a") as archive:
+        directory = tarfile.TarInfo("last")
+        directory.type = tarfile.DIRTYPE
+        archive.addfile(directory)
+    run("merge", "in.tar", "out.tar")
+    assert [member[0] for member in members("out.tar")] == ["a.txt", "last"]
 
 
 def test_zero_blocks_between_archives_do_not_end_the_shard(run, make_shard, members):
@@ -275,6 +285,25 @@ def test_the_cut_is_where_tar_reads_it_too(run, two_shards, members):
         listed = subprocess.run(["tar", "-tf", shard], capture_output=True, text=True, check=True)
         assert listed.stdout.split() == [member[0] for member in members(shard)]
         assert listed.stderr == ""
+
+
+def test_a_named_pipe_is_written_to(command, two_shards):
+    os.mkfifo("all.tar")
+    process = subprocess.Popen([*command, "merge", "in-0.tar", "all.tar", "--force"])
+    assert Path("all.tar").read_bytes() == Path("in-0.tar").read_bytes()
+    assert process.wait() == 0
+
+
+def test_a_disk_that_is_full_is_an_error_and_leaves_nothing(command, make_shard):
+    make_shard("in.tar", {f"{n}": {"bin": bytes(1_000_000)} for n in range(8)})
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
+    code = limited + "from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "merge", "in.tar", "all.tar"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert os.listdir() == ["in.tar"]
 
 
 def test_a_member_larger_than_the_buffer(run, make_shard, members):

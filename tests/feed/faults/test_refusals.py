@@ -4,8 +4,8 @@ import pytest
 
 import mpwds
 from mpwds.feed import definition, wire
-from tests.feed.faults.checking import at, delivered, rows, undisturbed, warned
-from tests.feed.serving import ServerProcess, free_port
+from tests.feed.faults.checking import at, delivered, rows, undisturbed, wait_for_status, warned
+from tests.feed.serving import ServerProcess, free_port, turned_away
 
 
 def fingerprints(*datasets):
@@ -57,6 +57,8 @@ def test_a_server_that_comes_back_with_another_dataset_is_refused(when):
                             loader.close()
                         happen(10)
                         delivered(loader)
+                wait_for_status(other[0], lambda figures: not figures["clients"], "the trainer to leave")
+                assert "is silent" not in other[0].log
             finally:
                 other[0].__exit__()
         for name in (server.url, *fingerprints(rows(), rows(batchsize=5))):
@@ -70,3 +72,7 @@ def test_a_dataset_beside_another_one_on_a_server_is_refused():
             mpwds.MultiLoader(rows(batchsize=5), workers=1, remote=server.url)
         for name in (server.url, *fingerprints(rows(), rows(batchsize=5))):
             assert name in str(caught.value)
+
+
+def test_an_address_on_this_machine_without_a_socket_is_named(tmp_path):
+    turned_away(f"ipc://{tmp_path}/none", because=f"there is no {tmp_path}/none")

@@ -30,6 +30,7 @@ def reading(seconds, waiting_s=0.0, batches=0, **more):
 def worker(number, reading, **more):
     return {
         "worker": number,
+        "began_s": 4999.0,
         "pid": 1000 + number,
         "client": "gpu1:77",
         "state": "running",
@@ -54,6 +55,7 @@ def client(name="gpu1:77", batches=0, **more):
         "workers": 2,
         "batches": batches,
         "nbytes": 1_000_000 * batches,
+        "began_s": 4999.0,
         "connected_s": 100.0,
         "silent_s": 0.2,
         **more,

@@ -76,7 +76,7 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
 
         def __init__(self, urls, folder, *, insecure): ...
 
-        def status(self):
+        def status(self, timeout):
             found = next(readings)
             if isinstance(found, list):
                 return found

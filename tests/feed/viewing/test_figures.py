@@ -36,9 +36,19 @@ def test_a_server_that_was_restarted_counts_from_its_start():
     assert (found.seconds, found.batches_per_s) == (5, 20)
 
 
-def test_a_worker_that_counts_anew_has_no_negative_rate():
-    found = between([reading(90, batches=900)], [reading(4, batches=40)])
-    assert found.batches_per_s == 4
+def test_a_worker_and_a_client_that_follow_others_count_anew():
+    before = [status(90, [worker(0, reading(90, batches=900))], [client(batches=900)])]
+    new = worker(0, reading(4, batches=40), began_s=5096.0)
+    clients = [client(batches=40, began_s=5096.0, connected_s=4.0)]
+    found = figures(before, [status(100, [new], clients)])
+    assert (found.batches_per_s, found.clients[0].batches_per_s) == (4, 10)
+
+
+def test_two_clients_of_one_process_have_their_own_rates():
+    clients = [client(batches=100), client(batches=500, began_s=5010.0)]
+    later = [client(batches=120), client(batches=600, began_s=5010.0)]
+    found = between(*BUSY, clients, later).clients
+    assert [each.batches_per_s for each in found] == [2, 10]
 
 
 def test_a_worker_that_came_in_between_counts():

@@ -18,6 +18,7 @@ from mpwds.errors import MpwdsError
 from mpwds.feed.viewing.figures import figures
 from mpwds.feed.viewing.page import Page
 from tests.feed.viewing.statuses import client, reading, status, worker
+from tests.loader.faults.processes import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -33,6 +34,7 @@ class Pretended:
         self.batches = 0
         self.peeks = 0
         self.failure = None
+        self.silent = []
         self.previous = None
 
     def read(self):
@@ -253,6 +255,13 @@ def test_a_server_that_is_gone_is_shown_until_it_is_back(page, feed, tab):
     assert tab.inner_text("#error") == "no answer from tcp://cpu1:7880"
     feed.failure = None
     tab.wait_for_selector("#error", state="hidden")
+
+
+def test_a_server_that_does_not_answer_is_named_beside_the_figures_of_the_others(page, feed):
+    feed.silent = ["tcp://cpu2:7880"]
+    wait_until(lambda: page.content.figures()["error"], "the next reading")
+    wait_until(lambda: page.content.figures().get("headline"), "figures")
+    assert page.content.figures()["error"] == "no answer from tcp://cpu2:7880"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ def watched(monkeypatch):
     class Inspector:
         def __init__(self, urls, folder, *, insecure): ...
 
-        def status(self):
+        def status(self, timeout):
             seconds = next(moments)
             return [status(seconds, [worker(0, reading(seconds, batches=seconds))])]
 

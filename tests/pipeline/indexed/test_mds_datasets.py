@@ -13,6 +13,7 @@ from mpwds.pipeline.indexed.divided import DividedSamples
 from mpwds.pipeline.stream import reached_end
 
 COUNT = 103
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +206,35 @@ def test_only_the_last_batch_of_a_rank_is_smaller(count, batch_size, workers):
     assert all(len(batch) == batch_size for batch in batches[:-1])
 
 
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 7),
+    world_size=st.integers(1, 3),
+    workers=st.integers(1, 5),
+    delivered=st.integers(0, 12),
+)
+def test_workers_that_take_batches_in_turn_keep_the_order(count, batch_size, world_size, workers, delivered):
+    source = DividedSamples(
+        Shard(count), batch_size=batch_size, in_turn=True, resumed=(0, delivered * batch_size)
+    )
+    for rank in range(world_size):
+        contexts = [
+            Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+            for worker in range(workers)
+        ]
+        queues = [
+            iter([part[at : at + batch_size] for at in range(0, len(part), batch_size)])
+            for part in ([number for number, _ in source.stream(context)] for context in contexts)
+        ]
+        taken = []
+        while batch := next(queues[len(taken) % workers], None):
+            taken.append(batch)
+        alone = Context(rank=rank, world_size=world_size, epoch=1)  # another epoch is not resumed
+        expected = [number for number, _ in source.stream(alone)][delivered * batch_size :]
+        assert [number for batch in taken for number in batch] == expected
+        assert all(next(queue, None) is None for queue in queues)
+
+
 class Shard:
     """One shard of some length."""
 
@@ -225,6 +255,25 @@ def test_the_length_is_that_of_the_rank(old_folder, monkeypatch):
     ds = numbers(old_folder)
     assert len(ds) == 51
     assert list(ds) == list(range(52, COUNT))
+
+
+@pytest.mark.parametrize("start_method", ["fork", *SLOW])
+def test_torchs_workers_know_the_epoch(old_folder, monkeypatch, start_method):
+    """Also on several ranks, where torch's own seed differs."""
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    new, kept = (numbers(old_folder, True, batch_size=8) for _ in range(2))
+    loaders = (
+        DataLoader(new, batch_size=8, num_workers=2, multiprocessing_context=start_method),
+        DataLoader(kept, batch_size=8, num_workers=2, persistent_workers=True),
+    )
+    epochs, same = ([[batch.tolist() for batch in loader] for _ in range(3)] for loader in loaders)
+    assert epochs == same
+    assert len({str(epoch) for epoch in epochs}) == 3
+    assert [len({x for batch in epoch for x in batch}) for epoch in epochs] == [51] * 3
+    assert new.next_epoch == 3
 
 
 @pytest.mark.parametrize("kind", ["torch", "mpwds"])

@@ -1,0 +1,101 @@
+"""mosaicml-streaming's ``base.util``: what its programs call."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
+from mpwds.storage.mds.local_shards import Place
+from mpwds.storage.mds.output import refuse_existing, write_all
+from mpwds.storage.writing.destinations import open_destination
+
+
+def clean_stale_shared_memory() -> None:
+    """Does nothing: datasets leave no shared memory behind."""
+
+
+def merge_index(
+    index_file_urls: str | tuple[str, str] | Sequence[str | tuple[str, str]],
+    out: str | tuple[str, str] | None = None,
+    keep_local: bool = True,
+    download_timeout: float = 60,
+) -> None:
+    """Makes one MDS dataset of several that were written side by side, each into a folder of its own.
+
+    Only the index is new: it names the shards where they are. ``merge_index(out)`` merges the datasets in all
+    folders below a folder; ``merge_index([...], out)`` those of a list.
+
+    Args:
+        index_file_urls: The datasets' indexes, in folders of ``out``: paths, URLs, or pairs of a path and the
+            URL to read if there is no such file.
+        out: The folder or URL for the new index; or both.
+        keep_local: Whether to write it into the folder too, if there is a URL.
+        download_timeout: Seconds that reading an index may take.
+
+    Raises:
+        FileNotFoundError: There is no index to merge.
+        FileExistsError: ``out`` has an index already.
+        ShardError: An index is damaged.
+
+    Source:
+        ``streaming.base.util.merge_index`` (mosaicml-streaming 0.13).
+
+    Example:
+        >>> import tempfile
+        >>> from mpwds.streaming import LocalDataset, MDSWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part in range(2):
+        ...         with MDSWriter(columns={"cls": "int"}, out=f"{folder}/{part}") as sink:
+        ...             sink.write({"cls": part})
+        ...     merge_index(folder)
+        ...     LocalDataset(folder)[:]
+        [{'cls': 0}, {'cls': 1}]
+    """
+    if out is None:
+        places = _parts_of(index_file_urls)
+        folders = {folder: os.path.relpath(folder, places[0]) for folder in _datasets_below(places[0])}
+    else:
+        places = _parts_of(out)
+        files = [
+            next(filter(os.path.exists, _parts_of(each)), _parts_of(each)[-1]) for each in index_file_urls
+        ]
+        folders = {folder: os.path.basename(folder) for folder in map(os.path.dirname, files)}
+    if not folders:
+        raise FileNotFoundError(f"merge_index: there is no {INDEX_NAME} in a folder below {places[0]}")
+    targets = [f"{place}/{INDEX_NAME}" for place in (places if keep_local else places[-1:])]
+    for target in targets:
+        refuse_existing(target)
+    shards = [shard for folder, name in folders.items() for shard in _shards(folder, name, download_timeout)]
+    for target in targets:
+        destination = open_destination(target)
+        write_all(destination.stream.write, dump_index(shards))
+        destination.publish()
+
+
+def _parts_of(place: Any) -> list[str]:
+    """A folder, a URL, or both."""
+    return [os.fspath(each).rstrip("/") for each in (place if isinstance(place, (tuple, list)) else [place])]
+
+
+def _datasets_below(root: str) -> list[str]:
+    found = []
+    for folder, below, names in os.walk(root):
+        if INDEX_NAME in names and folder != root:
+            found.append(folder)
+            below.clear()
+    return sorted(found)
+
+
+def _shards(folder: str, name: str, timeout_s: float) -> list[dict[str, Any]]:
+    """What the index in a folder says about each shard, for an index beside the folder."""
+    place = Place("", folder, 2, timeout_s)
+    data = place.fetch(INDEX_NAME)
+    parse_index(data, place.url(INDEX_NAME))
+    shards: list[dict[str, Any]] = json.loads(data)["shards"]
+    for file in (shard[part] for shard in shards for part in ("raw_data", "zip_data")):
+        if file is not None:
+            file["basename"] = f"{name}/{file['basename']}"
+    return shards
