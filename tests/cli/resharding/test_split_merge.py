@@ -58,7 +58,7 @@ def test_merge_undoes_split(run, two_shards):
     assert Path("all.tar").read_bytes() == Path("in-0.tar").read_bytes()
 
 
-@pytest.mark.parametrize("named", ["in-*.tar", "in-{0,1}*.tar", ".", "file:in-?.tar"])
+@pytest.mark.parametrize("named", ["in-*.tar", "in-{0,1}*.tar", "in-[01].tar", ".", "file:in-?.tar"])
 def test_shards_are_named_by_globs_and_folders(run, two_shards, members, named):
     assert run("split", named, "out-%d.tar", "--maxcount", 30).returncode == 0
     assert members("out-0.tar") == two_shards
