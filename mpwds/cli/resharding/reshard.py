@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from mpwds.cli.outputs import ended_by_sigterm, refuse_own_input, warn_of_older
+from mpwds.cli.outputs import refuse_own_input, warn_of_older
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -25,23 +25,22 @@ Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 def reshard(
     patterns: list[str],
     output: str,
+    maxcount: int | None,
+    maxsize: int | None,
+    duplicates: Duplicates,
+    force: bool,
+    as_json: bool,
     arrange: Arrange = iter,
-    *,
     fields: Collection[str] = (),
-    maxcount: int | None = None,
-    maxsize: int | None = None,
-    force: bool = False,
-    duplicates: Duplicates = Duplicates.error,
-    as_json: bool = False,
 ) -> None:
     """Copies the samples of shards to other shards, and prints how many there are.
 
     Args:
         patterns: The shards, as for ``shard_urls``.
-        output: As for :class:`ShardSink`, and so are the other options.
+        output: As for :class:`ShardSink`, and so are the limits, ``duplicates`` and ``force``.
+        as_json: Print JSON.
         arrange: Puts the samples in their new order.
         fields: Extensions of the fields that ``arrange`` looks at.
-        as_json: Print JSON.
 
     Raises:
         ShardError: A shard is damaged, or samples got lost.
@@ -59,7 +58,6 @@ def reshard(
             yield sample
 
     with contextlib.ExitStack() as ends:
-        ends.enter_context(ended_by_sigterm())
         files = ends.enter_context(contextlib.closing(OpenFiles()))
         advance = ends.enter_context(progress(local_size(urls)))
         sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))
