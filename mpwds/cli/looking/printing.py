@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def print_line(line: str) -> None:
     """Prints a line that may hold a shard's data, cut to the terminal's width."""
     line = printable(line)
     if sys.stdout.isatty():
-        width = os.get_terminal_size(sys.stdout.fileno()).columns
+        width = shutil.get_terminal_size().columns
         line = line if len(line) <= width else line[: width - 1] + "…"
     print(line)
 

@@ -29,7 +29,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="TARGET",
-        help="A folder for the copies; of a single shard, a file, a URL or -.",
+        help="A folder for the copies; of a single shard, a file x.tar or -.",
     ),
 ]
 InPlace = Annotated[
@@ -104,7 +104,8 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     """Where the copies go, in folders that exist. Raises ``FileExistsError`` unless ``force``."""
     from mpwds.cli.outputs import make_folders, refuse_existing
 
-    if len(names) == 1 and not output.endswith("/") and not os.path.isdir(output):
+    names_file = output == "-" or "." in output.rpartition("/")[2]
+    if len(names) == 1 and names_file and not os.path.isdir(output):
         targets = [output]
     else:
         targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]

@@ -28,7 +28,8 @@ _PASSING = (408, 425, 429)
 _LASTING_5XX = (501, 505)
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
-_EXCERPT = 300
+_EXCERPT = 500
+_TAG = re.compile(r"<[^>]*>?")
 
 _reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
 
@@ -204,7 +205,8 @@ class _Resource:
         wish_s, said = None, ""
         with contextlib.suppress(HTTPError):  # an invalid header, or a body that breaks off
             wish_s = self._redirects.get_retry_after(response)
-            if excerpt := " ".join(response.read(_EXCERPT).decode("utf-8", "replace").split()):
+            page = response.read(_EXCERPT).decode("utf-8", "replace")
+            if excerpt := " ".join(_TAG.sub(" ", page).split()):
                 said = f"; it said: {without_credentials(excerpt)}"
         if status in _PASSING or (status >= 500 and status not in _LASTING_5XX):
             return Interrupted(f"the server answers {reason}{said}", wish_s)

@@ -128,6 +128,12 @@ def test_a_shard_that_cannot_be_read_is_a_status(run, shards, tmp_path):
     assert sorted(path.name for path in (tmp_path / "fixed").iterdir()) == ["train-0.tar", "train-2.tar"]
 
 
+@pytest.mark.parametrize("folder", ["fixed", "fixed/"])
+def test_a_single_shard_goes_to_a_folder_as_several_do(run, damaged, tmp_path, folder):
+    assert run("repair", damaged, "-o", f"{tmp_path}/{folder}").returncode == 0
+    assert [path.name for path in (tmp_path / "fixed").iterdir()] == [damaged.name]
+
+
 @pytest.mark.parametrize("options", [[], ["-o", "x", "--in-place"]])
 def test_where_to_write_must_be_said(run, shard, options):
     assert run("repair", shard, *options).returncode == 2
