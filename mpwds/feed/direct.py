@@ -22,7 +22,7 @@ from mpwds.feed.lobby import Lobby
 from mpwds.feed.wire import PART_NBYTES, Head
 
 _HEADER = struct.Struct("<QQQQ")
-_CONNECT_S = 3.0
+_CONNECT_S = 1.0
 _CACHED_NBYTES = 256 << 10
 
 

@@ -8,6 +8,7 @@ import pytest
 import mpwds
 from mpwds.feed import direct, keys
 from mpwds.feed.lobby import Lobby
+from mpwds.feed.trainer import links
 from mpwds.feed.trainer.servers import Servers
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, plain, served
 
@@ -61,6 +62,22 @@ def test_a_connection_that_breaks_loses_nothing():
                 [link] = loader._remote.servers.links
                 link.direct._socket.shutdown(socket.SHUT_RDWR)
         assert [plain(batch) for batch in batches] == locally(dataset, 2)[0]
+
+
+def test_a_port_that_a_firewall_keeps_is_tried_once(monkeypatch):
+    tried = []
+
+    def walled(*arguments):
+        tried.append(arguments)
+        raise TimeoutError
+
+    monkeypatch.setattr(links, "DirectReceiver", walled)
+    with served(large()) as server, loader_of(server) as loader:
+        for _ in range(2):
+            loader.set_epoch(0)
+            assert epoch_of(loader) == locally(large(), 2)[0]
+            loader._remote.servers.links[0].lose("for a test")
+    assert len(tried) == 1
 
 
 def test_a_trainer_that_leaves_at_once_does_no_harm():
