@@ -77,8 +77,8 @@ class Trainers:
     """The trainers of a server, and their workers.
 
     ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers or groups come at
-    once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is silent for
-    ``timeout_s``.
+    once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is
+    silent for ``timeout_s``.
 
     Attributes:
         parties: Who has workers.

@@ -200,7 +200,7 @@ class Link:
         if welcome["arrays_port"] is not None and not self.is_walled:
             host = urlsplit(self.url).hostname or ""
             try:
-                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity, self.lost_after)
+                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity)
             except TimeoutError:  # a firewall; to wait for it again and again would silence all links
                 self.is_walled = True
             except (OSError, OverflowError):
