@@ -92,9 +92,13 @@ class Invocation:
         words = [word for word in options if word != "--debug"] + list(argv[len(options) :])
         command = typer.main.get_command(_app())
         try:
+            # SIGTERM ends a command as Ctrl-C does, so that it removes what it began.
+            before = signal.signal(signal.SIGTERM, signal.default_int_handler)
             status = command.main(words, prog_name="mpwds", standalone_mode=False, obj=self)
         except typer.Abort:  # how some versions of typer report Ctrl-C
             return _INTERRUPTED
+        finally:
+            signal.signal(signal.SIGTERM, before)
         return status or 0
 
 

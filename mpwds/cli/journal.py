@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 from mpwds.cli.outputs import already_there, existing, exists
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
 
 
 @contextlib.contextmanager
@@ -68,14 +68,12 @@ def begun(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        _remove_partial(shards)
-        try:
-            yield done
-        finally:  # an error or Ctrl-C ended workers while they wrote
-            _remove_partial(shards)
+        remove_partial(map(local_path, filter(is_local, shards)))
+        yield done
         if not keep:
             os.unlink(path)
     except BaseException:
+        remove_partial(map(local_path, filter(is_local, shards)))
         if not before and not any(exists(name) for name in shards if name not in done):
             os.unlink(path)
         raise
@@ -111,13 +109,3 @@ def _remove(name: str) -> None:
     if not is_local(name):
         raise ValueError(f"{without_credentials(name)} exists and is not local: --force cannot remove it")
     os.unlink(local_path(name))
-
-
-def _remove_partial(shards: Sequence[str]) -> None:
-    """Removes what processes that were killed left of the shards that they were writing."""
-    paths = [local_path(name) for name in shards if is_local(name)]
-    names = {os.path.basename(path)[:50] for path in paths}
-    for directory in set(map(os.path.dirname, paths)):
-        for path in glob.iglob(os.path.join(glob.escape(directory), ".*.partial")):
-            if os.path.basename(path)[1 : -len(".01234567.partial")] in names:
-                os.unlink(path)

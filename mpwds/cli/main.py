@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         # The parser's own errors. Where the class is defined differs between versions of typer.
         if hasattr(error, "format_message"):
-            message = " ".join(error.format_message().split())
+            message = " ".join(error.format_message().removeprefix("Invalid value: ").split())
             return _fail(invocation, message, getattr(error, "exit_code", 2))
         if invocation.debug or not getattr(error, "__notes__", ()):
             raise

@@ -1,16 +1,12 @@
-"""Where commands write: shards of patterns and folders, never over data that exists; and plain text.
-
-A program that is ended by a signal removes what it began.
-"""
+"""Where commands write: shards of patterns and folders, never over data that exists; and plain text."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
@@ -179,13 +175,3 @@ def already_there(names: list[str]) -> str:
     """The error for shards that exist."""
     others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
     return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends the program as Ctrl-C does, so that it removes what it began."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,7 @@ from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.patterns import expand_braces, expand_urls
 from mpwds.storage.streams.urls import is_local, local_path
 
-_GLOB = re.compile(r"[*?]")
+_GLOB = re.compile(r"[*?[]")
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Count:
-    """A number of elements; if they are batches, ``rows`` is the rows in all of them together, if known."""
+    """A number of elements; ``rows`` is the rows of all batches, or the samples of all shards, if known."""
 
     elements: int
     rows: int | None = None

@@ -125,7 +125,7 @@ class WebDataset(DataPipeline):
         length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
-        self._samples: int | None = None  # of a description
+        self._samples: list[int] | None = None  # in each shard, by a description
         super().__init__(seed=_environment_integer("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
         reader = TarSamples(
@@ -162,7 +162,9 @@ class WebDataset(DataPipeline):
                 self._begin(ResampledShards(given), reader)
             else:
                 splitters = map(_as_stage, (nodesplitter, workersplitter))
-                self._begin(ShardList(given, bool(shardshuffle), *splitters), reader)
+                shards = ShardList(given, bool(shardshuffle), *splitters)
+                shards.nsamples = self._samples
+                self._begin(shards, reader)
         shown = options(
             handler=(handler, reraise_exception),
             mode=(mode, None),
@@ -190,7 +192,7 @@ class WebDataset(DataPipeline):
         """The length that ``with_length`` set; else what the stages make of the samples of a description."""
         if self._length is not None or self._samples is None or self._epochs != ONCE:
             return super().__len__()
-        count = Count(self._samples)
+        count = Count(sum(self._samples))
         for stage in self.stages[self._made - 1 :]:
             count = count_of(stage, count)
         return count.elements
@@ -200,7 +202,7 @@ class WebDataset(DataPipeline):
         from mpwds.storage.indexed.descriptions import load_description
 
         shards = load_description(description)["shardlist"]
-        self._samples = sum(shard["nsamples"] for shard in shards)
+        self._samples = [shard["nsamples"] for shard in shards]
         return [shard["url"] for shard in shards]
 
     def _begin(self, *parts: Any) -> None:

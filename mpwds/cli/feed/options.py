@@ -10,7 +10,7 @@ import typer
 Urls = Annotated[
     list[str],
     typer.Argument(
-        metavar="URL...",
+        metavar="URL",
         help="Feed servers, such as tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
     ),
 ]

@@ -9,7 +9,7 @@ import typer
 Shards = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARDS...",
+        metavar="SHARDS",
         help="Tar shards, descriptions (.json) or MDS datasets: paths, URLs, train-{000..131}.tar; - for "
         "standard input.",
     ),

@@ -25,7 +25,7 @@ _FEED = re.compile(r"(tcp|ipc|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
 Urls = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARDS...",
+        metavar="SHARDS",
         help="Shards: paths, URLs, train-{000..131}.tar, or - for standard input. Or feed servers, such as "
         "tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
     ),

@@ -24,7 +24,7 @@ def bench(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="FILE.py:NAME, a dataset that MultiLoader takes; or tar shards, or a description of them.",
         ),
     ],

@@ -28,32 +28,43 @@ _FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
 def convert(
     source: Annotated[
         str,
-        typer.Argument(help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -.",
+        ),
     ],
     destination: Annotated[
-        str, typer.Argument(help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder.")
+        str,
+        typer.Argument(
+            metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."
+        ),
     ],
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help="Of DESTINATION; a folder gets mds, or tar from MDS."),
+        typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS."),
     ] = "",
     columns: Annotated[
         str,
         typer.Option(
             metavar="NAME:TARGET,...",
             help="What to take, and the encodings of MDS columns (jpg:jpeg,cls:int) or the fields of other "
-            "formats (image:jpg); label=cls:int renames.",
+            "formats (image:jpg, id:__key__); label=cls:int renames.",
         ),
     ] = "",
     keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
     maxcount: Annotated[
-        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most; not of MDS.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", show_default="10000", help="Samples in a shard, at most; not of MDS."
+        ),
     ] = None,
     maxsize: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
     ] = "",
-    compression: Annotated[str, typer.Option(help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")] = "",
+    compression: Annotated[
+        str, typer.Option(metavar="KIND", help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")
+    ] = "",
     hashes: Annotated[str, typer.Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
     force: Force = False,
     as_json: Json = False,
@@ -67,7 +78,7 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import ended_by_sigterm, plain_console, refuse_limits, refuse_own_input
+    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input
     from mpwds.cli.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
@@ -100,7 +111,6 @@ def convert(
     count, total, began = 0, 0, time.monotonic()
     options = Options(maxcount or 10_000, limit, compression, hash_names, force)
     with (
-        ended_by_sigterm(),
         open_sink(kind, where, encodings, options) as sink,
         progress(dataset.count, in_bytes=False) as advance,
     ):
@@ -112,7 +122,8 @@ def convert(
                 )
             converted: dict[str, Any] = convert_fields(sample, converters)
             nbytes = sum(map(len, converted.values()))
-            converted[KEY] = sample[KEY].encode() if kind == "mds1" else sample[KEY]
+            key = converted[KEY].decode() if KEY in converted else sample[KEY]
+            converted[KEY] = key.encode() if kind == "mds1" else key
             sink.write(converted)
             count += 1
             total += nbytes

@@ -28,12 +28,16 @@ def create(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="SOURCE",
             help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face "
-            "or MDS dataset, or - for a list on standard input."
+            "or MDS dataset, or - for a list on standard input.",
         ),
     ],
     output: Annotated[
-        str, typer.Argument(help="Shards such as out-%06d.tar, a folder for them, one file x.tar, or -.")
+        str,
+        typer.Argument(
+            metavar="OUTPUT", help="Shards such as out-%06d.tar, a folder for them, one file x.tar, or -."
+        ),
     ],
     kind: Annotated[
         str,
@@ -61,7 +65,8 @@ def create(
         typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
     ] = None,
     maxcount: Annotated[
-        int | None, typer.Option(min=1, show_default="10000", help="Samples in a shard, at most.")
+        int | None,
+        typer.Option(min=1, metavar="N", show_default="10000", help="Samples in a shard, at most."),
     ] = None,
     maxsize: Annotated[
         str,
@@ -72,7 +77,7 @@ def create(
         ),
     ] = "",
     jobs: Annotated[
-        int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one for each processor.")
+        int, typer.Option("-j", "--jobs", min=0, metavar="N", help="Processes; 0: one for each processor.")
     ] = 0,
     index: Annotated[
         bool, typer.Option("--index", help="Write a wids description beside the shards, too.")
@@ -98,7 +103,6 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,
-        ended_by_sigterm,
         make_folders,
         plain_console,
         refuse_existing,
@@ -111,7 +115,7 @@ def create(
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
-    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as ends:
 
         def scratch() -> str:
             return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))

@@ -118,7 +118,8 @@ def field_of(column: str, name: str, first: bytes) -> str:
 
 
 def from_column(name: str, field: str) -> Convert:
-    """The function from the bytes of a column with this encoding to those of a field; none: they are such."""
+    """The function from the bytes of a column with this encoding to those of a field, or of keys; without
+    one, they are a field's."""
     if not name or name in _AS_IT_IS or name in _AS_TEXT or name in ("jpeg", "png", "json"):
         return bytes
     return partial(_value_as_field, name, field)
@@ -126,7 +127,8 @@ def from_column(name: str, field: str) -> Convert:
 
 def _value_as_field(name: str, field: str, data: bytes) -> bytes:
     value = encoding(name, allow_pickle=True).decode(data)
-    return encode_field(field, value.item() if isinstance(value, np.generic) else value)
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value).encode() if field == KEY else encode_field(field, value)
 
 
 def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:

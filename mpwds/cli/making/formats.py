@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY
-from mpwds.cli.making.sources.mds import INDEXES, mds_version, open_mds
+from mpwds.cli.making.sources.mds import INDEXES, SCRATCH_BYTES, mds_version, open_mds
 from mpwds.cli.shards import shard_urls
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.urls import is_local, local_path
@@ -58,7 +58,7 @@ def open_dataset(source: str, kind: str = "") -> Dataset:
         kind, source = INDEXES[name], folder or "."
     kind = kind or format_of(source)
     if kind in ("mds", "mds1"):
-        stored = open_mds(source, kind)
+        stored = open_mds(source, kind, SCRATCH_BYTES)
         return Dataset(kind, [source], lambda: iter(stored), len(stored), stored.columns)
     urls = shard_urls([source])
     if kind == "tar":

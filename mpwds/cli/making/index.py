@@ -22,7 +22,7 @@ index = typer.Typer(
 
 _BEGINNING = 40  # characters of a field
 
-Description = Annotated[str, typer.Argument(help="Path or URL of a description (.json).")]
+Description = Annotated[str, typer.Argument(metavar="FILE", help="Path or URL of a description (.json).")]
 Name = Annotated[str | None, typer.Option("-n", "--name", help="The dataset's name.")]
 Base = Annotated[
     str | None,
@@ -32,10 +32,10 @@ Base = Annotated[
 
 @index.command()
 def create(
-    shards: Annotated[list[str], typer.Argument(metavar="SHARDS...", help="Tar shards, or - for a list.")],
-    output: Annotated[str, typer.Option("-o", "--output", help="File or URL; - for standard output.")] = (
-        "shardindex.json"
-    ),
+    shards: Annotated[list[str], typer.Argument(metavar="SHARDS", help="Tar shards, or - for a list.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="TARGET", help="File or URL; - for standard output.")
+    ] = ("shardindex.json"),
     name: Name = None,
     info: Annotated[
         str | None, typer.Option("-i", "--info", metavar="FILE", help="A file with text about the dataset.")
@@ -44,7 +44,9 @@ def create(
     offsets: Annotated[
         bool, typer.Option("--offsets", help="List where samples begin, so that no reader has to find out.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Shards to read at a time.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, metavar="N", help="Shards to read at a time.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Read shards, and write the description that ShardListDataset and WebDataset open.
@@ -88,7 +90,9 @@ def create(
 
 @index.command()
 def update(
-    file: Annotated[str, typer.Argument(help="A local description; the earlier one is kept as FILE.bak.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A local description; the earlier one is kept as FILE.bak.")
+    ],
     name: Name = None,
     info: Annotated[str | None, typer.Option("-i", "--info", help="Text about the dataset.")] = None,
     base: Base = None,
@@ -114,7 +118,7 @@ def update(
 
 @index.command()
 def info(
-    descriptions: Annotated[list[str], typer.Argument(metavar="FILE...", help="Descriptions.")],
+    descriptions: Annotated[list[str], typer.Argument(metavar="FILE", help="Descriptions.")],
     table: Annotated[bool, typer.Option("-t", "--table", help="One line for each.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -167,7 +171,7 @@ def info(
 @index.command()
 def sample(
     description: Description,
-    number: Annotated[int, typer.Argument(help="Number of the sample, from 0.")] = 0,
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the sample, from 0.")] = 0,
     cat: Annotated[
         str | None,
         typer.Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes."),

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from mpwds.cli.notes import drop_notes, noted
 from mpwds.cli.progress import progress
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import remove_partial
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _REPORT_BYTES = 16 << 20
@@ -82,11 +81,8 @@ def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = (
                 advance(samples, "writing")
                 if shard is not None:
                     written[number] = Written(*shard)
-    except BaseException as error:  # workers were killed, perhaps while they wrote
+    except BaseException as error:
         drop_notes(error, _write.__name__)
-        for number, (url, *_) in left:
-            if number not in written and url != "-" and is_local(url):
-                remove_partial(local_path(url))
         raise
     return [written[number] for number in range(len(shards))]
 

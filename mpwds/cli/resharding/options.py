@@ -25,7 +25,7 @@ class Duplicates(str, Enum):
 Shards = Annotated[
     list[str],
     typer.Argument(
-        metavar="SHARD...",
+        metavar="SHARDS",
         help="Paths, URLs, in-{000..099}.tar, or descriptions (.json); - for standard input.",
     ),
 ]
@@ -35,7 +35,9 @@ Output = Annotated[
         metavar="OUTPUT", help="A path or URL, a series such as out-%06d.tar, or - for standard output."
     ),
 ]
-MaxCount = Annotated[int | None, typer.Option("--maxcount", min=1, help="The most samples in a shard.")]
+MaxCount = Annotated[
+    int | None, typer.Option("--maxcount", min=1, metavar="N", help="The most samples in a shard.")
+]
 MaxSize = Annotated[
     int | None,
     typer.Option(

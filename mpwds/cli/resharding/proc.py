@@ -28,9 +28,12 @@ def proc(
     ],
     shards: Shards,
     output: Output,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Worker processes.")] = 4,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, metavar="N", help="Worker processes.")] = 4,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Process the shards so often, with other random numbers each time.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Process the shards so often, with other random numbers each time."
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
     on_error: Annotated[
@@ -58,7 +61,6 @@ def proc(
     """
     from mpwds.cli.feed.serve import load
     from mpwds.cli.journal import begun
-    from mpwds.cli.outputs import ended_by_sigterm
     from mpwds.cli.resharding.proc_jobs import Processing
     from mpwds.cli.shards import shard_urls
     from mpwds.storage.writing.writers import shown_bytes
@@ -66,10 +68,7 @@ def proc(
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
     names = [job.output for job in processing.jobs]
-    with (
-        ended_by_sigterm(),
-        begun(output, names, processing.describe(), force, journal, keep=True) as done,
-    ):
+    with begun(output, names, processing.describe(), force, journal, keep=True) as done:
         figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)

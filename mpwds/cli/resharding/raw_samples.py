@@ -182,7 +182,9 @@ def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[
             yield sample
             count += 1
     except (_NotOfSamplesAlone, ShardError):
-        yield from islice(_scanned(url, blocks, fields), count, None)
+        found = _grouped(url, scan(url, lambda name: split_name(name)[1] in fields))
+        for key, entries in islice(found, count, None):
+            yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
 class _NotOfSamplesAlone(Exception):
@@ -211,12 +213,6 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
         raise _NotOfSamplesAlone
     if key:
         yield RawSample(key, blocks, [(begin, end)], data)
-
-
-def _scanned(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
-    """The samples of any archive, up to its first damage."""
-    for key, entries in _grouped(url, scan(url, lambda name: split_name(name)[1] in fields)):
-        yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
 def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:

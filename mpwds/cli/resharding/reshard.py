@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from mpwds.cli.outputs import ended_by_sigterm, refuse_own_input, warn_of_older
+from mpwds.cli.outputs import refuse_own_input, warn_of_older
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -59,7 +59,6 @@ def reshard(
             yield sample
 
     with contextlib.ExitStack() as ends:
-        ends.enter_context(ended_by_sigterm())
         files = ends.enter_context(contextlib.closing(OpenFiles()))
         advance = ends.enter_context(progress(local_size(urls)))
         sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))

@@ -83,7 +83,11 @@ class ShardSink(ClosesOrDiscards):
 
     def close(self) -> None:
         """Completes the last shard."""
-        self._finish()
+        try:
+            self._finish()
+        except BaseException:
+            self.discard()
+            raise
         self._copier.close()
 
     def discard(self) -> None:

@@ -17,6 +17,7 @@ from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, Epoch
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
+from mpwds.storage.indexed.shard_file import most_open_files
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.writer_v2 import parse_size
 from mpwds.warn import warn
@@ -167,6 +168,7 @@ class StreamingDataset(DividedDataset):
                 cache_limit=limit,
                 retries=download_retry if retries is None else retries,
                 timeout_s=download_timeout if timeout_s is None else timeout_s,
+                open_files=max(most_open_files() // len(self.streams), 1),
             )
 
         parts = list(map(opened, self.streams))

@@ -34,7 +34,7 @@ def all_ranks(here: Context) -> list[Context]:
 def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
     """How many elements a loader with a dataset, from ``as_dataset``, delivers to a rank, or LengthUnknown.
 
-    With ``exact``, trusts neither the ``len()`` of a dataset that is not a pipeline nor ``with_length``.
+    With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of what is not a pipeline.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):
@@ -42,9 +42,8 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact:
         return Count(len(dataset))
     if dataset._length is not None and not exact:
         return Count(dataset._length)
-    workers = max(workers, 1)
-    each = [replace(context, worker=worker, workers=workers) for worker in range(workers)]
-    return sum((count_in(dataset, context) for context in each), Count(0, 0))
+    each = [replace(context, worker=worker, workers=workers or 1) for worker in range(workers or 1)]
+    return sum((count_in(dataset, context, exact) for context in each), Count(0, 0))
 
 
 def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
@@ -63,16 +62,17 @@ def count_behind(stages: Sequence[Any], epochs: Epochs, count: Count) -> Count:
     return Count(limit)
 
 
-def count_in(pipeline: DataPipeline, context: Context) -> Count:
+def count_in(pipeline: DataPipeline, context: Context, exact: bool = True) -> Count:
     """How many elements one worker makes, or LengthUnknown."""
-    origin, *stages = pipeline.parts
-    epochs = pipeline._epochs
+    (origin, *stages), epochs = pipeline.parts, pipeline._epochs
     if getattr(origin, "never_empty", False) and epochs.repetitions is None and epochs.limit is not None:
         return Count(epochs.limit)
     if isinstance(origin, DataPipeline):
-        count = count_in(origin, context)
+        count = count_in(origin, context, exact)
     elif hasattr(origin, "count_in"):
         count = Count(origin.count_in(context))
+    elif hasattr(origin, "described_in") and not exact:
+        count = origin.described_in(context)
     else:
         raise LengthUnknown(f"{origin} does not tell how many elements it has")
     return count_behind(stages, epochs, count)

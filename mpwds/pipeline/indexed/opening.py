@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from mpwds.pipeline.stream import Stage
 from mpwds.storage.caches.names import source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import load_description
+from mpwds.storage.indexed.shard_file import most_open_files
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.mds.index_v1 import INDEX_NAME as MDS1_INDEX
@@ -122,15 +122,13 @@ def _tar_shards(
     described: Sequence[Mapping[str, Any]] | None = None,
     cache: ShardCache | None = None,
 ) -> TarShards:
-    # A shard that has to be opened for a sample costs more than most samples do.
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return TarShards(
         urls,
         lengths,
         described=described,
         cache=cache or copies.cache(),
         remote=copies.remote,
-        open_files=min(max(descriptors // 4, 100), 1000),
+        open_files=most_open_files(),  # to open a shard for a sample costs more than most samples do
     )
 
 

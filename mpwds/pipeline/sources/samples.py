@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import one_sample
+from mpwds.pipeline.counts import Count, one_sample
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.notes import add_note, arguments, changed
@@ -97,6 +97,11 @@ class TarSamples(Filter):
     def __str__(self) -> str:
         given = changed(self, "handler", "select_files", "rename_files")
         return f"tarfile_to_samples({arguments(**given)})"
+
+    def count_of(self, incoming: Count) -> Count:
+        if incoming.rows is None or self.handler is not reraise_exception or self.select_files:
+            return super().count_of(incoming)
+        return Count(incoming.rows)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
         return _TarStream(self, source, context)

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
+from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import IterableSource
@@ -202,6 +203,9 @@ class ShardList(_GivenShards):
             and returns some of them. ``None`` gives all to each node; ``True`` is the default.
         splitter: Divides a node's shards among its workers, in the same ways.
 
+    Attributes:
+        nsamples: The number of samples in each shard, if a description says so.
+
     Raises:
         ValueError: There are no shards.
         TypeError: A splitter is neither a stage nor a function.
@@ -213,6 +217,8 @@ class ShardList(_GivenShards):
         >>> [shard["url"] for _, shard in ShardList("x-{0..4}.tar").stream(Context(worker=1, workers=2))]
         ['x-1.tar', 'x-3.tar']
     """
+
+    nsamples: Sequence[int] | None = None
 
     def __init__(
         self,
@@ -234,6 +240,13 @@ class ShardList(_GivenShards):
             splitter=(self.splitter, split_by_worker),
         )
         return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
+
+    def described_in(self, context: Context) -> Count:
+        """How many shards a worker gets, with the samples in them, by the description, or LengthUnknown."""
+        if self.nsamples is None:
+            raise LengthUnknown(f"{self} does not tell how many elements it has")
+        numbers: list[Any] = [number for number, _ in self.stream(context)]
+        return Count(len(numbers), sum(self.nsamples[number] for number in numbers))
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         moment = context.alike_on_ranks().moment

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError, StreamError, StreamNotFound
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
-from mpwds.storage.indexed.shard_file import ShardFile
+from mpwds.storage.indexed.shard_file import ShardFile, most_open_files
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
 from mpwds.storage.streams.gopen import gopen, open_at
@@ -22,7 +22,6 @@ from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile
 
 _PIECE_BYTES = 1024 * 1024
-_OPEN_FILES = 100
 _SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
 
 
@@ -242,6 +241,7 @@ class LocalShards:
         files: The shards' files.
         validate_hash: The only hash to compare.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
+        open_files: How many shards stay open; by default ``most_open_files()``.
 
     Raises:
         ValueError: ``validate_hash`` is not among the index's hashes.
@@ -253,8 +253,10 @@ class LocalShards:
         files: Sequence[ShardFiles],
         validate_hash: str | None = None,
         cache_limit: int | None = None,
+        open_files: int | None = None,
     ) -> None:
         self._place = place
+        self._open_files = open_files or most_open_files()
         self._files = files
         self._validate_hash = validate_hash
         self._urls = [_SCHEME + place.url(shard.stored.name) for shard in files]
@@ -277,7 +279,7 @@ class LocalShards:
         file = self._open.get(shard)
         if file is None:
             # The one that was opened first goes, so that a hit changes nothing: other threads may read.
-            for oldest in list(self._open)[: len(self._open) + 1 - _OPEN_FILES]:
+            for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
                 self._open.pop(oldest, None)
             file = self._open[shard] = self._opened(shard)
             if self._is_fetched(shard) and shard - 1 in self._open and shard + 1 < len(self._files):

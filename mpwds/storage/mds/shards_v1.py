@@ -10,6 +10,7 @@ from typing import Any
 from mpwds.errors import ShardError
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
+from mpwds.storage.mds.index_v2 import INDEX_NAME as MDS2_INDEX
 from mpwds.storage.mds.local_shards import LocalShards, Place, ShardFiles, StoredFile
 
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
@@ -110,6 +111,10 @@ def _load_index(place: Place) -> tuple[bytes, str]:
         try:
             packed = place.load_index(INDEX_NAME + ".gz")
         except FileNotFoundError:
+            if os.path.exists(os.path.join(place.local, MDS2_INDEX)):
+                raise FileNotFoundError(
+                    f"{place.local} holds an MDS dataset of version 2: MDSDataset reads it"
+                ) from None
             raise error from None
     try:
         return Compression.of("gz").decompress(packed, _INDEX_LIMIT_BYTES), ".gz"

@@ -28,6 +28,7 @@ class MDSShards:
 
     Args:
         decode: Whether fields are values; without it they are bytes as they are stored.
+        open_files: How many shards stay open; by default as many as ``most_open_files`` says.
         local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
             ``mpwds.MDSDataset``.
 
@@ -66,11 +67,13 @@ class MDSShards:
         cache_limit: int | None = None,
         retries: int = 2,
         timeout_s: float = 60.0,
+        open_files: int | None = None,
     ) -> None:
         place = Place.of(local, remote, split, retries, timeout_s)
         path = os.path.join(place.local, INDEX_NAME)
         shards = parse_index(_load(place), path)
-        self._files = LocalShards(place, [shard.files for shard in shards], validate_hash, cache_limit)
+        files = [shard.files for shard in shards]
+        self._files = LocalShards(place, files, validate_hash, cache_limit, open_files)
         self.urls: Sequence[str] = [os.path.join(place.local, shard.files.raw.name) for shard in shards]
         self.lengths: Sequence[int] = [shard.samples for shard in shards]
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}

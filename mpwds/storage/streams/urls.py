@@ -135,10 +135,11 @@ def security_enforced() -> bool:
     return os.environ.get(_SECURE_VARIABLE, "").strip().lower() not in _OFF
 
 
-def refuse_in_secure_mode(what: str) -> None:
+def refuse_in_secure_mode(what: str, url: str = "") -> None:
     """Raises ``SecurityError`` if secure mode is on; ``what`` begins its message."""
     if security_enforced():
+        where = f" ({without_credentials(url)})" if url else ""
         raise SecurityError(
-            f"{what} in secure mode: it is on because {_SECURE_VARIABLE}="
+            f"{what}{where} in secure mode: it is on because {_SECURE_VARIABLE}="
             f"{os.environ[_SECURE_VARIABLE]!r} is in the environment, or because enforce_security was set"
         )

@@ -12,6 +12,7 @@ import stat
 import sys
 import warnings
 import weakref
+from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
@@ -53,7 +54,7 @@ def open_destination(
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
         return OwnedStream(gopen(url, "wb"), without_credentials(url))
-    refuse_in_secure_mode(f"local files may not be written ({without_credentials(place)})")
+    refuse_in_secure_mode("local files may not be written", place)
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         return OwnedStream(open(path, "wb", buffering=0), path)
@@ -188,15 +189,17 @@ class PendingFile:
             _close_and_remove(self.stream, self._temporary)
 
 
-def remove_partial(path: str) -> None:
-    """Removes what killed writers of the file ``path`` left of it. None may be writing it now."""
-    directory, name = os.path.split(os.path.realpath(path))
-    unfinished = (
-        f"{glob.escape(os.path.join(directory, f'.{name[:_NAME_LETTERS]}.'))}{'[0-9a-f]' * 8}.partial"
-    )
-    for each in glob.glob(unfinished):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(each)
+def remove_partial(paths: Iterable[str]) -> None:
+    """Removes what killed writers of these files left of them. None may be writing one of them now."""
+    beginnings: dict[str, set[str]] = {}
+    for path in paths:
+        directory, name = os.path.split(os.path.realpath(path))
+        beginnings.setdefault(directory, set()).add(name[:_NAME_LETTERS])
+    for directory, names in beginnings.items():
+        for each in glob.glob(os.path.join(glob.escape(directory), f".*.{'[0-9a-f]' * 8}.partial")):
+            if os.path.basename(each)[1:].rsplit(".", 2)[0] in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(each)
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

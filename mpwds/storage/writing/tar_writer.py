@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import OwnedStream, open_destination
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 from mpwds.storage.writing.ustar import ustar_header
@@ -111,6 +112,7 @@ class TarWriter(ClosesOrDiscards):
         name = os.fspath(fileobj) if isinstance(fileobj, (str, os.PathLike)) else ""
         self.compress = compression_of(compress, name)
         self._compressor = None if self.compress is None else _COMPRESSORS[self.compress]()
+        self._name = without_credentials(name) or None
         self._destination = open_destination(fileobj, sync)
         self._stream = self._destination.stream
 
@@ -193,7 +195,12 @@ class TarWriter(ClosesOrDiscards):
 
     def _write_all(self, data: bytes | memoryview) -> None:
         while data:
-            written = self._stream.write(data)
+            try:
+                written = self._stream.write(data)
+            except OSError as error:  # a full disk's, which does not say where
+                if error.errno:
+                    error.filename = error.filename or self._name
+                raise
             if written is None and isinstance(self._stream, io.RawIOBase):
                 raise BlockingIOError(f"{self._stream!r} does not block: archives go to blocking streams")
             if written is None:  # a stream of the user's own, which takes everything and says nothing

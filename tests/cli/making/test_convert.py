@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -206,6 +207,32 @@ def test_a_folder_without_an_index_holds_tar_shards(run, tmp_path):
     assert [sample for shard in shards for sample in read(shard)] == SAMPLES
     assert [shard.stat().st_size for shard in shards] == [10240] * len(shards)
     assert len(shards) > 1
+
+
+@pytest.mark.parametrize("command", ["convert", "create"])
+def test_a_column_can_hold_the_keys(run, tmp_path, command):
+    with mpwds.MDSWriter(columns={"name": "str", "number": "int"}, out=str(tmp_path / "mds")) as sink:
+        for number in range(3):
+            sink.write({"name": f"n{number}", "number": number})
+    words = [command, tmp_path / "mds", tmp_path / "x.tar", "--columns"]
+    run(*words, "number:cls,name:__key__")
+    assert read(tmp_path / "x.tar") == [{"__key__": f"n{n}", "cls": b"%d" % n} for n in range(3)]
+    run(*words, "name:txt,number:__key__", "--force")
+    assert read(tmp_path / "x.tar") == [{"__key__": f"{n}", "txt": b"n%d" % n} for n in range(3)]
+    run("create", tmp_path / "mds", tmp_path / "x.tar", "--key", "name", "--force")
+    assert [sample["__key__"] for sample in read(tmp_path / "x.tar")] == ["n0", "n1", "n2"]
+    assert "would" in run(*words, "name:txt,number:txt", "--force").stderr
+
+
+@pytest.mark.parametrize("options", [["--compression", "zstd"], ["--to", "mds1", "--compression", "gz"]])
+def test_reading_compressed_shards_leaves_nothing_behind(command, run, shards, tmp_path, options):
+    assert run("convert", shards, tmp_path / "mds", *options).returncode == 0
+    before = sorted((tmp_path / "mds").iterdir())
+    (tmp_path / "scratch").mkdir()
+    words = [*command, "convert", tmp_path / "mds", tmp_path / "x.tar"]
+    subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path / "scratch")}, check=True)
+    assert sorted((tmp_path / "mds").iterdir()) == before
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_pickles_are_copied_and_never_read(run, tmp_path):

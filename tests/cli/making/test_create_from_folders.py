@@ -28,6 +28,16 @@ def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, 
     assert "wrote 6 samples" in result.stdout
 
 
+def test_folders_of_samples_of_several_files_are_classes_if_the_user_says_so(
+    run, write_files, tmp_path, members
+):
+    folder = write_files({**ANIMALS, "cat/0.json": b"{}"})
+    assert "--from classes" in run("create", folder, tmp_path / "x.tar").stdout
+    assert "dog/0.cls" not in members(tmp_path / "x.tar")
+    assert "--from" not in run("create", folder, tmp_path / "y.tar", "--from", "classes").stdout
+    assert members(tmp_path / "y.tar")["dog/0.cls"] == b"1"
+
+
 def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp_path, members):
     files = {"a/1.png": b"1", "a/1.seg.PNG": b"2", "a/1.json": b"{}", "v1.0/2.png": b"3"}
     run("create", write_files(files), tmp_path / "x.tar")
@@ -171,6 +181,7 @@ def test_json_tells_what_was_written(run, write_files, tmp_path):
         ({"a/1.jpg": b"", "2.jpg": b""}, ("--from", "classes"), "has no class"),
         ({"a/1.jpg": b"", "a/1.cls": b""}, ("--from", "classes"), "a label already"),
         ({"1.jpg": b""}, ("--from", "zip"), "--from zip"),
+        ({"1.jpg": b""}, ("--key", "id"), "--key are for lists"),
         ({"1.jpg": b""}, ("--train", "0.9"), "1 samples cannot be split"),
         ({"1.jpg": b""}, ("--split", "train"), "no splits"),
         ({"1.jpg": b""}, ("--maxsize", "large"), "is no size"),

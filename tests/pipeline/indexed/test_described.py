@@ -3,6 +3,10 @@
 import pytest
 
 from mpwds.errors import SecurityError
+from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.ranks.lengths import count_delivered
+from mpwds.pipeline.counts import LengthUnknown
+from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.streams.patterns import expand_urls
@@ -30,6 +34,17 @@ def test_its_numbers_of_samples_give_the_length(description):
     assert len(dataset.with_length(7, silent=True)) == 7
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_loaders_know_the_length(description, monkeypatch, world_size):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    batches = WebDataset(description).decode().to_tuple("cls").batched(6)
+    with MultiLoader(batches, workers=2, start_method="fork") as loader:
+        assert len(loader) == len(list(loader))
+    with pytest.raises(LengthUnknown):  # even epochs count batches, as a description may be wrong
+        count_delivered(batches, 2, exact=True)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -42,6 +57,12 @@ def test_its_numbers_of_samples_give_the_length(description):
 def test_a_length_that_is_not_known_is_an_error(description, make):
     with pytest.raises(TypeError, match="with_length"):
         len(make(description))
+
+
+@pytest.mark.parametrize("options", [{"handler": warn_and_continue}, {"select_files": bool}])
+def test_a_loader_of_a_reader_that_may_drop_samples_has_no_length(description, options):
+    with pytest.raises(LengthUnknown, match="may drop"):
+        len(MultiLoader(WebDataset(description, **options)))
 
 
 def test_a_command_in_a_description_is_not_run(tmp_path):

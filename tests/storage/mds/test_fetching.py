@@ -208,6 +208,13 @@ def test_a_dataset_of_version_1_is_named_as_that(tmp_path):
         MDSShards(tmp_path)
 
 
+def test_a_dataset_of_version_2_is_named_as_that(tmp_path):
+    with MDSWriter(columns={"x": "bytes"}, out=tmp_path) as sink:
+        sink.write({"x": b""})
+    with pytest.raises(FileNotFoundError, match="version 2: MDSDataset reads it"):
+        MDS1Shards(tmp_path)
+
+
 @pytest.mark.parametrize("compression", [None, "gz"])
 def test_version_1_is_fetched_as_well(tmp_path, web, compression):
     samples = [{"x": b"%d" % n} for n in range(200)]

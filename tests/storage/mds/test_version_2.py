@@ -63,13 +63,19 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
     shards.close()
 
 
-def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.storage.mds.local_shards._OPEN_FILES", 10)
-    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300))
+def test_few_files_are_open_however_many_shards_there_are(tmp_path):
+    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=10)
     assert len(shards.lengths) > 50
     before = len(os.listdir("/proc/self/fd"))
     read(shards)
-    assert len(os.listdir("/proc/self/fd")) <= before + 10
+    assert len(os.listdir("/proc/self/fd")) == before + 10
+
+
+def test_files_stay_open_as_long_as_few_are(tmp_path):
+    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=1000)
+    before = len(os.listdir("/proc/self/fd"))
+    read(shards)
+    assert len(os.listdir("/proc/self/fd")) == before + len(shards.lengths)
 
 
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):

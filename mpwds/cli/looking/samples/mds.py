@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mpwds.cli.looking.samples.reading import Found, Member, Problem, Sample, Wants
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column
+from mpwds.cli.making.sources.mds import SCRATCH_BYTES, scratch
 from mpwds.errors import ShardError
 from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.hashes import mismatch
@@ -113,7 +112,7 @@ def _of_version_2(folder: str) -> list[MDSShard] | None:
         return None
     listed = parse_index(data, path)
     is_packed = any(shard.files.packed is not None for shard in listed)
-    shards = MDSShards(_scratch(folder) if is_packed else None, folder, decode=False)
+    shards = MDSShards(scratch(folder, is_packed), folder, decode=False, cache_limit=SCRATCH_BYTES)
     return [
         MDSShard(
             os.path.join(folder, each.files.stored.name), shards, place, dict(each.columns), each.files.stored
@@ -124,19 +123,9 @@ def _of_version_2(folder: str) -> list[MDSShard] | None:
 
 def _of_version_1(folder: str, index: str) -> list[MDSShard]:
     end = index.removeprefix(index_v1.INDEX_NAME)
-    shards = MDS1Shards(_scratch(folder) if end else None, folder)
+    shards = MDS1Shards(scratch(folder, bool(end)), folder, cache_limit=SCRATCH_BYTES)
     names = [os.path.basename(path) + end for path in shards.urls]
     return [
         MDSShard(os.path.join(folder, name), shards, place, {}, StoredFile(name, None))
         for place, name in enumerate(names)
     ]
-
-
-def _scratch(folder: str) -> str | None:
-    """A temporary folder for what is uncompressed, so that nothing is written beside local shards."""
-    return tempfile.mkdtemp(dir=_temporary().name) if is_local(folder) else None
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="mpwds-")  # removed when the process ends

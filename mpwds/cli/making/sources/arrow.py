@@ -52,7 +52,7 @@ class ArrowRows:
         """About the bytes of a sample in a tar archive, by the mean of its block's rows."""
         _, _, rows, nbytes = self.blocks[self._block(number)]
         members = len(self.map.fields) + bool(self.map.rest)
-        return nbytes // rows + members * member_bytes(0)
+        return nbytes // rows + members * member_bytes(1)
 
     def part(self, numbers: Sequence[int]) -> ArrowRows:
         """The samples of these numbers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -104,6 +104,10 @@ def _folder(path: str, wanted: Wanted) -> Source:
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
         return _arrow(datasets, wanted)
+    if wanted.columns or wanted.key:
+        raise ValueError(
+            f"{path} is a folder of files, which has no columns: --columns and --key are for lists"
+        )
     inside = sorted(
         entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
     )
@@ -131,6 +135,9 @@ def _folder(path: str, wanted: Wanted) -> Source:
         if beside
         else []
     )
+    groups = (group for tree in trees.values() for group in tree.groups)
+    if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
+        notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
 
@@ -179,16 +186,22 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
 
 
 def _mds(source: str, version: str, wanted: Wanted) -> Source:
-    samples = as_fields(open_mds(source, version), wanted.columns)
+    stored = open_mds(source, version)
+    _check_key(wanted.key, stored.columns)
+    samples = as_fields(stored, wanted.columns, wanted.key)
     shown = dict.fromkeys(samples.columns, "left out")
     shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
     return Source(f"an MDS dataset ({version})", {"": samples}, shown)
 
 
 def _map(found: Mapping[str, columns.Column], wanted: Wanted, root: str) -> columns.ColumnMap:
-    if wanted.key and wanted.key not in found:
-        raise ValueError(f"--key {wanted.key}: there is no such column, only {', '.join(found)}")
+    _check_key(wanted.key, found)
     return columns.make_map(found, wanted.columns, wanted.key, root)
+
+
+def _check_key(key: str, found: Iterable[str]) -> None:
+    if key and key not in found:
+        raise ValueError(f"--key {key}: there is no such column, only {', '.join(found)}")
 
 
 def _shown(found: Mapping[str, columns.Column], column_map: columns.ColumnMap) -> dict[str, str]:

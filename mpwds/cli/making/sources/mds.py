@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, parse
+from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.tar_writer import member_bytes
+
+SCRATCH_BYTES = 10 << 30
+"""How much of a dataset commands copy at a time that read it in order."""
 
 _LOOKED_AT = 64  # samples
 INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
@@ -68,13 +74,14 @@ class MDSSamples:
             shard = bisect.bisect_right(self._starts, number) - 1
             stored = self.shards.read(shard, number - self._starts[shard])
             key = stored.pop(KEY, None)
-            sample: dict[str, Any] = {KEY: f"{number:09d}" if key is None else bytes(key).decode()}
+            sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}
             if self.fields is None:
                 sample.update(stored)
             else:
                 sample.update(
                     {field: convert(stored[name]) for name, (field, convert) in self.fields.items()}
                 )
+            sample[KEY] = sample[KEY].decode()
             yield sample
 
 
@@ -85,29 +92,58 @@ def mds_version(source: str) -> str:
     return next(found, "")
 
 
-def open_mds(source: str, version: str) -> MDSSamples:
+def open_mds(source: str, version: str, cache_limit: int | None = None) -> MDSSamples:
     """Opens a dataset of version ``"mds"`` or ``"mds1"``; its columns' bytes stay as they are stored.
+
+    Args:
+        source: Its folder or URL.
+        version: Which.
+        cache_limit: Bytes in the temporary folder; for reading in order.
 
     Raises:
         FileNotFoundError: There is no index.
         ShardError: The index is damaged.
     """
+    from mpwds.storage.mds.index_v2 import INDEX_NAME, parse_index
     from mpwds.storage.mds.shards_v1 import MDS1Shards
     from mpwds.storage.mds.shards_v2 import MDSShards
 
     if version == "mds":
-        shards = MDSShards(source, decode=False)
+        path = os.path.join(source, INDEX_NAME)
+        with gopen(path) as stream:
+            is_packed = any(shard.files.packed is not None for shard in parse_index(stream.read(), path))
+        local = scratch(source, is_packed)
+        shards = MDSShards(local, source, decode=False, cache_limit=cache_limit)
         return MDSSamples(shards, {name: kind for name, kind in shards.columns.items() if name != KEY})
-    old = MDS1Shards(source)
+    is_packed = os.path.exists(os.path.join(source, "index.mds.gz"))
+    old = MDS1Shards(scratch(source, is_packed), source, cache_limit=cache_limit)
     return MDSSamples(old, {name: "bytes" for name in old.fields if name != KEY})
 
 
-def as_fields(samples: MDSSamples, columns: str = "") -> MDSSamples:
-    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed."""
+def scratch(source: str, is_packed: bool) -> str | None:
+    """A folder for what has to be fetched or uncompressed, which vanishes with this process; ``None`` if
+    nothing has. Nothing is written beside the shards."""
+    return tempfile.mkdtemp(dir=_temporary().name) if is_packed or not is_local(source) else None
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="mpwds-")
+
+
+def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSamples:
+    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed; keys are
+    those of the column ``key``, if there is one."""
     first = next(iter(samples.part([0])))
     chosen = parse(columns, samples.columns) if columns else dict.fromkeys(samples.columns, ("", ""))
     fields = {}
     for name, (_, target) in chosen.items():
         field = target or field_of(name, samples.columns[name], first[name])
         fields[name] = (field, from_column(samples.columns[name], field))
+    if key:
+        fields[key] = (KEY, from_column(samples.columns[key], KEY))
+    if len({field for field, _ in fields.values()}) < len(fields):
+        raise ValueError(
+            f"two columns would be one field: {', '.join(field for field, _ in fields.values())}"
+        )
     return replace(samples, fields=fields)
