@@ -58,8 +58,7 @@ COMMANDS = {
     ),
     "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
     "proc": Entry(
-        "mpwds.cli.resharding.proc",
-        "Process shards through your pipeline, in parallel; can continue.",
+        "mpwds.cli.resharding.proc", "Process shards through your pipeline, in parallel; can continue."
     ),
     "bench": Entry(
         "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."

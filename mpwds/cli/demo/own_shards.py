@@ -33,12 +33,7 @@ _LABELS_PER_BATCH = 256
 
 
 def own_task(
-    patterns: Sequence[str],
-    held_out_patterns: Sequence[str],
-    *,
-    size: int,
-    batch_size: int,
-    workers: int,
+    patterns: Sequence[str], held_out_patterns: Sequence[str], *, size: int, batch_size: int, workers: int
 ) -> ImageTask:
     """The task of classifying the images of the user's shards.
 
@@ -95,10 +90,7 @@ def _count_labels(urls: list[str], is_held_out: Any, workers: int) -> tuple[Coun
     train: Counter[int] = Counter()
     held_out: Counter[int] = Counter()
     with mpwds.MultiLoader(
-        dataset.batched(_LABELS_PER_BATCH),
-        workers=min(workers, len(urls)),
-        in_order=False,
-        output="numpy",
+        dataset.batched(_LABELS_PER_BATCH), workers=min(workers, len(urls)), in_order=False, output="numpy"
     ) as loader:
         line = LiveLine()
         for labels, are_held_out in loader:

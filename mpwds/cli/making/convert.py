@@ -41,8 +41,7 @@ def convert(
     ],
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
     to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS."),
+        str, typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS.")
     ] = "",
     columns: Annotated[
         str,

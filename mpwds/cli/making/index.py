@@ -24,10 +24,7 @@ _BEGINNING = 40  # characters of a field
 
 Description = Annotated[str, typer.Argument(metavar="FILE", help="Path or URL of a description (.json).")]
 Name = Annotated[str | None, typer.Option("-n", "--name", help="The dataset's name.")]
-Base = Annotated[
-    str | None,
-    typer.Option("-b", "--base", metavar="URL", help="Where relative URLs start."),
-]
+Base = Annotated[str | None, typer.Option("-b", "--base", metavar="URL", help="Where relative URLs start.")]
 
 
 @index.command()
@@ -173,8 +170,7 @@ def sample(
     description: Description,
     number: Annotated[int, typer.Argument(metavar="N", help="Number of the sample, from 0.")] = 0,
     cat: Annotated[
-        str | None,
-        typer.Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes."),
+        str | None, typer.Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes.")
     ] = None,
     as_json: Json = False,
 ) -> None:

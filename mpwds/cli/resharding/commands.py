@@ -41,15 +41,7 @@ def split(
 
     if maxcount is None and maxsize is None:
         raise typer.BadParameter("say where to split: --maxcount 1000, --maxsize 500MB, or both")
-    reshard(
-        shards,
-        output,
-        maxcount=maxcount,
-        maxsize=maxsize,
-        force=force,
-        duplicates=duplicates,
-        as_json=as_json,
-    )
+    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json)
 
 
 def merge(
@@ -68,15 +60,7 @@ def merge(
     """
     from mpwds.cli.resharding.reshard import reshard
 
-    reshard(
-        shards,
-        output,
-        maxcount=maxcount,
-        maxsize=maxsize,
-        force=force,
-        duplicates=duplicates,
-        as_json=as_json,
-    )
+    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json)
 
 
 def shuffle(
@@ -108,16 +92,7 @@ def shuffle(
         draw = random.Random(seed).random
         return dealt(((draw(), sample) for sample in samples), memory, directory)
 
-    reshard(
-        shards,
-        output,
-        arrange,
-        maxcount=maxcount,
-        maxsize=maxsize,
-        force=force,
-        duplicates=duplicates,
-        as_json=as_json,
-    )
+    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json, arrange)
 
 
 def sort(
@@ -153,14 +128,4 @@ def sort(
         ranked = ((rank_of(sample, by, text), sample) for sample in samples)
         return merged(ranked, memory, directory, reverse)
 
-    reshard(
-        shards,
-        output,
-        arrange,
-        fields=fields_of(by),
-        maxcount=maxcount,
-        maxsize=maxsize,
-        force=force,
-        duplicates=duplicates,
-        as_json=as_json,
-    )
+    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json, arrange, fields_of(by))

@@ -33,8 +33,7 @@ class Copier:
             self._thread.start()
 
     def copy(self, blocks: Blocks, start: int, stop: int, writer: TarWriter) -> None:
-        """Appends bytes ``start`` to ``stop`` of ``blocks`` to an archive. Raises the errors of writing, too,
-        which may be of what was copied before."""
+        """Appends bytes ``start`` to ``stop`` to an archive. Errors may be of what was copied before."""
         while start < stop:
             take = min(stop - start, _BUFFER_BYTES - self._filled)
             blocks.read_into(self._buffer[self._filled : self._filled + take], start)
@@ -57,12 +56,13 @@ class Copier:
             self._thread.join()
 
     def _flush(self, writer: TarWriter) -> None:
-        if self._thread is None:
-            _write(writer, self._buffer, self._filled)
-        else:
-            self._full.put((writer, self._buffer, self._filled))
-            self._buffer = self._free_buffer()
+        work = (writer, self._buffer, self._filled)
         self._filled = 0
+        if self._thread is None:
+            _write(*work)
+        else:
+            self._full.put(work)
+            self._buffer = self._free_buffer()
 
     def _free_buffer(self) -> memoryview:
         buffer = self._free.get()
@@ -74,10 +74,9 @@ class Copier:
         while (work := self._full.get()) is not None:
             try:
                 _write(*work)
+                self._free.put(work[1])
             except Exception as error:
                 self._free.put(error)
-            else:
-                self._free.put(work[1])
 
 
 def _write(writer: TarWriter, buffer: memoryview, size: int) -> None:

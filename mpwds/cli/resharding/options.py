@@ -63,7 +63,5 @@ Temporary = Annotated[
 ]
 OnDuplicates = Annotated[
     Duplicates,
-    typer.Option(
-        help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it.",
-    ),
+    typer.Option(help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."),
 ]

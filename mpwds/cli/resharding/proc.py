@@ -44,8 +44,7 @@ def proc(
         ),
     ] = "stop",
     journal: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output."),
+        Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
     ] = None,
     force: Force = False,
     as_json: Json = False,

@@ -175,24 +175,21 @@ def read_raw_samples(
 
 
 def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
-    """The samples of a file; where it is not of samples alone, it is read again, with care."""
+    """The samples of a file, which is read again, with care, if it turns out not to be of samples alone."""
     count = 0
     try:
         for sample in _side_by_side(blocks, fields):
             yield sample
             count += 1
-    except (_NotOfSamplesAlone, ShardError):
+    except ShardError:
         found = _grouped(url, scan(url, lambda name: split_name(name)[1] in fields))
         for key, entries in islice(found, count, None):
             yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
 
 
-class _NotOfSamplesAlone(Exception):
-    """An archive has something between its samples, or no zeros behind them, or more than zeros."""
-
-
 def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
-    """The samples of an archive that has nothing else in it."""
+    """The samples of an archive that has nothing else in it; ``ShardError`` if it has."""
+    alien = ShardError(f"{blocks.url} has something between its samples, or not just zeros behind them")
     key = ""
     begin = end = 0
     data: dict[str, bytes] = {}
@@ -200,7 +197,7 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
         for name, first, start, size in members:
             found_key, extension = split_name(name)
             if not found_key or first != end:
-                raise _NotOfSamplesAlone
+                raise alien
             if found_key != key:
                 if key:
                     yield RawSample(key, blocks, [(begin, end)], data)
@@ -210,7 +207,7 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
             end = start + size + (-size & 511)
     zeros = blocks.end - end
     if not BLOCK <= zeros <= _MOST_ZEROS or bytes(blocks.read(zeros, end)).strip(b"\0"):
-        raise _NotOfSamplesAlone
+        raise alien
     if key:
         yield RawSample(key, blocks, [(begin, end)], data)
 

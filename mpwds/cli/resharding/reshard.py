@@ -25,23 +25,22 @@ Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 def reshard(
     patterns: list[str],
     output: str,
+    maxcount: int | None,
+    maxsize: int | None,
+    duplicates: Duplicates,
+    force: bool,
+    as_json: bool,
     arrange: Arrange = iter,
-    *,
     fields: Collection[str] = (),
-    maxcount: int | None = None,
-    maxsize: int | None = None,
-    force: bool = False,
-    duplicates: Duplicates = Duplicates.error,
-    as_json: bool = False,
 ) -> None:
     """Copies the samples of shards to other shards, and prints how many there are.
 
     Args:
         patterns: The shards, as for ``shard_urls``.
-        output: As for :class:`ShardSink`, and so are the other options.
+        output: As for :class:`ShardSink`, and so are the limits, ``duplicates`` and ``force``.
+        as_json: Print JSON.
         arrange: Puts the samples in their new order.
         fields: Extensions of the fields that ``arrange`` looks at.
-        as_json: Print JSON.
 
     Raises:
         ShardError: A shard is damaged, or samples got lost.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -300,16 +299,15 @@ class LocalDataset:
         self.local = local
         self.split = split or ""
         self.shards = MDSShards(local, split=split, allow_pickle=allow_unsafe_types)
-        self._ends = list(accumulate(self.shards.lengths))
-        self.num_samples = self.size = len(self)
+        self._samples = IndexedSamples(self.shards)
+        self.num_samples = self.size = len(self._samples)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self.size
 
     def get_item(self, sample_id: int) -> Any:
         """Sample ``sample_id``."""
-        shard = int(np.searchsorted(self._ends, sample_id, "right"))
-        return self.shards.read(shard, sample_id - (self._ends[shard - 1] if shard else 0))
+        return self.shards.read(*self._samples.place(sample_id))
 
     def __getitem__(self, at: Any) -> Any:
         """A sample, or, for a slice, a list or an array of numbers, a list of samples."""

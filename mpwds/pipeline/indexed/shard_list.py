@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import accumulate
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.indexed.field_streams import (
@@ -221,13 +221,10 @@ class SamplesOfShard:
         return self._shards.lengths[self._shard]
 
     def __getitem__(self, index: int) -> Sample:
-        return _streams(self._shards, self._shard, index)
-
-
-def _streams(shards: TarShards, shard: int, index: int) -> Sample:
-    key, sample = shards.members(shard, index, BytesIO, LateBytesIO)
-    sample["__key__"] = key
-    return sample
+        number = range(len(self))[index]
+        key, sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
+        sample["__key__"] = key
+        return sample
 
 
 def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapping[str, Any]]:
@@ -235,10 +232,11 @@ def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapp
     if not shards:
         raise ValueError("ShardListDataset: there are no shards")
     for number, shard in enumerate(shards):
-        if not isinstance(shard, Mapping) or not isinstance(shard.get("url"), str) or "nsamples" not in shard:
+        url, count = (shard.get("url"), shard.get("nsamples")) if isinstance(shard, Mapping) else (None, None)
+        if not isinstance(url, str) or not isinstance(count, SupportsIndex) or count.__index__() < 0:
             raise ValueError(
-                f'ShardListDataset: a shard must be {{"url": ..., "nsamples": ...}}, got shards[{number}] = '
-                f"{shard!r}"
+                'ShardListDataset: a shard must be {"url": path or URL, "nsamples": number of samples}, got '
+                f"shards[{number}] = {shard!r}"
             )
     return shards if base is None else [{**shard, "url": join_url(base, shard["url"])} for shard in shards]
 

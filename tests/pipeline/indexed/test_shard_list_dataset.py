@@ -169,6 +169,8 @@ def test_two_members_of_one_name_are_an_error(tmp_path, add_member):
         ([], "there are no shards"),
         ([("x.tar", 3)], r"shards\[0\] = \('x.tar', 3\)"),
         ([{"url": "x"}], "nsamples"),
+        ([{"url": "x", "nsamples": -1}], r"shards\[0\] = .*-1"),
+        ([{"url": "x", "nsamples": "250"}], r"shards\[0\] = .*'250'"),
     ],
 )
 def test_a_wrong_list_is_an_error(shards, message):

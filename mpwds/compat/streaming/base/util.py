@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
@@ -18,19 +17,13 @@ def clean_stale_shared_memory() -> None:
 
 
 def merge_index(
-    index_file_urls: str | tuple[str, str] | Sequence[str | tuple[str, str]],
-    out: str | tuple[str, str] | None = None,
-    keep_local: bool = True,
-    download_timeout: float = 60,
+    index_file_urls: Any, out: Any = None, keep_local: bool = True, download_timeout: float = 60
 ) -> None:
-    """Makes one MDS dataset of several that were written side by side, each into a folder of its own.
-
-    Only the index is new: it names the shards where they are. ``merge_index(out)`` merges the datasets in all
-    folders below a folder; ``merge_index([...], out)`` those of a list.
+    """Writes an index of several MDS datasets side by side, each in a folder of its own; shards stay there.
 
     Args:
-        index_file_urls: The datasets' indexes, in folders of ``out``: paths, URLs, or pairs of a path and the
-            URL to read if there is no such file.
+        index_file_urls: Their indexes, in folders of ``out``: paths, URLs, or pairs of a path and the URL to
+            read if there is no such file. Or just ``out``, for those in all folders below it.
         out: The folder or URL for the new index; or both.
         keep_local: Whether to write it into the folder too, if there is a URL.
         download_timeout: Seconds that reading an index may take.
@@ -42,23 +35,11 @@ def merge_index(
 
     Source:
         ``streaming.base.util.merge_index`` (mosaicml-streaming 0.13).
-
-    Example:
-        >>> import tempfile
-        >>> from mpwds.streaming import LocalDataset, MDSWriter
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for part in range(2):
-        ...         with MDSWriter(columns={"cls": "int"}, out=f"{folder}/{part}") as sink:
-        ...             sink.write({"cls": part})
-        ...     merge_index(folder)
-        ...     LocalDataset(folder)[:]
-        [{'cls': 0}, {'cls': 1}]
     """
+    places = _parts_of(index_file_urls if out is None else out)
     if out is None:
-        places = _parts_of(index_file_urls)
         folders = {folder: os.path.relpath(folder, places[0]) for folder in _datasets_below(places[0])}
     else:
-        places = _parts_of(out)
         files = [
             next(filter(os.path.exists, _parts_of(each)), _parts_of(each)[-1]) for each in index_file_urls
         ]
@@ -76,7 +57,6 @@ def merge_index(
 
 
 def _parts_of(place: Any) -> list[str]:
-    """A folder, a URL, or both."""
     return [os.fspath(each).rstrip("/") for each in (place if isinstance(place, (tuple, list)) else [place])]
 
 
@@ -95,7 +75,6 @@ def _shards(folder: str, name: str, timeout_s: float) -> list[dict[str, Any]]:
     data = place.fetch(INDEX_NAME)
     parse_index(data, place.url(INDEX_NAME))
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
-    for file in (shard[part] for shard in shards for part in ("raw_data", "zip_data")):
-        if file is not None:
-            file["basename"] = f"{name}/{file['basename']}"
+    for file in (shard[part] for shard in shards for part in ("raw_data", "zip_data") if shard.get(part)):
+        file["basename"] = f"{name}/{file['basename']}"
     return shards
