@@ -22,7 +22,8 @@ from mpwds.feed.lobby import Lobby
 from mpwds.feed.wire import PART_NBYTES, Head
 
 _HEADER = struct.Struct("<QQQQ")
-_CONNECT_S = 3.0
+_CONNECT_S = 1.0
+_PATIENCE_S = 1
 _CACHED_NBYTES = 256 << 10
 
 
@@ -99,38 +100,43 @@ class _Outgoing:
 
 
 class DirectReceiver:
-    """The trainer's end. OSError if the server's port cannot be reached; ``timeout`` is in seconds."""
+    """The trainer's end. OSError if the server's port cannot be reached."""
 
-    def __init__(self, host: str, port: int, identity: bytes, timeout: float) -> None:
+    def __init__(self, host: str, port: int, identity: bytes) -> None:
         self._socket = socket.create_connection((host, port), _CONNECT_S)
         self._socket.settimeout(None)
         _keep_in_cache(self._socket)
         # Not settimeout: that would receive what there is, piece by piece.
-        limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE_S, 0))
         self._socket.sendall(identity)
 
-    def receive(self, head: Head, memory: memoryview, in_between: Callable[[], None]) -> None:
-        """Receives the arrays of a data message into ``memory``; calls ``in_between`` every megabyte.
+    def receive(self, head: Head, memory: memoryview, in_between: Callable[[bool], None]) -> None:
+        """Receives the arrays of a data message into ``memory``.
+
+        Calls ``in_between(True)`` every megabyte, and ``in_between(False)`` when nothing comes for a second;
+        it may raise to give up.
 
         Raises:
             MpwdsError: The connection is broken, or other arrays came.
         """
         header = memoryview(bytearray(_HEADER.size))
-        self._fill(header)
+        self._fill(header, in_between)
         if _HEADER.unpack(header) != tuple(head):
             raise MpwdsError("other arrays came than were announced")
         for at in range(0, head.nbytes, PART_NBYTES):
-            self._fill(memory[at : min(at + PART_NBYTES, head.nbytes)])
-            in_between()
+            self._fill(memory[at : min(at + PART_NBYTES, head.nbytes)], in_between)
+            in_between(True)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _fill(self, memory: memoryview) -> None:
+    def _fill(self, memory: memoryview, in_between: Callable[[bool], None]) -> None:
         while memory:
             try:
                 received = self._socket.recv_into(memory, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                in_between(False)
+                continue
             except OSError as error:
                 raise MpwdsError(f"the connection for arrays is broken: {error}") from error
             if not received:

@@ -1,15 +1,21 @@
 """Arrays over a connection of their own: where no keys are used, and the server's port can be reached."""
 
+import contextlib
 import resource
+import signal
 import socket
+import struct
 
 import pytest
 
 import mpwds
-from mpwds.feed import direct, keys
+from mpwds.feed import direct, keys, wire
 from mpwds.feed.lobby import Lobby
+from mpwds.feed.trainer import links
 from mpwds.feed.trainer.servers import Servers
+from tests.feed.faults.checking import at, delivered, rows, undisturbed, warned
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, plain, served
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -61,6 +67,56 @@ def test_a_connection_that_breaks_loses_nothing():
                 [link] = loader._remote.servers.links
                 link.direct._socket.shutdown(socket.SHUT_RDWR)
         assert [plain(batch) for batch in batches] == locally(dataset, 2)[0]
+
+
+def test_a_port_that_a_firewall_keeps_is_tried_once(monkeypatch):
+    tried = []
+
+    def walled(*arguments):
+        tried.append(arguments)
+        raise TimeoutError
+
+    monkeypatch.setattr(links, "DirectReceiver", walled)
+    with served(large()) as server, loader_of(server) as loader:
+        first = epoch_of(loader)
+        loader._remote.servers.links[0].lose("for a test")
+        assert [first, epoch_of(loader)] == locally(large(), 2, epochs=2)
+    assert len(tried) == 1
+
+
+def test_a_trainer_may_give_up_on_arrays_that_stop_coming():
+    head, asked = wire.Head(0, 1, 0, 100), []
+
+    def give_up(progresses):
+        asked.append(progresses)
+        raise mpwds.ServerLost("it does not answer")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        receiver = direct.DirectReceiver(*listener.getsockname(), b"t" * 16)
+        server, _ = listener.accept()
+        with server, contextlib.closing(receiver):
+            server.sendall(struct.pack("<QQQQ", *head) + bytes(50))
+            with pytest.raises(mpwds.ServerLost):
+                receiver.receive(head, memoryview(bytearray(100)), give_up)
+    assert asked == [False]
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_amid_arrays_does_not_part_the_trainer_from_others():
+    silence_s, dataset = 4.0, rows(batches=24, size=1 << 20)
+    options = {"workers": 1, "client_timeout": silence_s, "shared_memory": False}
+    with ServerProcess(dataset, **options) as hung, ServerProcess(dataset, **options) as other:
+        options = {"output": "numpy", "heartbeat_timeout": silence_s, "shared_memory": False}
+        with mpwds.RemoteLoader([hung.url, other.url], **options) as loader, warned() as texts:
+
+            def hang():
+                hung.signal(signal.SIGSTOP)
+                wait_until(lambda: not loader._remote.servers.links[0].is_up, "the trainer to miss it")
+                hung.signal(signal.SIGCONT)
+
+            assert delivered(loader, at({10: hang})) == undisturbed(2, dataset)[0]
+        assert not any(other.url in text for text in texts)
+        assert "is silent" not in other.log
 
 
 def test_a_trainer_that_leaves_at_once_does_no_harm():

@@ -36,7 +36,7 @@ def serve(
     ] = False,
     prefetch: Annotated[int, typer.Option(min=1, help="Batches that each worker makes ahead.")] = 2,
     start_method: Annotated[str, typer.Option(help="forkserver, spawn or fork.")] = "forkserver",
-    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers at once.")] = None,
+    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers, or groups, at once.")] = None,
     workers_per_client: Annotated[
         int | None, typer.Option(min=1, help="Workers of a trainer that asks for no number.")
     ] = None,

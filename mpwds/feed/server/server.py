@@ -63,7 +63,8 @@ class Server:
         insecure: Serve other machines without keys: everybody who reaches the port can read the data.
         prefetch: Batches that each worker makes ahead.
         start_method: How workers start: ``"forkserver"``, ``"spawn"`` or ``"fork"``.
-        max_clients: Most trainers at once; further ones wait. ``None`` is as many as there are workers.
+        max_clients: Most trainers at once, a group counting as one; further ones wait. ``None`` is as many as
+            there are workers.
         workers_per_client: Workers that a trainer gets if it asks for no number. ``None``: the ranks of a job
             share all equally, a single trainer gets all that are free.
         client_timeout: Seconds of silence after which a trainer is gone and its workers are free.

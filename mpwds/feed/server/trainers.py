@@ -76,9 +76,9 @@ class Session:
 class Trainers:
     """The trainers of a server, and their workers.
 
-    ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers come at once; each
-    gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is silent for
-    ``timeout_s``.
+    ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers or groups come at
+    once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is
+    silent for ``timeout_s``.
 
     Attributes:
         parties: Who has workers.
@@ -174,14 +174,14 @@ class Trainers:
                 f"({'one for each rank' if not wanted else 'workers='}): start it with more",
             )
             return None
-        full = len(self.sessions) >= self._most
+        full = len(self.parties) >= self._most
         # Or a client that comes and goes would start processes faster than they end.
         busy = len(self._ending) >= 2 * self._workers
         if self.are_turned_away or full or busy or wanted > free:
             why = f"it has {free} of {self._workers} workers free"
             why = "the server is ending" if self.are_turned_away else why
             why = "its workers of earlier clients are still ending" if busy else why
-            why = f"it serves {len(self.sessions)} clients, its most" if full else why
+            why = f"it serves {len(self.parties)} clients, its most" if full else why
             self._router.reply(identity, wire.WAIT, why=why)
             return None
         return Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])

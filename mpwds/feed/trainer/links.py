@@ -105,6 +105,7 @@ class Link:
         lost_since: When it stopped to answer; ``None`` if it is up, or was never.
         notices: Warnings for the user.
         warned: Whether the user was told that it is lost.
+        is_walled: Its port for arrays does not answer.
         retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
     """
 
@@ -127,6 +128,7 @@ class Link:
     inboxes: dict[int, Inbox] = field(default_factory=dict)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
     warned: bool = False
+    is_walled: bool = False
     ping: int = 0
     heard: float = 0.0
     tick: float = 0.0
@@ -195,10 +197,14 @@ class Link:
             # In another container, perhaps, it cannot be reached: then arrays come over the socket.
             with contextlib.suppress(OSError, ValueError):
                 self.taker = Taker(str(welcome["handover"]), self.identity)
-        if welcome["arrays_port"] is not None:
+        if welcome["arrays_port"] is not None and not self.is_walled:
             host = urlsplit(self.url).hostname or ""
-            with contextlib.suppress(OSError, OverflowError):  # a firewall keeps other ports, perhaps
-                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity, self.lost_after)
+            try:
+                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity)
+            except TimeoutError:  # a firewall; to wait for it again and again would silence all links
+                self.is_walled = True
+            except (OSError, OverflowError):
+                pass
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(self.inboxes.values()):
             inbox.before = inbox.restarts, inbox.reading

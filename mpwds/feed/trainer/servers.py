@@ -190,12 +190,19 @@ class Servers:
             link, data = self._outbox.popleft()
             link.send(data)
 
-    def _go_on(self, heard: Link) -> None:
-        """What is due while a large batch arrives; without news of what was used, its server would wait."""
+    def _go_on(self, arriving: Link, progresses: bool) -> None:
+        """What is due while a large batch arrives: without pings, servers would take the trainer for gone.
+
+        Raises MpwdsError if nothing arrives for too long. The other servers are not listened to meanwhile.
+        """
         self._send_commands()
-        now = heard.heard = time.monotonic()
+        now = time.monotonic()
         for link in self.links:
+            if progresses or link is not arriving:
+                link.heard = now
             link.keep_alive(now, self._hello)
+        if self._closing or not arriving.is_up:
+            raise MpwdsError(arriving.why)
 
     def _look_for_break(self, link: Link) -> None:
         """Ends a session that has lost its connection, if the server has blocks in messages that are lost.
@@ -269,7 +276,7 @@ class Servers:
             _receive_parts(link.socket, memory[: head.nbytes])
             return arrays
         try:
-            link.direct.receive(head, memory, lambda: self._go_on(link))
+            link.direct.receive(head, memory, lambda progresses: self._go_on(link, progresses))
         except MpwdsError as error:
             link.lose(str(error))
             raise

@@ -1,5 +1,6 @@
 """Trainers of a group: each gets every batch, which is made once, whatever happens to the others."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -72,6 +73,14 @@ def test_the_slowest_sets_the_pace():
         assert Members(server, 2, happen=pace).join() == [undisturbed(2)] * 2
     # Two workers, each with a window of a megabyte for each of the two, and blocks that wait to be sent.
     assert max(ahead) < 30
+
+
+def test_a_group_counts_as_one_client():
+    with ServerProcess(rows(), workers=2, max_clients=2) as server, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(mpwds.RemoteLoader(server.url, workers=1, group="sweep", server_timeout=60.0))
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy", server_timeout=60.0) as alone:
+            assert delivered(alone) == undisturbed(1)[0]
 
 
 @pytest.mark.slow
