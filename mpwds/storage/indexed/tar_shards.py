@@ -109,6 +109,9 @@ class TarShards:
                 or two members of one name in the sample.
             OSError: It cannot be opened.
         """
+        file, starts, *_ = self._opened(shard)
+        if not 0 <= index < len(starts) - 1:
+            raise IndexError(f"{file.url} has {len(starts) - 1} samples, there is no sample {index}")
         key, members = self.members(shard, index)
         sample: dict[str, Any] = {"__key__": key, "__url__": self.urls[shard]}
         for suffix, data in members.items():
@@ -129,16 +132,14 @@ class TarShards:
 
         Args:
             shard: The shard's number.
-            index: The sample's number in it.
+            index: The sample's number in it, which is not checked.
             small: Makes a member's value of its data.
             large: Makes it of 16 KiB or more, given as a view of the shard.
 
         Raises as :meth:`read`.
         """
         self.accesses += 1
-        file, starts, suffixes, begins, sizes, block = self._open.get(shard) or self._opened(shard)
-        if not 0 <= index < len(starts) - 1:
-            raise IndexError(f"{file.url} has {len(starts) - 1} samples, there is no sample {index}")
+        _, _, suffixes, begins, sizes, block = self._open.get(shard) or self._opened(shard)
         if block is None or not suffixes:
             return self._found(shard, index, small, large)
         place = index * len(suffixes)
