@@ -22,6 +22,7 @@ from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.bell import Bell
 
 _RETRY_S = 0.05
+_ANEW_S = 2.0
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
 _MOST_NOTICES = 32
@@ -106,7 +107,8 @@ class Link:
         notices: Warnings for the user.
         warned: Whether the user was told that it is lost.
         is_walled: Its port for arrays does not answer.
-        retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
+        retry_at: When to connect anew, if nothing can be sent until then: ZeroMQ does not do so behind a
+            handshake that failed, or when another program has answered.
     """
 
     url: str
@@ -170,15 +172,17 @@ class Link:
             attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(self.inboxes.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
-        elif not self.refused and not self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+        elif self.refused or self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+            self.retry_at = None
+        else:
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+            self.retry_at = self.retry_at or now + _ANEW_S
             self.why = _why_no_socket(self.url) or self.why
 
     def note_failed_handshake(self) -> None:
         """The server's keys do not fit, or those that it knows of: somebody may mend that."""
         if not self.is_up:
             self.why = "it is there, but the handshake fails: are the keys of both sides the same?"
-            self.retry_at = time.monotonic() + wire.PING_S
 
     def take_welcome(self, welcome: dict[str, Any]) -> None:
         """Begins a session, unless the server has another dataset than before."""
