@@ -281,9 +281,13 @@ class Connection:
         else:
             frames = [tenbin.encode_buffer(arrays, names)]
         self._catch_up(sending=True)
-        self._wait(zmq.POLLOUT, "nobody took a batch")
-        # A caller may change his arrays after this returns, but not the buffer of a single frame.
-        self.socket.send_multipart(frames, copy=self.multipart)
+        is_sent = False
+        while not is_sent:
+            self._wait(zmq.POLLOUT, "nobody took a batch")
+            with contextlib.suppress(zmq.Again):  # who was there has left
+                # A caller may change his arrays after this returns, but not the buffer of a single frame.
+                self.socket.send_multipart(frames, zmq.NOBLOCK, copy=self.multipart)
+                is_sent = True
         self._is_my_turn = False
         self.stats.add(sum(memoryview(frame).nbytes for frame in frames))
 
