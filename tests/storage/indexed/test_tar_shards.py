@@ -9,8 +9,8 @@ import pickle
 import tarfile
 import threading
 import time
-from pathlib import Path
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
