@@ -61,7 +61,6 @@ class Servers:
         self._questions: dict[int, Future[dict[str, Any]]] = {}
         self._requests = itertools.count()
         self._changed = threading.Event()
-        self.dropped = 0
         self.links: list[Link] = []
         urls = urls if workers is None else urls[:workers]
         self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
@@ -111,7 +110,9 @@ class Servers:
             self._wake.ring()
 
     def ask(self, link: Link, kind: str, **fields: Any) -> dict[str, Any]:
-        """Sends a question and waits for the answer; ServerLost if none comes."""
+        """Sends a question and waits for the answer; ServerLost if none comes, MpwdsError if it refuses."""
+        if link.refused:  # which sends nothing
+            raise MpwdsError(link.refused)
         request = next(self._requests)
         future = self._questions[request] = Future()
         self.send(link, kind, request=request, **fields)
@@ -234,10 +235,12 @@ class Servers:
                 self._receive_data(link, reply)
             else:
                 self._handle(link, reply)
-        except (MpwdsError, ArithmeticError, LookupError, TypeError, ValueError):
-            self.dropped += 1
+        except (Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            link.drop(str(error) or type(error).__name__)
         except MemoryError as error:
             link.refuse(f"there is no memory for a batch of the server {link.url}: {error}")
+        except MpwdsError:
+            pass  # the link is lost, and says why
         while socket.rcvmore:
             socket.recv_into(bytearray(1))
         return True
