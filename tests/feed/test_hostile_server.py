@@ -250,7 +250,7 @@ def test_other_garbage_is_dropped(frames):
 
 def test_a_batch_beyond_the_limit_is_refused():
     for answer in (data(batch(), parts=[bytes(10)], nbytes=1 << 62), data(batch(structure=bytes(200_000)))):
-        with pytest.raises(MpwdsError, match="sent a batch of .* MB: raise max_batch_bytes="):
+        with pytest.raises(MpwdsError, match="sent a batch of .* [kG]B: raise max_batch_bytes="):
             read(answer)
 
 

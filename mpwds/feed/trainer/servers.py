@@ -24,6 +24,7 @@ from mpwds.feed import wire
 from mpwds.feed.trainer.links import Arrival, Inbox, Link, connect
 from mpwds.feed.wire import Head, Malformed
 from mpwds.sharedmem.bell import Bell
+from mpwds.viewing.wording import size
 from mpwds.warn import warn
 
 _MESSAGES_AT_ONCE = 64
@@ -255,8 +256,8 @@ class Servers:
         if max(len(frames), head.nbytes) > most:
             _fail(
                 inbox,
-                f"the server {link.url} sent a batch of {nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
-                f"({most / 1e6:,.1f} MB) to accept it",
+                f"the server {link.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
+                f"({size(most)}) to accept it",
             )
         if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
             _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
