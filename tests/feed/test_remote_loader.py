@@ -184,6 +184,8 @@ def test_what_only_pickle_can_send_is_an_error_that_names_it():
             with pytest.raises(TypeError, match=r'\["a"\]\[1\] is a object') as raised:
                 list(loader)
             assert "a server sends nothing pickled" in "".join(raised.value.__notes__)
+            assert "allow_pickle" not in str(raised.value)  # no option of servers
+            assert "convert it to arrays, numbers, text" in str(raised.value)
 
 
 def test_a_plain_dataset_is_served_too():
