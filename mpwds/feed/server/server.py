@@ -123,11 +123,11 @@ class Server:
             self.url = self._router.url
             path = self.url[len("ipc://") :] + ".memory"
             is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
-            giver = Giver(path if is_path else None)
+            giver = Giver(self._router.drop, path if is_path else None)
             ends.callback(giver.close)
             self._direct: DirectSender | None = None
             if keys is None and self.url.startswith("tcp://"):
-                self._direct = DirectSender(urlsplit(self.url).hostname or "")
+                self._direct = DirectSender(urlsplit(self.url).hostname or "", self._router.drop)
                 ends.callback(self._direct.close)
             self._trainers = Trainers(
                 {"server": self._id, "blocks": blocks, **self._definition},
