@@ -75,6 +75,16 @@ def test_workers_of_several_trainers_have_metrics_of_their_own():
     assert [found[f'mpwds_server_batches_total{{worker="{number}"}}'] for number in range(2)] == [batches] * 2
 
 
+def test_an_estimated_time_that_shrinks_is_no_counter_that_begins_anew():
+    dear, cheap = ({"decode('rgb8')": [seconds * 10**9, 640, False]} for seconds in (50, 10))
+    readings = iter([reading(100, batches=10, stages=dear), reading(101, batches=11, stages=cheap)])
+    with serve_server_metrics(lambda: status(100, [worker(0, next(readings))])) as metrics:
+        before, after = samples(metrics.port), samples(metrics.port)
+    name = "mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"
+    assert after[name] == before[name] > 50
+    assert after['mpwds_server_batches_total{worker="0"}'] == 11
+
+
 def test_a_trainer_hands_out_its_loaders(of_trainer):
     assert of_trainer["mpwds_trainer_batches_total"] == 3
     assert of_trainer["mpwds_trainer_samples_total"] == 12
