@@ -42,7 +42,7 @@ class WorkerFigures(Rates):
         server: URL of its server.
         worker: Its number there.
         pid: Its process id.
-        state: ``"starting"``, ``"idle"`` or ``"running"``.
+        state: ``"running"``, ``"idle"`` between epochs, or ``"free"`` if no trainer has it.
         client: The trainer that it works for; empty if there is none.
         epoch: Its epoch.
         active_s: Seconds in which it had an epoch to do.
@@ -50,7 +50,7 @@ class WorkerFigures(Rates):
         waiting_share: The same as a share, 0 to 1.
         queued_bytes: Bytes that it sent and its trainer has not acknowledged.
         window_bytes: How many that may be.
-        restarts: How often its process was restarted.
+        restarts: How often its process was restarted so far.
         shard: The shard that it read last.
     """
 
@@ -227,14 +227,11 @@ def _server(before: Status | None, now: Status) -> _Part:
 
 def _read(before: Status | None, now: Status) -> _Part:
     seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
-    # One that has the number or the name of another that has gone began at another time.
     earlier = before or {"workers": (), "clients": ()}
-    workers_before = {(worker["worker"], worker["began_s"]): worker for worker in earlier["workers"]}
+    workers_before = {worker["worker"]: worker for worker in earlier["workers"]}
+    # A client that has the name of another that has gone began at another time.
     clients_before = {(client["client"], client["began_s"]): client for client in earlier["clients"]}
-    pairs = [
-        (worker, _worker(workers_before.get((worker["worker"], worker["began_s"])), worker))
-        for worker in now["workers"]
-    ]
+    pairs = [(worker, _worker(workers_before.get(worker["worker"]), worker)) for worker in now["workers"]]
     workers = tuple(_worker_figures(now["url"], worker, stats, seconds) for worker, stats in pairs)
     clients = tuple(
         _client_figures(

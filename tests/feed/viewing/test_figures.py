@@ -36,12 +36,11 @@ def test_a_server_that_was_restarted_counts_from_its_start():
     assert (found.seconds, found.batches_per_s) == (5, 20)
 
 
-def test_a_worker_and_a_client_that_follow_others_count_anew():
+def test_a_client_that_follows_another_counts_anew_and_its_worker_goes_on_counting():
     before = [status(90, [worker(0, reading(90, batches=900))], [client(batches=900)])]
-    new = worker(0, reading(4, batches=40), began_s=5096.0)
     clients = [client(batches=40, began_s=5096.0, connected_s=4.0)]
-    found = figures(before, [status(100, [new], clients)])
-    assert (found.batches_per_s, found.clients[0].batches_per_s) == (4, 10)
+    found = figures(before, [status(100, [worker(0, reading(97, batches=970))], clients)])
+    assert (found.batches_per_s, found.clients[0].batches_per_s) == (7, 10)
 
 
 def test_two_clients_of_one_process_have_their_own_rates():
