@@ -165,7 +165,7 @@ class Server:
         self.close()
 
     def status(self) -> dict[str, Any]:
-        """Figures of the server, its workers and trainers; readings count up since a worker's start."""
+        """Figures of the server, its workers and trainers; workers' counters are since the server started."""
         now, trainers = time.monotonic(), self._trainers
         return {
             "url": self.url,
@@ -180,8 +180,7 @@ class Server:
             "draining": trainers.are_turned_away,
             "capacity": self.workers,
             "cores": len(os.sched_getaffinity(0)),
-            # Other threads ask, too.
-            "workers": [worker for party in tuple(trainers.parties) for worker in party.status()],
+            "workers": trainers.status_of_workers(),  # other threads ask, too
             "clients": [session.status(now) for session in tuple(trainers.sessions.values())],
             "dropped": dict(self._router.dropped),
         }
