@@ -76,7 +76,8 @@ class Connection:
 
     ``recv`` raises ``TenbinError`` for a message that is not a valid batch. Iteration drops such a message,
     so that one sender cannot end a training run: it counts them in ``dropped``, and warns at most once a
-    minute. A peer that sends more than ``max_message_bytes`` in one array is disconnected by ZeroMQ.
+    minute. ZeroMQ disconnects a peer that sends more than twice ``max_message_bytes`` in one array, and tells
+    nobody: that is not counted.
 
     Args:
         url: ``scheme://host:port``, or a list of such. ``zpull``, ``zpub`` and ``zrep`` bind; ``zpush``,
@@ -218,7 +219,8 @@ class Connection:
         context: Any = zmq.Context()
         self.socket = context.socket(kind)
         self.socket.linger = _LINGER_MS
-        self.socket.maxmsgsize = self._max_message_bytes
+        # Above our own limit, which is checked when a message is there and can be counted.
+        self.socket.maxmsgsize = min(2 * self._max_message_bytes, (1 << 63) - 1)
         self.socket.hwm = self._hwm
         if kind == zmq.REQ:
             # An answer to an earlier request, which timed out, is not taken for one to this.

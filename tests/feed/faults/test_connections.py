@@ -6,7 +6,16 @@ import psutil
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import at, delivered, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.checking import (
+    assigned,
+    at,
+    delivered,
+    rows,
+    status,
+    undisturbed,
+    wait_for_status,
+    warned,
+)
 from tests.feed.faults.proxy import Proxy
 from tests.feed.serving import LONG, ServerProcess
 
@@ -61,7 +70,7 @@ def test_coming_and_going_leaves_nothing_in_server_and_trainer(memory):
 
         def figures():
             wait_for_status(server, lambda figures: not figures["clients"], "all to leave")
-            wait_for_status(server, lambda figures: not figures["workers"], "all workers to end")
+            wait_for_status(server, lambda figures: not assigned(figures), "all workers to end")
             descriptors = ours.num_fds(), theirs.num_fds()
             return descriptors, [process.memory_info().rss for process in (ours, theirs)]
 
