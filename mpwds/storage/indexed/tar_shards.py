@@ -94,7 +94,7 @@ class TarShards:
         """The number of samples in each shard."""
         if self._lengths is None:
             self._lengths = [len(self._opened(shard)[1]) - 1 for shard in range(len(self.urls))]
-            if self._cache is not None:
+            if self.fetches:
                 self.close()  # this process may never read them, and copies that are open take room
         return self._lengths
 
