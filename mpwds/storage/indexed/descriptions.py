@@ -183,6 +183,7 @@ class _Reader:
                 self._check(url, part.file, f"{part.key}shardlist[{number}]")
         else:  # as most are: there may be many
             start = join_url(part.base, "x")[:-1]
+            self._check(start, part.file, f"{part.key}shardlist[0]")
             urls = [start + url for url in urls]
         for shard, url in zip(shards, urls, strict=True):
             shard["url"] = url
