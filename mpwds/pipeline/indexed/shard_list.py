@@ -168,6 +168,7 @@ class ShardListDataset:
             cache=self._cache,
             remote=self._remote,
             open_files=max(self._lru_size, 1 if copies else _OPEN_LOCAL),
+            more=_of_shard,
         )
 
     def __len__(self) -> int:
@@ -183,14 +184,11 @@ class ShardListDataset:
             raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
         shard = bisect_right(self._firsts, number) - 1
         inner = number - self._firsts[shard]
-        key, sample = self._samples.members(shard, inner, BytesIO, LateBytesIO)
-        described = self.shards[shard]
-        sample["__key__"] = key
-        sample["__dataset__"] = described.get("dataset")
+        samples = self._samples
+        sample = samples.members(shard, inner, BytesIO, LateBytesIO)
         sample["__index__"] = index
-        sample["__shard__"] = described["url"]
         sample["__shardindex__"] = inner
-        if self._samples.fetches:
+        if samples.fetches:
             self.check_cache_misses()
         for transformation in self.transformations:
             sample = transformation(sample)
@@ -242,9 +240,8 @@ class SamplesOfShard:
 
     def __getitem__(self, index: int) -> Sample:
         number = range(len(self))[index]
-        key, sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
-        sample["__key__"] = key
-        return sample
+        sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
+        return {name: value for name, value in sample.items() if name == "__key__" or name[0] == "."}
 
 
 def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapping[str, Any]]:
@@ -259,6 +256,12 @@ def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapp
                 f"shards[{number}] = {shard!r}"
             )
     return shards if base is None else [{**shard, "url": join_url(base, shard["url"])} for shard in shards]
+
+
+def _of_shard(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sample has besides its members; ``dataset[i]`` sets the numbers."""
+    more = {"__dataset__": described.get("dataset"), "__index__": None}
+    return {**more, "__shard__": described["url"], "__shardindex__": None}
 
 
 def _cache(
