@@ -10,7 +10,7 @@ from mpwds import names
 __all__ = sorted(("__version__", *names.MODULES, *" ".join(names.NAMES.values()).split()))
 
 if not any(isinstance(finder, names.WebdatasetModules) for finder in sys.meta_path):
-    sys.meta_path.append(names.WebdatasetModules())
+    sys.meta_path.insert(0, names.WebdatasetModules())  # before the folders of those that are packages
 
 
 def __getattr__(name: str) -> Any:

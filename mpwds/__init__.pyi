@@ -15,6 +15,7 @@ from mpwds import shardlists as shardlists
 from mpwds import streaming as streaming
 from mpwds import tariterators as tariterators
 from mpwds import tenbin as tenbin
+from mpwds import tensorcom as tensorcom
 from mpwds import utils as utils
 from mpwds import wids as wids
 from mpwds import writer as writer

@@ -99,11 +99,11 @@ FURTHER_NAMES = {
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
-# webdataset's modules, `wids` and `streaming`: `mpwds.filters` is the module `mpwds.compat.filters`, and so
-# on. `gopen` is here the function's name until the module of that name has been imported.
+# Peers' modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
+# function's name until the module of that name has been imported.
 _MODULES = (
     "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists streaming "
-    "tariterators utils wids writer"
+    "tariterators tensorcom utils wids writer"
 )
 WEBDATASET_MODULES = frozenset(_MODULES.split())
 
@@ -129,7 +129,7 @@ def find(name: str) -> Any:
 class WebdatasetModules:
     """Makes ``import mpwds.filters`` import ``mpwds.compat.filters``, for each of ``WEBDATASET_MODULES``.
 
-    Both names are the same module. The files ``mpwds/filters.pyi`` and so on are for type checkers.
+    Both names are one module, also below it. The files ``mpwds/filters.pyi`` and so on are for type checkers.
 
     Example:
         >>> import mpwds.filters
@@ -139,7 +139,7 @@ class WebdatasetModules:
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        is_one = package == "mpwds" and name in WEBDATASET_MODULES
+        is_one = package == "mpwds" and name.partition(".")[0] in WEBDATASET_MODULES
         return ModuleSpec(fullname, self) if is_one else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

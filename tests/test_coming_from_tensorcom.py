@@ -11,7 +11,7 @@ import tensorcom
 import tensorcom.tenbin
 import tensorcom.zcom
 
-from mpwds.compat import tensorcom as ours
+from mpwds import tensorcom as ours
 
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-tensorcom.md").read_text()
 

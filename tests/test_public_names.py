@@ -109,3 +109,9 @@ def test_type_checkers_are_told_the_same_names():
     assert told == {**names.HOMES, **dict.fromkeys(modules, "mpwds")}
     (listed,) = [node for node in stub.body if isinstance(node, ast.Assign)]
     assert ast.literal_eval(listed.value) == mpwds.__all__
+
+
+@pytest.mark.parametrize("module", ["filters", "tensorcom.zcom", "streaming.base.util"])
+def test_modules_have_peers_names_and_exist_once(module):
+    ours = importlib.import_module(f"mpwds.compat.{module}")
+    assert importlib.import_module(f"mpwds.{module}") is ours

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import IO
+from urllib.parse import quote, urlsplit
 
 from mpwds.pipeline.indexed.field_streams import default_decoder as default_decoder
 from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
@@ -16,6 +20,8 @@ from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDatas
 from mpwds.storage.indexed.tar_shards import TarShards
 
 _PIECE_BYTES = 1 << 20
+
+wids = sys.modules[__name__]  # programs write `from wids import wids`
 
 
 class IndexedTarSamples(SamplesOfShard):
@@ -67,3 +73,31 @@ def compute_file_md5sum(fname: str | os.PathLike[str] | IO[bytes], chunksize: in
 def compute_num_samples(fname: str | os.PathLike[str]) -> int:
     """The number of samples in a local tar file."""
     return len(TarShards([os.fspath(fname)]))
+
+
+def default_localname(dldir: str | os.PathLike[str] = "/tmp/_wids_cache") -> Callable[[str], str]:
+    """A ``localname=`` that keeps copies in a folder, under their whole URLs, quoted.
+
+    Example:
+        >>> default_localname("/data")("https://host/x.tar")
+        '/data/https%3A%2F%2Fhost%2Fx.tar'
+    """
+    return partial(_quoted, os.fspath(dldir))
+
+
+def cache_localname(cachedir: str | os.PathLike[str]) -> Callable[[str], str]:
+    """A ``localname=`` that keeps copies in a folder, under the last part of their URLs.
+
+    Example:
+        >>> cache_localname("/data")("https://host/x.tar")
+        '/data/x.tar'
+    """
+    return partial(_last_part, os.fspath(cachedir))
+
+
+def _quoted(folder: str, url: str) -> str:
+    return os.path.join(folder, quote(url, safe="+-"))
+
+
+def _last_part(folder: str, url: str) -> str:
+    return os.path.join(folder, os.path.basename(urlsplit(url).path))

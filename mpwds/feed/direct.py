@@ -18,7 +18,7 @@ from collections.abc import Callable, Set
 from queue import SimpleQueue
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.lobby import Lobby
+from mpwds.feed.lobby import Drop, Lobby
 from mpwds.feed.wire import PART_NBYTES, Head
 
 _HEADER = struct.Struct("<QQQQ")
@@ -30,7 +30,7 @@ _CACHED_NBYTES = 256 << 10
 class DirectSender:
     """The server's end; a thread for each trainer sends, and never holds the interpreter lock meanwhile."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, drop: Drop) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -39,7 +39,7 @@ class DirectSender:
             listener.close()
             raise
         self.port: int = listener.getsockname()[1]
-        self._lobby = Lobby(listener)
+        self._lobby = Lobby(listener, drop)
         self._trainers: dict[bytes, _Outgoing] = {}
 
     def accept(self, known: Set[bytes]) -> None:

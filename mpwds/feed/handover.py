@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Set
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.lobby import Lobby
+from mpwds.feed.lobby import Drop, Lobby
 
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
@@ -28,13 +28,13 @@ _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
 class Giver:
     """The server's end: gives descriptors to trainers that have connected."""
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, drop: Drop, path: str | None = None) -> None:
         # An abstract name needs no file, but one network namespace alone sees it.
         self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
         self._remove()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(_address(self.name))
-        self._lobby = Lobby(listener)
+        self._lobby = Lobby(listener, drop)
         self._trainers: dict[bytes, socket.socket] = {}
 
     def accept(self, known: Set[bytes]) -> None:

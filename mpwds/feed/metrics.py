@@ -10,6 +10,7 @@ from mpwds.feed.viewing.figures import Figures, Status, figures
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.samples import Sample
 
     from mpwds.loader.stats.stats import LoaderStats, StageStats
 
@@ -99,14 +100,24 @@ def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK) -> Metr
     return Metrics(lambda: trainer_metrics(loader.stats("start")), port, host)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Collector:
-    """What prometheus_client asks for metrics."""
+    """What prometheus_client asks for metrics. Counters never shrink, as estimated times may."""
 
     read: Callable[[], list[Metric]]
+    most: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def collect(self) -> Iterable[Metric]:
-        return self.read()
+        families = self.read()
+        for family in families:
+            if family.type == "counter":
+                family.samples = [self._grown(sample) for sample in family.samples]
+        return families
+
+    def _grown(self, sample: Sample) -> Sample:
+        key = sample.name, *sample.labels.values()
+        self.most[key] = max(sample.value, self.most.get(key, 0.0))
+        return sample._replace(value=self.most[key])
 
 
 @dataclass

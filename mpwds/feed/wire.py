@@ -197,6 +197,8 @@ def pack(kind: str, **fields: Any) -> bytes:
 
 def unpack_command(data: Any) -> dict[str, Any]:
     """The fields of a command, or ``Malformed``."""
+    if len(data) > COMMAND_NBYTES:
+        raise Malformed(f"a command of {len(data):,} bytes: {COMMAND_NBYTES:,} are the limit")
     fields = _unpack(data, COMMANDS, _FIELDS_NBYTES)
     if fields["kind"] == START and fields["state"] is not None and fields["state"][:1] != b"m":
         raise Malformed("start: state must be msgpack behind an m: pickles are not accepted")

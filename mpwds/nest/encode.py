@@ -222,8 +222,8 @@ def _to_pairs(
             if part is not None:
                 raise _CannotSend(
                     part,
-                    "whose own __hash__ and __eq__ the receiver would have to run: pass allow_pickle=True if "
-                    "it may run and unpickle what you send, or use keys of text, numbers and tuples",
+                    "whose own __hash__ and __eq__ the receiver would have to run, which is not allowed: "
+                    "use keys of text, numbers and tuples",
                 )
     return keys, _to_nodes(item.values(), arrays, allow_pickle, depth)
 
@@ -245,8 +245,8 @@ def _instance(tag: int, item: Any, arrays: list[Any], allow_pickle: bool, depth:
     elif tag == DATACLASS and "<locals>" in name:
         raise _CannotSend(
             item,
-            "a dataclass that is local to a function, which can only be sent pickled: pass "
-            "allow_pickle=True if the receiver may unpickle it, or define it in a module",
+            "a dataclass that is local to a function, which can only be sent pickled, and pickles are not "
+            "allowed here: define it in a module",
         )
     return [tag, _to_nodes(values, arrays, allow_pickle, depth), name, fields, pickled]
 
@@ -255,8 +255,8 @@ def _pickled(item: Any, allow_pickle: bool) -> Any:
     if not allow_pickle:
         raise _CannotSend(
             item,
-            "which can only be sent pickled: pass allow_pickle=True if the receiver may unpickle it, or "
-            "convert it to arrays, numbers, text or containers of these",
+            "which can only be sent pickled, and pickles are not allowed here: convert it to arrays, "
+            "numbers, text or containers of these",
         )
     try:
         return [PICKLE, dumps(item)]

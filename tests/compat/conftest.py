@@ -33,8 +33,8 @@ def folder():
 
 
 @contextlib.contextmanager
-def ours(url=None, **options):
-    connection = Connection(url, timeout=PATIENCE_S, **options)
+def ours(url=None, timeout=PATIENCE_S, **options):
+    connection = Connection(url, timeout=timeout, **options)
     try:
         yield connection
     finally:

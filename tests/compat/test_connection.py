@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mpwds
-from mpwds.compat import tensorcom
+from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
 from tests.compat.conftest import a_batch, free_port, ours
 

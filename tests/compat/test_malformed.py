@@ -99,7 +99,16 @@ def test_a_message_above_the_limit_is_an_error(folder, plain):
             receiver.recv()
 
 
-def test_a_frame_above_the_limit_is_refused_before_it_is_received(folder, plain):
+def test_a_frame_somewhat_above_the_limit_is_counted(folder, plain):
+    with ours(f"zpull+ipc://{folder}/s", total=1, batch_count=False, max_message_bytes=1000) as receiver:
+        plain.send(bytes(1001))
+        plain.send_multipart(FRAMINGS["single"])
+        with pytest.warns(RuntimeWarning, match="a message has 1001 bytes, max_message_bytes is 1000"):
+            assert len(list(receiver)) == 1
+    assert receiver.dropped == 1
+
+
+def test_a_frame_far_above_the_limit_is_refused_before_it_is_received(folder, plain):
     with (
         ours(f"zpull+ipc://{folder}/s", max_message_bytes=1000) as receiver,
         ours(f"zpush+ipc://{folder}/s") as good,

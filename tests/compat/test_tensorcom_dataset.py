@@ -1,7 +1,6 @@
 """TensorcomDataset in pipelines and loaders, and send_batches, which feeds tensorcom's consumers."""
 
 import contextlib
-import itertools
 import os
 import pickle
 import threading
@@ -9,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-import zmq
 
 import mpwds
 from mpwds.compat.tensorcom import TensorcomDataset, send_batches
@@ -37,15 +35,13 @@ def sending(url):
     done = threading.Event()
 
     def send():
-        for number in itertools.count():
-            while not connection.socket.poll(10, zmq.POLLOUT):
-                if done.is_set():
-                    return
-            if done.is_set():
-                return
-            connection.send([np.zeros((2, 3), "uint8"), np.array([number, number], "int32")])
+        number = 0
+        while not done.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection.send([np.zeros((2, 3), "uint8"), np.array([number, number], "int32")])
+                number += 1
 
-    with ours(url, hwm=2) as connection:
+    with ours(url, hwm=2, timeout=0.01) as connection:
         thread = threading.Thread(target=send)
         thread.start()
         try:

@@ -88,3 +88,16 @@ def test_another_digest_or_number_of_samples_is_an_error(folder):
         wids.IndexedTarSamples(path="x-1.tar", md5sum="00")
     with pytest.raises(ShardError, match="x-1.tar has 4 samples, its description says 5"):
         wids.IndexedTarSamples(path="x-1.tar", expected_size=5)[0]
+
+
+@pytest.mark.parametrize(
+    ("localname", "url", "copy"),
+    [
+        (wids.default_localname, "pipe:cat x-0.tar", "pipe%3Acat%20x-0.tar"),
+        (wids.cache_localname, "pipe:cat ./x-0.tar", "x-0.tar"),
+    ],
+)
+def test_a_localname_says_where_copies_lie(folder, localname, url, copy):
+    dataset = wids.wids.ShardListDataset([{"url": url, "nsamples": 4}], localname=localname("copies"))
+    assert dataset[1][".cls"] == 1
+    assert (folder / "copies" / copy).read_bytes() == (folder / "x-0.tar").read_bytes()

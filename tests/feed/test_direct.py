@@ -144,9 +144,45 @@ def test_strangers_at_the_port_get_nothing_and_disturb_nobody():
                 silent.recv(1)
 
 
+JUNK = [b"GET / HTTP/1.1\r\n\r\n", b"?", b"\1cut off"]
+
+
+def test_junk_at_the_port_is_counted_and_its_connections_are_closed():
+    with served(large()) as server:
+        for junk in JUNK:
+            with socket.create_connection(("127.0.0.1", server._direct.port)) as stranger:
+                stranger.sendall(junk)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.settimeout(60)
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+        wait_until(lambda: server.status()["dropped"] == {"malformed": len(JUNK)}, "all to be counted")
+
+
+def test_junk_is_closed_at_once_though_its_sender_stays(caplog):
+    with served(large()) as server:
+        with socket.create_connection(("127.0.0.1", server._direct.port)) as stranger:
+            stranger.sendall(b"?")
+            stranger.settimeout(60)
+            assert stranger.recv(1) == b""
+        wait_until(lambda: server.status()["dropped"], "it to be counted")
+    assert "(malformed): a connection beside ZeroMQ's that begins with no trainer's identity" in caplog.text
+    assert "(from 127.0.0.1)" in caplog.text
+
+
+def test_connections_that_say_nothing_or_are_of_trainers_that_left_are_not_counted():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        lobby = Lobby(listener, pytest.fail)
+        for said in (b"", b"\1" + bytes(15)):
+            with socket.create_connection(listener.getsockname()) as trainer:
+                trainer.sendall(said)
+        wait_until(lambda: [*lobby.arrivals(set())] == [] and not lobby._strangers, "them to be gone")
+        lobby.close()
+
+
 def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it():
     listener = socket.create_server(("127.0.0.1", 0))
-    lobby = Lobby(listener)
+    lobby = Lobby(listener, pytest.fail)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_connection(listener.getsockname()) as trainer:
         trainer.sendall(b"t" * 16)

@@ -13,14 +13,17 @@ NOBODY = 65534
 
 
 def test_a_trainer_that_is_known_gets_them():
-    with contextlib.closing(Giver()) as giver, contextlib.closing(Taker(giver.name, IDENTITY)):
+    with contextlib.closing(Giver(pytest.fail)) as giver, contextlib.closing(Taker(giver.name, IDENTITY)):
         giver.accept({IDENTITY})
         assert giver.connected(IDENTITY)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_processes_of_other_users_neither_get_nor_take_them():
-    with contextlib.closing(Giver()) as giver, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+    with (
+        contextlib.closing(Giver(pytest.fail)) as giver,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
+    ):
         os.seteuid(NOBODY)
         try:
             other.connect("\0" + giver.name)

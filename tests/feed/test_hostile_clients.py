@@ -184,6 +184,15 @@ def test_a_message_of_many_frames_is_dropped():
         assert client.status()["dropped"] == {"malformed": 2}
 
 
+def test_an_oversized_command_is_dropped_and_counted():
+    with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
+        client.welcomed()
+        client.say(wire.START, state=b"m" + bytes(wire.COMMAND_NBYTES))
+        assert client.status()["dropped"] == {"malformed": 1}
+        assert "a command of 33,554," in server.log
+        assert "33,554,432 are the limit (from 127.0.0.1)" in server.log
+
+
 def test_clients_without_an_identity_are_counted_apart_as_old_connections_look_like_them():
     with ServerProcess(numbers(), workers=1) as server, Client(server.url, b"") as nameless:
         nameless.say(wire.STATUS)

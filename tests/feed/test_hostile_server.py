@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import threading
+import time
 
 import msgpack
 import pytest
@@ -15,6 +16,7 @@ from mpwds.feed import wire
 from mpwds.feed.wire import Head
 from mpwds.loader.engine.channel import frame_of
 from tests.feed.messages import WELCOME
+from tests.feed.serving import turned_away
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -248,8 +250,18 @@ def test_other_garbage_is_dropped(frames):
 
 def test_a_batch_beyond_the_limit_is_refused():
     for answer in (data(batch(), parts=[bytes(10)], nbytes=1 << 62), data(batch(structure=bytes(200_000)))):
-        with pytest.raises(MpwdsError, match="sent a batch of .* MB: raise max_batch_bytes="):
+        with pytest.raises(MpwdsError, match="sent a batch of .* [kG]B: raise max_batch_bytes="):
             read(answer)
+
+
+def test_a_batch_for_which_there_is_no_memory_is_an_error():
+    with HostileServer(data(batch(block=0), nbytes=1 << 60)) as server:
+        with mpwds.RemoteLoader(server.url, max_batch_bytes=1 << 61, timeout=60) as loader:
+            why, servers = "there is no memory for a batch of the server tcp://", loader._remote.servers
+            with pytest.raises(MpwdsError, match=why):
+                next(iter(loader))
+            with pytest.raises(MpwdsError, match=why):  # it is not asked any more
+                servers.ask(servers.links[0], wire.COUNT)
 
 
 def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
@@ -295,6 +307,24 @@ def test_a_damaged_welcome_is_no_welcome(fields):
     with HostileServer(data(batch(), END), welcome=fields) as server:
         with pytest.raises(ServerLost, match="no server is ready"):
             mpwds.RemoteLoader(server.url, server_timeout=0.5)
+
+
+def test_what_is_no_message_is_told_as_the_reason_and_logged(caplog):
+    with HostileServer(data(batch(), END), welcome={"workers": 0}) as server:
+        error = turned_away(server.url, because="what it sends is no message of this protocol: welcome")
+    told = "welcome: workers must be 1 to 4096, got 0"
+    assert told in str(error)
+    assert f"dropped message 1 of the server {server.url}: {told}" in caplog.text
+
+
+def test_garbage_is_logged_now_and_then(caplog):
+    def answer(slot, attempt):
+        yield from [[b"?"]] * 1000
+        yield from data(batch(), END)(slot, attempt)
+
+    began = time.monotonic()
+    assert read(answer) == [7]
+    assert 1 <= caplog.text.count("dropped message") <= 1 + (time.monotonic() - began) / 5
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "/dev/null", "/" + "x" * 200, "~"])

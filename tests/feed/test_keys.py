@@ -13,6 +13,7 @@ import mpwds
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import keys
 from mpwds.feed.inspecting import Inspector
+from tests.feed.faults.proxy import Proxy
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, turned_away
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -207,3 +208,16 @@ def test_other_programs_at_the_port_are_logged_and_do_no_harm(folder):
         wait_for(lambda: "not ZeroMQ" in server.log)
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 2)[0]
+
+
+@pytest.mark.filterwarnings("ignore:the server tcp:RuntimeWarning")
+def test_a_server_comes_back_after_another_program_answered_in_its_place(folder):
+    with ServerProcess(numbers(), workers=2, keys=folder) as server, Proxy(server.url) as proxy:
+        options = {"keys": folder, "heartbeat_timeout": 2, "output": "numpy"}
+        with mpwds.RemoteLoader(proxy.url, **options) as loader:
+            first, second = locally(numbers(), 2, epochs=2)
+            assert epoch_of(loader) == first
+            proxy.answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+            proxy.break_connections()
+            wait_for(lambda: not proxy.answer)
+            assert epoch_of(loader) == second

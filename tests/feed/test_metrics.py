@@ -11,6 +11,7 @@ import pytest
 import mpwds
 from mpwds.feed.inspecting import Inspector
 from mpwds.feed.metrics import serve_server_metrics
+from tests.feed.faults.checking import BATCHES, delivered, rows, warned
 from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
 
@@ -73,6 +74,36 @@ def test_workers_of_several_trainers_have_metrics_of_their_own():
         found = samples(metrics.port)
     batches = LENGTH // 4
     assert [found[f'mpwds_server_batches_total{{worker="{number}"}}'] for number in range(2)] == [batches] * 2
+
+
+def test_totals_of_a_server_go_on_with_the_next_trainer_and_with_workers_that_are_restarted(tmp_path):
+    dataset = rows(deaths={100: 1}, folder=tmp_path)
+    found = []
+    with ServerProcess(dataset, workers=2) as server, Inspector([server.url]) as inspector:
+        with serve_server_metrics(lambda: inspector.status()[0]) as metrics:
+            for _ in range(3):
+                with mpwds.RemoteLoader(server.url, output="numpy") as loader, warned():
+                    assert len(delivered(loader)) == BATCHES
+                found.append(samples(metrics.port))
+    totals = [{name: value for name, value in each.items() if "_total{worker=" in name} for each in found]
+    for name in totals[0]:
+        assert totals[0][name] <= totals[1][name] <= totals[2][name], name
+    for label in ('{worker="0"}', '{worker="1"}'):
+        batches = [each[f"mpwds_server_batches_total{label}"] for each in totals]
+        assert batches[0] >= BATCHES // 2
+        assert [batches[1] - batches[0], batches[2] - batches[1]] == [BATCHES // 2] * 2
+    restarts = [value for name, value in totals[2].items() if "restarts" in name]
+    assert sorted(restarts) == [0, 1]
+
+
+def test_an_estimated_time_that_shrinks_is_no_counter_that_begins_anew():
+    dear, cheap = ({"decode('rgb8')": [seconds * 10**9, 640, False]} for seconds in (50, 10))
+    readings = iter([reading(100, batches=10, stages=dear), reading(101, batches=11, stages=cheap)])
+    with serve_server_metrics(lambda: status(100, [worker(0, next(readings))])) as metrics:
+        before, after = samples(metrics.port), samples(metrics.port)
+    name = "mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"
+    assert after[name] == before[name] > 50
+    assert after['mpwds_server_batches_total{worker="0"}'] == 11
 
 
 def test_a_trainer_hands_out_its_loaders(of_trainer):

@@ -28,8 +28,8 @@ def monitor(
 ) -> None:
     """Show what feed servers do, live: rates, workers, stages, clients, and what bounds the feed.
 
-    For tensorcom's sockets it shows rates and shapes. Rates are about the time since the last reading.
-    With --json, each reading is a line.
+    Figures and verdict are about the time of the last ten readings. For tensorcom's sockets it shows rates
+    and shapes, about the time since the last reading. With --json, each reading is a line.
     """
     from mpwds.cli.feed.watched import watch
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.loader.stats.stats import LoaderStats, verdict_of_workers
+from mpwds.loader.stats.stats import LoaderStats, idle_share, verdict_of_workers
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams.gopen import gopen
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     @property
     def verdict(self) -> str:
         """What bounds the workers."""
-        return verdict_of_workers(self.stats)
+        return verdict_of_workers(self.stats, idle_share(self.stats))
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""

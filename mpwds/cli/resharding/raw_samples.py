@@ -37,6 +37,10 @@ class Blocks(Protocol):
 
     url: str
 
+    @property
+    def descriptor(self) -> int | None:
+        """The open file in which they lie at their positions, if there is one."""
+
     def read_into(self, target: memoryview, position: int) -> None:
         """Fills ``target`` with the bytes from ``position`` of the archive on."""
 
@@ -128,17 +132,24 @@ class FileBlocks:
         self._path = path
         self._files = files
 
+    @property
+    def descriptor(self) -> int:
+        """The open file, until the next one is opened."""
+        return self._files.descriptor(self._path)
+
     def read(self, size: int, offset: int) -> memoryview:
         data = memoryview(bytearray(size))
         self.read_into(data, offset)
         return data
 
     def read_into(self, target: memoryview, position: int) -> None:
-        fill(target, self._files.descriptor(self._path), position, self.url)
+        fill(target, self.descriptor, position, self.url)
 
 
 class HeldBlocks:
     """Bytes in memory: those of an archive from ``start`` on."""
+
+    descriptor = None
 
     def __init__(self, url: str, start: int, data: bytes) -> None:
         self.url = url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 from mpwds.cli.outputs import already_there, existing, exists, is_series
 from mpwds.cli.resharding.copying import Copier
@@ -11,8 +10,7 @@ from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.streams.rewriting import rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes
 
 
@@ -64,13 +62,13 @@ class ShardSink(ClosesOrDiscards):
         self._writer: TarWriter | None = None
         if not self._is_series:
             self._open_next()
-        self._copier = Copier(in_background=_is_file(target))
 
     def add(self, sample: RawSample) -> None:
         """Appends a sample to the current shard, or begins the next one if it does not fit."""
         if self._writer is not None and self._is_full(sample.size):
             self._finish()
-        writer = self._writer or self._open_next()
+        if self._writer is None:
+            self._open_next()
         if sample.key in self._keys:
             sample = self._of_twin(sample)
         self._keys.add(sample.key)
@@ -79,7 +77,7 @@ class ShardSink(ClosesOrDiscards):
         self.samples += 1
         self.bytes += sample.size
         for start, stop in sample.extents:
-            self._copier.copy(sample.blocks, start, stop, writer)
+            self._copier.copy(sample.blocks, start, stop)
 
     def close(self) -> None:
         """Completes the last shard."""
@@ -88,11 +86,9 @@ class ShardSink(ClosesOrDiscards):
         except BaseException:
             self.discard()
             raise
-        self._copier.close()
 
     def discard(self) -> None:
         """Drops the shard that is being written; complete shards stay."""
-        self._copier.close()
         if self._writer is not None:
             self._writer.discard()
 
@@ -106,20 +102,20 @@ class ShardSink(ClosesOrDiscards):
             )
         )
 
-    def _open_next(self) -> TarWriter:
+    def _open_next(self) -> None:
         name = self._target % len(self.shards) if self._is_series else self._target
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
         self._writer = TarWriter(name, sync=False)
+        self._copier = Copier(self._writer)
         self.shards.append(name)
         self._size = 0
         self._keys: set[str] = set()
         self._last_key = ""
-        return self._writer
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._copier.finish(self._writer)
+            self._copier.finish()
             self._writer.close()
             self._writer = None
 
@@ -138,12 +134,3 @@ class ShardSink(ClosesOrDiscards):
                 "--duplicates rename writes it under another key"
             )
         return sample
-
-
-def _is_file(target: str) -> bool:
-    """Whether a target is a file, or will be one, rather than a pipe, a device or something remote."""
-    place = rewrite_url(target)
-    if target == "-" or not is_local(place):
-        return False
-    path = local_path(place)
-    return os.path.isfile(path) or not os.path.exists(path)

@@ -56,8 +56,12 @@ class Spool:
             position = start + sample_bytes
             yield rank, RawSample(key, self, [(start, position)])
 
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
+
     def read_into(self, target: memoryview, position: int) -> None:
-        fill(target, self._file.fileno(), position, self.url)
+        fill(target, self.descriptor, position, self.url)
 
     def __enter__(self) -> Spool:
         return self

@@ -76,7 +76,8 @@ class Connection:
 
     ``recv`` raises ``TenbinError`` for a message that is not a valid batch. Iteration drops such a message,
     so that one sender cannot end a training run: it counts them in ``dropped``, and warns at most once a
-    minute. A peer that sends more than ``max_message_bytes`` in one array is disconnected by ZeroMQ.
+    minute. ZeroMQ disconnects a peer that sends more than twice ``max_message_bytes`` in one array, and tells
+    nobody: that is not counted.
 
     Args:
         url: ``scheme://host:port``, or a list of such. ``zpull``, ``zpub`` and ``zrep`` bind; ``zpush``,
@@ -218,7 +219,8 @@ class Connection:
         context: Any = zmq.Context()
         self.socket = context.socket(kind)
         self.socket.linger = _LINGER_MS
-        self.socket.maxmsgsize = self._max_message_bytes
+        # Above our own limit, which is checked when a message is there and can be counted.
+        self.socket.maxmsgsize = min(2 * self._max_message_bytes, (1 << 63) - 1)
         self.socket.hwm = self._hwm
         if kind == zmq.REQ:
             # An answer to an earlier request, which timed out, is not taken for one to this.
@@ -281,9 +283,13 @@ class Connection:
         else:
             frames = [tenbin.encode_buffer(arrays, names)]
         self._catch_up(sending=True)
-        self._wait(zmq.POLLOUT, "nobody took a batch")
-        # A caller may change his arrays after this returns, but not the buffer of a single frame.
-        self.socket.send_multipart(frames, copy=self.multipart)
+        is_sent = False
+        while not is_sent:
+            self._wait(zmq.POLLOUT, "nobody took a batch")
+            with contextlib.suppress(zmq.Again):  # who was there has left
+                # A caller may change his arrays after this returns, but not the buffer of a single frame.
+                self.socket.send_multipart(frames, zmq.NOBLOCK, copy=self.multipart)
+                is_sent = True
         self._is_my_turn = False
         self.stats.add(sum(memoryview(frame).nbytes for frame in frames))
 

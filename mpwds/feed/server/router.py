@@ -48,7 +48,8 @@ class Router:
             ends.callback(router.close, int(_LINGER_S * 1000))
             router.router_mandatory = True
             router.router_handover = True
-            router.maxmsgsize = wire.COMMAND_NBYTES
+            # ZeroMQ drops what is longer without a word, and the connection with it.
+            router.maxmsgsize = 2 * wire.COMMAND_NBYTES
             router.sndhwm = _MOST_UNSENT
             router.copy_threshold = wire.PART_NBYTES // 4  # a copy is cheaper than to hear that all was sent
             router.heartbeat_ivl = 2000  # or memory that is sent to a lost machine would stay in use

@@ -123,11 +123,11 @@ class Server:
             self.url = self._router.url
             path = self.url[len("ipc://") :] + ".memory"
             is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
-            giver = Giver(path if is_path else None)
+            giver = Giver(self._router.drop, path if is_path else None)
             ends.callback(giver.close)
             self._direct: DirectSender | None = None
             if keys is None and self.url.startswith("tcp://"):
-                self._direct = DirectSender(urlsplit(self.url).hostname or "")
+                self._direct = DirectSender(urlsplit(self.url).hostname or "", self._router.drop)
                 ends.callback(self._direct.close)
             self._trainers = Trainers(
                 {"server": self._id, "blocks": blocks, **self._definition},
@@ -165,7 +165,7 @@ class Server:
         self.close()
 
     def status(self) -> dict[str, Any]:
-        """Figures of the server, its workers and trainers; readings count up since a worker's start."""
+        """Figures of the server, its workers and trainers; workers' counters are since the server started."""
         now, trainers = time.monotonic(), self._trainers
         return {
             "url": self.url,
@@ -180,8 +180,7 @@ class Server:
             "draining": trainers.are_turned_away,
             "capacity": self.workers,
             "cores": len(os.sched_getaffinity(0)),
-            # Other threads ask, too.
-            "workers": [worker for party in tuple(trainers.parties) for worker in party.status()],
+            "workers": trainers.status_of_workers(),  # other threads ask, too
             "clients": [session.status(now) for session in tuple(trainers.sessions.values())],
             "dropped": dict(self._router.dropped),
         }

@@ -123,6 +123,15 @@ class _ServedWorker(LocalWorker):
         return self._status.shard()
 
 
+class Totals(NamedTuple):
+    """What the workers of one number have done since the server started."""
+
+    assigned_s: float = 0.0  # in which a trainer had them
+    batches: int = 0
+    restarts: int = 0
+    reading: Reading = Reading()
+
+
 @dataclass
 class _Run:
     """A part of an epoch that a worker makes."""
@@ -146,7 +155,8 @@ class Slot:
 
     ``hand_over(launch, segment, bell)`` passes descriptors to a trainer that maps the arena itself; without
     it, the trainer gets the arrays in parts. ``peeked`` gets a copy of the next batch that is relayed.
-    ``number`` is the trainer's for it, and ``number_here`` the server's, which no two have at a time.
+    ``number`` is the trainer's for it, and ``number_here`` the server's, which no two have at a time;
+    ``before`` are the totals of those that had it earlier.
     """
 
     def __init__(
@@ -157,10 +167,11 @@ class Slot:
         blocks: int,
         expected: Callable[[], int] = lambda: 1,
         hand_over: Callable[[int, int, int], None] | None = None,
+        before: Totals | None = None,
     ) -> None:
         self.number = number
         self.number_here = number_here
-        self.began = time.monotonic()
+        self.ended: float | None = None
         self.members: dict[bytes, Member] = {}
         self.worker: _ServedWorker | None = None
         self.restarts = 0
@@ -180,6 +191,8 @@ class Slot:
         self._absent: dict[bytes, float] = {}  # since when the others wait for trainers that have not begun
         self._segments: list[bytes] = []
         self._reading_before = Reading()
+        self._began = time.monotonic()
+        self._before = before or Totals()
 
     @property
     def epoch(self) -> int | None:
@@ -188,7 +201,18 @@ class Slot:
 
     def reading(self) -> Reading:
         """The counters of its workers, also of those that have died."""
-        return self._reading_before if self.worker is None else self._reading_before + self.worker.reading()
+        before, worker = self._reading_before, self.worker  # together: other threads ask, too
+        return before if worker is None else before + worker.reading()
+
+    def totals(self) -> Totals:
+        """What it has done, and those of its number before it."""
+        before, until = self._before, time.monotonic() if self.ended is None else self.ended
+        return Totals(
+            before.assigned_s + until - self._began,
+            before.batches + self.batches,
+            before.restarts + self.restarts,
+            before.reading + self.reading(),
+        )
 
     def start(self, client: bytes, start: dict[str, Any]) -> None:
         """A trainer asks for a part, in place of what it asked for before.
@@ -278,10 +302,8 @@ class Slot:
     def end(self) -> _ServedWorker | None:
         """Ends the slot. Its worker, if there is one, was told to end; the caller waits for it."""
         self._run = self._pending = None
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.disconnect()
-        return worker
+        self.ended = time.monotonic()
+        return self._let_go()
 
     def _take(self) -> Message | None:
         if self._pending is not None:
@@ -404,10 +426,8 @@ class Slot:
 
     def _restarted(self, death: WorkerDied, run: _Run) -> Message | None:
         """Lets go of a worker that has died; the message that ends the part if it died too often."""
-        dead, self.worker = self.worker, None
+        dead = self._let_go()
         if dead is not None:
-            self._reading_before = self._reading_before + dead.reading()
-            dead.disconnect()
             dead.release()
         run.deaths[run.next] += 1
         if run.deaths[run.next] >= MOST_DEATHS:
@@ -423,6 +443,13 @@ class Slot:
         self.restarts += 1
         self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")
         return None
+
+    def _let_go(self) -> _ServedWorker | None:
+        reading, worker = self.reading(), self.worker
+        self._reading_before, self.worker = reading, None
+        if worker is not None:
+            worker.disconnect()
+        return worker
 
     def _stop_if_unwanted(self) -> None:
         if self._run is not None and not any(member.runs for member in self.members.values()):

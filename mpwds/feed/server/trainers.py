@@ -35,11 +35,6 @@ class Party:
     slots: dict[int, Slot] = field(default_factory=dict)
     sessions: dict[bytes, Session] = field(default_factory=dict)
 
-    def status(self) -> list[dict[str, Any]]:
-        """Figures of its workers."""
-        names = ", ".join(session.name for session in tuple(self.sessions.values()))
-        return [{"client": names, **_status(slot)} for slot in tuple(self.slots.values())]
-
 
 @dataclass
 class Session:
@@ -81,6 +76,7 @@ class Trainers:
     silent for ``timeout_s``.
 
     Attributes:
+        slots: The last of each number here, also of trainers that have gone.
         parties: Who has workers.
         sessions: Each trainer, by its identity.
         are_turned_away: The server ends soon, so nobody else is welcomed.
@@ -100,6 +96,7 @@ class Trainers:
         timeout_s: float,
         shared_memory: bool,
     ) -> None:
+        self.slots: dict[int, Slot] = {}
         self.parties: list[Party] = []
         self.sessions: dict[bytes, Session] = {}
         self.are_turned_away = False
@@ -226,7 +223,10 @@ class Trainers:
         taken = {slot.number_here for each in self.parties for slot in each.slots.values()}
         number_here = next(free for free in itertools.count() if free not in taken)
         given = hand_over if shared_memory else None
-        return Slot(number, number_here, lambda: self._launcher, self._blocks, expected, given)
+        before = self.slots[number_here].totals() if number_here in self.slots else None
+        slot = Slot(number, number_here, lambda: self._launcher, self._blocks, expected, given, before)
+        self.slots[number_here] = slot
+        return slot
 
     def _taken_over(self) -> int:
         return sum(number >= party.workers for party in self.parties for number in party.slots)
@@ -249,6 +249,11 @@ class Trainers:
                 worker = slot.end()
                 if worker is not None:
                     self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
+
+    def status_of_workers(self) -> list[dict[str, Any]]:
+        """Figures of the workers, by number: of all trainers since the server started."""
+        names = {identity: session.name for identity, session in tuple(self.sessions.items())}
+        return [_status(slot, names) for _, slot in sorted(self.slots.items())]
 
     def keep_house(self, now: float) -> None:
         """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
@@ -297,18 +302,20 @@ class Trainers:
         self._ending.clear()
 
 
-def _status(slot: Slot) -> dict[str, Any]:
-    members = slot.members.values()
+def _status(slot: Slot, names: dict[bytes, str]) -> dict[str, Any]:
+    members, totals, worker = tuple(slot.members.items()), slot.totals(), slot.worker
+    state = "idle" if slot.epoch is None else "running"
     return {
         "worker": slot.number_here,
-        "began_s": slot.began,
-        "pid": 0 if slot.worker is None else slot.worker.pid,
-        "state": "idle" if slot.epoch is None else "running",
+        "pid": 0 if worker is None else worker.pid,
+        "client": ", ".join(names[identity] for identity, _ in members if identity in names),
+        "state": state if slot.ended is None else "free",
         "epoch": slot.last_epoch,
-        "batches": slot.batches,
-        "restarts": slot.restarts,
-        "unacknowledged_bytes": max((member.outstanding for member in members), default=0),
-        "window_bytes": max((member.window for member in members), default=0),
-        "shard": "" if slot.worker is None else slot.worker.shard,
-        "reading": wire.plain_reading(slot.reading()),
+        "assigned_s": totals.assigned_s,
+        "batches": totals.batches,
+        "restarts": totals.restarts,
+        "unacknowledged_bytes": max((member.outstanding for _, member in members), default=0),
+        "window_bytes": max((member.window for _, member in members), default=0),
+        "shard": "" if worker is None else worker.shard,
+        "reading": wire.plain_reading(totals.reading),
     }

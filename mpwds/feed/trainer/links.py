@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -21,7 +22,11 @@ from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.bell import Bell
 
+logger = logging.getLogger("mpwds.feed")
+
 _RETRY_S = 0.05
+_ANEW_S = 2.0
+_LOG_EVERY_S = 5.0
 _LINGER_MS = 300
 _MOST_MESSAGES = 256
 _MOST_NOTICES = 32
@@ -104,9 +109,11 @@ class Link:
         refused: Why the server will not serve this trainer.
         lost_since: When it stopped to answer; ``None`` if it is up, or was never.
         notices: Warnings for the user.
+        dropped: How many of its messages were malformed.
         warned: Whether the user was told that it is lost.
         is_walled: Its port for arrays does not answer.
-        retry_at: When to connect anew, which ZeroMQ does not do behind a handshake that failed.
+        retry_at: When to connect anew, if nothing can be sent until then: ZeroMQ does not do so behind a
+            handshake that failed, or when another program has answered.
     """
 
     url: str
@@ -127,6 +134,8 @@ class Link:
     direct: DirectReceiver | None = None
     inboxes: dict[int, Inbox] = field(default_factory=dict)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
+    dropped: int = 0
+    logged: float = -_LOG_EVERY_S
     warned: bool = False
     is_walled: bool = False
     ping: int = 0
@@ -170,15 +179,27 @@ class Link:
             attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(self.inboxes.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
-        elif not self.refused and not self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+        elif self.refused or self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+            self.retry_at = None
+        else:
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
+            self.retry_at = self.retry_at or now + _ANEW_S
             self.why = _why_no_socket(self.url) or self.why
+
+    def drop(self, what: str) -> None:
+        """Counts and logs a malformed message."""
+        self.dropped += 1
+        if not self.is_up:
+            self.why = f"what it sends is no message of this protocol: {what}"
+        now = time.monotonic()
+        if now - self.logged >= _LOG_EVERY_S:
+            self.logged = now
+            logger.warning("dropped message %d of the server %s: %s", self.dropped, self.url, what)
 
     def note_failed_handshake(self) -> None:
         """The server's keys do not fit, or those that it knows of: somebody may mend that."""
         if not self.is_up:
             self.why = "it is there, but the handshake fails: are the keys of both sides the same?"
-            self.retry_at = time.monotonic() + wire.PING_S
 
     def take_welcome(self, welcome: dict[str, Any]) -> None:
         """Begins a session, unless the server has another dataset than before."""

@@ -24,6 +24,7 @@ from mpwds.feed import wire
 from mpwds.feed.trainer.links import Arrival, Inbox, Link, connect
 from mpwds.feed.wire import Head, Malformed
 from mpwds.sharedmem.bell import Bell
+from mpwds.viewing.wording import size
 from mpwds.warn import warn
 
 _MESSAGES_AT_ONCE = 64
@@ -61,7 +62,6 @@ class Servers:
         self._questions: dict[int, Future[dict[str, Any]]] = {}
         self._requests = itertools.count()
         self._changed = threading.Event()
-        self.dropped = 0
         self.links: list[Link] = []
         urls = urls if workers is None else urls[:workers]
         self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
@@ -111,7 +111,9 @@ class Servers:
             self._wake.ring()
 
     def ask(self, link: Link, kind: str, **fields: Any) -> dict[str, Any]:
-        """Sends a question and waits for the answer; ServerLost if none comes."""
+        """Sends a question and waits for the answer; ServerLost if none comes, MpwdsError if it refuses."""
+        if link.refused:  # which sends nothing
+            raise MpwdsError(link.refused)
         request = next(self._requests)
         future = self._questions[request] = Future()
         self.send(link, kind, request=request, **fields)
@@ -234,10 +236,12 @@ class Servers:
                 self._receive_data(link, reply)
             else:
                 self._handle(link, reply)
-        except (MpwdsError, ArithmeticError, LookupError, TypeError, ValueError):
-            self.dropped += 1
+        except (Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            link.drop(str(error) or type(error).__name__)
         except MemoryError as error:
             link.refuse(f"there is no memory for a batch of the server {link.url}: {error}")
+        except MpwdsError:
+            pass  # the link is lost, and says why
         while socket.rcvmore:
             socket.recv_into(bytearray(1))
         return True
@@ -252,8 +256,8 @@ class Servers:
         if max(len(frames), head.nbytes) > most:
             _fail(
                 inbox,
-                f"the server {link.url} sent a batch of {nbytes / 1e6:,.1f} MB: raise max_batch_bytes= "
-                f"({most / 1e6:,.1f} MB) to accept it",
+                f"the server {link.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
+                f"({size(most)}) to accept it",
             )
         if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
             _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")

@@ -42,15 +42,16 @@ class WorkerFigures(Rates):
         server: URL of its server.
         worker: Its number there.
         pid: Its process id.
-        state: ``"starting"``, ``"idle"`` or ``"running"``.
+        state: ``"running"``, ``"idle"`` between epochs, or ``"free"`` if no trainer has it.
         client: The trainer that it works for; empty if there is none.
         epoch: Its epoch.
-        active_s: Seconds in which it had an epoch to do.
+        assigned_s: Seconds in which a trainer had it.
+        active_s: Seconds of these in which it had an epoch to do.
         waiting_s: Seconds of these in which it waited for its trainer.
-        waiting_share: The same as a share, 0 to 1.
+        waiting_share: Share of ``assigned_s`` in which it waited for its trainer or for an epoch, 0 to 1.
         queued_bytes: Bytes that it sent and its trainer has not acknowledged.
         window_bytes: How many that may be.
-        restarts: How often its process was restarted.
+        restarts: How often its process was restarted so far.
         shard: The shard that it read last.
     """
 
@@ -60,6 +61,7 @@ class WorkerFigures(Rates):
     state: str
     client: str
     epoch: int
+    assigned_s: float
     active_s: float
     waiting_s: float
     waiting_share: float
@@ -139,7 +141,7 @@ class Figures(Rates):
 
     Attributes:
         seconds: Seconds that the rates and shares are about.
-        waiting_share: Share of the workers' time in which they waited for trainers, 0 to 1.
+        waiting_share: As a worker's, of all that had an epoch to do, or of all if none had.
         queued_bytes: Bytes that were sent and are not acknowledged yet.
         window_bytes: How many that may be.
         verdict: What bounds the feed.
@@ -174,8 +176,8 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     """The figures of a feed between two readings.
 
     Args:
-        previous: The statuses of an earlier reading; without them, or where a server has restarted since, the
-            figures are about the time since it started.
+        previous: Statuses of earlier readings, of which a server's last one counts; without one, or where the
+            server has restarted since, the figures are about the time since it started.
         now: The servers' statuses, one for each.
 
     Raises:
@@ -183,19 +185,19 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     """
     before = {status["server"]: status for status in previous or ()}
     parts = [_server(before.get(status.get("server")), status) for status in now]
-    every_worker = [worker for part in parts for worker in part.stats.workers]
     seconds = max((part.stats.seconds for part in parts), default=0.0)
     cores = {part.server.host: part.stats.cores for part in parts}
-    stats = _stats(every_worker, seconds, sum(cores.values()))
+    stats = _stats([each for part in parts for each in part.stats.workers], seconds, sum(cores.values()))
     workers = tuple(worker for part in parts for worker in part.workers)
     clients = tuple(client for part in parts for client in part.clients)
+    waiting_share = _waiting_share(workers)
     return Figures(
         **{each.name: sum(getattr(part.server, each.name) for part in parts) for each in fields(Rates)},
         seconds=stats.seconds,
-        waiting_share=stats.workers_waiting_share,
+        waiting_share=waiting_share,
         queued_bytes=sum(worker.queued_bytes for worker in workers),
         window_bytes=sum(worker.window_bytes for worker in workers),
-        verdict=_verdict(stats, workers, clients),
+        verdict=_verdict(stats, waiting_share, clients),
         servers=tuple(part.server for part in parts),
         workers=workers,
         stages=stats.stages,
@@ -227,15 +229,15 @@ def _server(before: Status | None, now: Status) -> _Part:
 
 def _read(before: Status | None, now: Status) -> _Part:
     seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
-    # One that has the number or the name of another that has gone began at another time.
     earlier = before or {"workers": (), "clients": ()}
-    workers_before = {(worker["worker"], worker["began_s"]): worker for worker in earlier["workers"]}
+    workers_before = {worker["worker"]: worker for worker in earlier["workers"]}
+    # A client that has the name of another that has gone began at another time.
     clients_before = {(client["client"], client["began_s"]): client for client in earlier["clients"]}
     pairs = [
-        (worker, _worker(workers_before.get((worker["worker"], worker["began_s"])), worker))
+        _worker(now["url"], workers_before.get(worker["worker"]), worker, seconds)
         for worker in now["workers"]
     ]
-    workers = tuple(_worker_figures(now["url"], worker, stats, seconds) for worker, stats in pairs)
+    workers = tuple(worker for worker, _ in pairs)
     clients = tuple(
         _client_figures(
             now["url"], clients_before.get((client["client"], client["began_s"])), client, seconds
@@ -255,37 +257,39 @@ def _read(before: Status | None, now: Status) -> _Part:
         fingerprint=str(now["fingerprint"]),
         workers=int(now["capacity"]),
         clients=len(clients),
-        verdict=_verdict(stats, workers, clients),
+        verdict=_verdict(stats, _waiting_share(workers), clients),
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
     )
     skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
     return _Part(server, workers, clients, stats, skipped)
 
 
-def _worker(before: Status | None, now: Status) -> WorkerStats:
-    reading, restarts = wire.reading_of(now["reading"]), int(now["restarts"])
+def _worker(
+    server: str, before: Status | None, now: Status, seconds: float
+) -> tuple[WorkerFigures, WorkerStats]:
+    reading, restarts, assigned_s = wire.reading_of(now["reading"]), int(now["restarts"]), now["assigned_s"]
     if before is not None:
-        reading, restarts = reading - wire.reading_of(before["reading"]), restarts - before["restarts"]
-    return worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
-
-
-def _worker_figures(server: str, now: Status, stats: WorkerStats, seconds: float) -> WorkerFigures:
+        reading, assigned_s = reading - wire.reading_of(before["reading"]), assigned_s - before["assigned_s"]
+        restarts -= before["restarts"]
+    stats = worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
+    assigned_s = max(float(assigned_s), stats.active_s)
     return WorkerFigures(
         **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
         server=server,
-        worker=int(now["worker"]),
-        pid=int(now["pid"]),
+        worker=stats.worker,
+        pid=stats.pid,
         state=str(now["state"]),
         client=str(now["client"]),
         epoch=int(now["epoch"]),
+        assigned_s=assigned_s,
         active_s=stats.active_s,
         waiting_s=stats.waiting_s,
-        waiting_share=stats.waiting_share,
+        waiting_share=_per(assigned_s - stats.working_s, assigned_s),
         queued_bytes=int(now["unacknowledged_bytes"]),
         window_bytes=int(now["window_bytes"]),
         restarts=int(now["restarts"]),
         shard=str(now["shard"]),
-    )
+    ), stats
 
 
 def _client_figures(server: str, before: Status | None, now: Status, seconds: float) -> ClientFigures:
@@ -329,15 +333,19 @@ def _stats(workers: Sequence[WorkerStats], seconds: float, cores: int) -> Loader
     )
 
 
-def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], clients: Sequence[ClientFigures]) -> str:
-    """What bounds the workers that have something to do."""
-    if not clients:
-        return "no trainer is connected"
-    running = {(worker.worker, worker.pid) for worker in workers if worker.state == "running"}
-    at_work = tuple(worker for worker in stats.workers if (worker.worker, worker.pid) in running)
+def _waiting_share(workers: Sequence[WorkerFigures]) -> float:
+    counted = [worker for worker in workers if worker.active_s > 0] or workers
+    waiting_s = sum(worker.waiting_share * worker.assigned_s for worker in counted)
+    return _per(waiting_s, sum(worker.assigned_s for worker in counted))
+
+
+def _verdict(stats: LoaderStats, waiting_share: float, clients: Sequence[ClientFigures]) -> str:
+    """What bounds the workers that had something to do."""
+    at_work = tuple(worker for worker in stats.workers if worker.active_s > 0)
     if not at_work:
-        return "the trainers that are connected read nothing at the moment"
-    return verdict_of_workers(dataclasses.replace(stats, workers=at_work))
+        return "the trainers that are connected read nothing" if clients else "no trainer is connected"
+    verdict = verdict_of_workers(dataclasses.replace(stats, workers=at_work), waiting_share)
+    return verdict if clients else f"{verdict}; now no trainer is connected"
 
 
 def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from mpwds.errors import ServerLost
@@ -13,8 +12,7 @@ from mpwds.feed.inspecting import Inspector
 from mpwds.feed.viewing.figures import Figures, Status, figures
 
 _STEADY = 10
-"""Readings that stages and verdicts are about: a single one has few batches where these are large."""
-
+"""Readings that figures are about: a single one has few batches where these are large."""
 
 _ANSWER_S = 3.0
 """How long a server that has answered before may take: meanwhile, the figures of the others stand still."""
@@ -34,10 +32,7 @@ class Watched(Protocol):
         """Servers that did not answer the last reading."""
 
     def read(self) -> Figures:
-        """The figures since the last call, and of stages since some calls before.
-
-        The first call's are about the time since the feed started.
-        """
+        """The figures since some calls before; the first call's since the feed started."""
 
     def peek(self, timeout_s: float) -> Any:
         """A batch that was not shown before.
@@ -76,9 +71,9 @@ class WatchedServers:
 
     def read(self) -> Figures:
         now = self._inspector.status(_ANSWER_S if self._read else None)
-        last, first = (self._read[-1], self._read[0]) if self._read else (None, None)
+        oldest_last = [status for reading in reversed(self._read) for status in reading]
         self._read.append(now)
-        return _steadied(figures(last, now), figures(first, now))
+        return figures(oldest_last, now)
 
     def peek(self, timeout_s: float) -> Any:
         try:
@@ -93,12 +88,3 @@ class WatchedServers:
     def close(self) -> None:
         self._inspector.close()
         self._peeking.close()
-
-
-def _steadied(last: Figures, longer: Figures) -> Figures:
-    """The rates of the last reading, with the stages and verdicts of several."""
-    verdicts = [server.verdict for server in longer.servers]
-    servers = tuple(
-        replace(server, verdict=verdict) for server, verdict in zip(last.servers, verdicts, strict=True)
-    )
-    return replace(last, stages=longer.stages, verdict=longer.verdict, servers=servers)

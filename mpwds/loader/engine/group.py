@@ -147,12 +147,12 @@ class WorkerGroup:
         if os.getpid() != self._owner:
             return
         with processes.interrupts_deferred():
-            workers, self._workers = self._workers, []
+            ended = {reading.index: reading for reading in self.readings()}
+            workers, self._workers, self._ended = self._workers, [], ended
             for worker in workers:
                 worker.disconnect()
             processes.end_all(workers, protocol.GRACE_S)
             for worker in workers:
-                self._ended[worker.index] = self._read(worker)
                 worker.release()
             launcher, self._launcher = self._launcher, None
             if launcher is not None:

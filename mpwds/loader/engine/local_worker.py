@@ -27,7 +27,7 @@ from mpwds.warn import warn
 _EXIT_WAIT_S = 1.0
 
 _HINTS = {
-    "SIGKILL": "out of memory, most likely (see the kernel's log): use fewer workers or smaller batches",
+    "SIGKILL": "by somebody, or for want of memory (see dmesg): use fewer workers or smaller batches",
     "SIGSEGV": "native code that the dataset calls crashed: PYTHONFAULTHANDLER=1 shows where",
     "SIGBUS": "memory or a mapped file went away under it",
     "SIGABRT": "native code that the dataset calls aborted: see its message above",

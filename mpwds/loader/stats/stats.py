@@ -345,14 +345,13 @@ def _verdict(stats: LoaderStats) -> str:
     return f"the trainer waits {stats.waiting_share:.0%} of the time; {_bound_by_workers(stats)}"
 
 
-def verdict_of_workers(stats: LoaderStats) -> str:
-    """What bounds workers whose trainers are elsewhere, so that nobody here knows how long these wait."""
+def verdict_of_workers(stats: LoaderStats, waiting: float) -> str:
+    """What bounds workers, which wait for this share of the time, whose trainers are elsewhere."""
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
     slow = _slowest(stats)
     if slow is not None and (held_up := _held_up_by(stats, slow)):
         return held_up
-    waiting = _idle_share(stats)
     if waiting < _MUCH:
         return _bound_by_workers(stats)
     return (
@@ -391,14 +390,14 @@ def _bound_by_training(stats: LoaderStats) -> str:
             f"{stats.stages_s / stats.seconds:.0%} of the trainer's time: have the workers do more of it, or "
             "take rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
         )
-    waiting = _idle_share(stats)
+    waiting = idle_share(stats)
     if waiting < _MUCH:
         return f"balanced: {trainer}, the workers {waiting:.0%}: a faster training step would wait for data"
     fewer = _fewer_would_do(stats, waiting)
     return f"workers wait for the trainer {waiting:.0%} of the time: the training step is the bound{fewer}"
 
 
-def _idle_share(stats: LoaderStats) -> float:
+def idle_share(stats: LoaderStats) -> float:
     """The share of the time in which workers wait, or have nothing left to do."""
     there_s = sum(max(worker.active_s, stats.seconds) for worker in stats.workers)
     return 1 - sum(worker.working_s for worker in stats.workers) / there_s
@@ -436,7 +435,7 @@ def _bound_by_workers(stats: LoaderStats) -> str:
     queued = _per(sum(worker.queued_s for worker in stats.workers), working_s)
     if queued > _MUCH:
         return (
-            f"workers wait {queued:.0%} of their time for one of {stats.cores} processors, so more would "
+            f"workers queue {queued:.0%} of their time for one of {stats.cores} processors, so more would "
             f"not help; {takes}: {_make_cheaper(top)}"
         )
     cpu_s = sum(worker.cpu_s for worker in stats.workers)

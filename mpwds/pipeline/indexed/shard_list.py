@@ -53,8 +53,8 @@ class ShardListDataset:
         cache_size: Bytes that copies of shards may have in all. Below a million it counts shards, as wids'
             documentation says, of the largest ``filesize``; without any, there is no limit.
         cache_dir: Folder for them, under the shards' own names.
-        lru_size: Number of copies that are open at a time, which the cache cannot remove meanwhile. If all
-            shards are local, 100 or more of them are open.
+        lru_size: Number of copies that are open at a time. If all shards are local, 100 or more of them are
+            open.
         dataset_name: The dataset's name; by default that of the description, or a hash of ``shards``.
         localname: Function from a shard's URL to the path for its copy. By default a name with a hash, in
             ``$WIDS_CACHE`` or in ``_wids_cache`` of the folder for temporary files.

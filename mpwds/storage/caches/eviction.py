@@ -77,7 +77,7 @@ class SizeLimit:
         with locked_usage(self.directory) as usage:
             if abs(time.time() - usage.counted_s) > _RECOUNT_S:
                 self._count(usage)
-            free = self.size_bytes - usage.total - self._reserved_beside(partial)
+            free = self.size_bytes - usage.total - self.reserved_beside(partial)
             granted = min(free, needed if size else needed + _AHEAD_BYTES)
             if granted < needed:
                 granted = needed if self._evict(usage, partial, needed) else 0
@@ -85,7 +85,7 @@ class SizeLimit:
                 os.truncate(partial, granted)
         return granted
 
-    def _reserved_beside(self, partial: str) -> int:
+    def reserved_beside(self, partial: str) -> int:
         """The bytes that other partial files may have."""
         folder = os.path.join(self.directory, PRIVATE, PARTIALS)
         own = os.path.basename(partial)
@@ -94,7 +94,7 @@ class SizeLimit:
     def _evict(self, usage: Usage, partial: str, needed: int) -> bool:
         """Removes shards until ``needed`` bytes are free; returns whether that succeeded."""
         remove_abandoned(self.directory)
-        allowed = self.size_bytes - needed - self._reserved_beside(partial)
+        allowed = self.size_bytes - needed - self.reserved_beside(partial)
         shards = sorted(self._count(usage))
         if usage.total - sum(size for _, _, size in shards) > allowed:
             return False

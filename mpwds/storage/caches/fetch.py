@@ -254,9 +254,7 @@ class Fetch:
             needed = self.position + len(chunk)
             try:
                 if needed > granted:
-                    granted = self.options.limit.reserve(self.entry.partial, needed, size)
-                    if not granted:
-                        raise OSError("the cache has no room for it beside shards in use and foreign files")
+                    granted = self._reserve(needed, size)
                 written = 0
                 while written < len(chunk):
                     written += os.write(self._claim, chunk[written:])
@@ -267,6 +265,21 @@ class Fetch:
                 self.position = needed
                 self.changed.notify_all()
         return True
+
+    def _reserve(self, needed: int, size: int | None) -> int:
+        """Makes room for the shard, as ``SizeLimit.reserve`` does. Waits for it while others fetch theirs.
+
+        Raises:
+            OSError: There is no room, or somebody reads the shard who need not have it whole.
+        """
+        limit, partial = self.options.limit, self.entry.partial
+        deadline = time.monotonic() + patience_s
+        while not (granted := limit.reserve(partial, needed, size)):
+            can_wait = 0 < self.waiting == self.readers and time.monotonic() < deadline
+            if not can_wait or not limit.reserved_beside(partial):
+                raise OSError("the cache has no room for it beside shards in use and foreign files")
+            time.sleep(_POLL_S)
+        return granted
 
     def _keep(self) -> None:
         """Gives the shard its name if the validator accepts it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 from collections.abc import Callable
@@ -136,6 +137,9 @@ class ShardCache:
     def open_whole(self, url: str) -> BinaryIO:
         """Opens the file of a shard that is not local, once it is complete; fetches it if need be.
 
+        The cache may remove the shard while it is open: its bytes can be read until it is closed, and take
+        room on the disk until then.
+
         Raises:
             NotKept: The shard cannot be kept: the message says why.
             OSError: The URL cannot be read, or the cache directory cannot be used.
@@ -151,6 +155,7 @@ class ShardCache:
             elif (refused := wait_for_other(url, entry)) is not None:
                 refused.close()
                 raise self._not_kept(url, REFUSED)
+        fcntl.flock(file, fcntl.LOCK_UN)
         return file
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:

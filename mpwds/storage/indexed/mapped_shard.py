@@ -17,7 +17,7 @@ class MappedShard:
 
     Args:
         url: The shard's name in errors.
-        stream: The open file, which is closed. Its lock, if it has one, stays.
+        stream: The open file, which is closed.
 
     Attributes:
         end: Its size in bytes.
@@ -37,6 +37,15 @@ class MappedShard:
             self.map = mmap.mmap(stream.fileno(), status.st_size, access=mmap.ACCESS_READ)
         self.end = status.st_size
         self.version = status.st_mtime_ns
+        self._path, self._status = stream.name, status
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has lost its name, so that only this object keeps it on the disk."""
+        try:
+            return not os.path.samestat(os.stat(self._path), self._status)
+        except OSError:
+            return True
 
     def read(self, size: int, offset: int) -> memoryview:
         """A view of ``size`` bytes from ``offset`` on; fewer at the end."""

@@ -42,5 +42,10 @@ class ShardFile:
         self.version = status.st_mtime_ns
         self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has lost its name, so that only this object keeps it on the disk."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def __del__(self) -> None:
         os.close(self._descriptor)

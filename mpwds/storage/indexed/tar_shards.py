@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
-from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.indexed.remote_shard import RemoteShard
@@ -99,6 +99,8 @@ class TarShards:
         """The number of samples in each shard."""
         if self._lengths is None:
             self._lengths = [len(self._opened(shard)[1]) - 1 for shard in range(len(self.urls))]
+            if self._cache is not None:
+                self.close()  # this process may never read them, and copies that are open take room
         return self._lengths
 
     def __len__(self) -> int:
@@ -242,11 +244,10 @@ class TarShards:
                 "remote=True if its server answers ranges"
             )
         self.fetches += 1
-        try:
-            stream = cache.open_whole(url)
-        except NotKept:  # perhaps for lack of room beside the shards that are open here
-            self._open.clear()
-            stream = cache.open_whole(url)
+        for number, (file, *_) in list(self._open.items()):
+            if isinstance(file, MappedShard) and file.is_removed:  # the cache needs its room
+                self._open.pop(number, None)
+        stream = cache.open_whole(url)
         name = os.path.relpath(cache.path(url), cache.directory)
         return MappedShard(shown, stream), [offsets_path(cache.directory, name)]
 

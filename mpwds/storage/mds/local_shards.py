@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError, StreamError, StreamNotFound
-from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shard_file import ShardFile, most_open_files
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
@@ -314,11 +314,10 @@ class LocalShards:
         return file
 
     def _fetched(self, shard: int) -> BinaryIO:
-        try:
-            return self._cache.open_whole(self._urls[shard])
-        except NotKept:  # perhaps for lack of room beside the shards that are open here
-            self._open.clear()
-            return self._cache.open_whole(self._urls[shard])
+        for number, file in list(self._open.items()):
+            if file.is_removed:  # the cache needs its room
+                self._open.pop(number, None)
+        return self._cache.open_whole(self._urls[shard])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}

@@ -95,6 +95,11 @@ def status(server):
         inspector.close()
 
 
+def assigned(figures):
+    """The workers of a server that trainers have."""
+    return [worker for worker in figures["workers"] if worker["state"] != "free"]
+
+
 def kill_worker(server, number=0):
     """Kills a worker of a server, unless it is dead already."""
     workers = status(server)["workers"]

@@ -7,13 +7,18 @@ import threading
 
 
 class Proxy:
-    """Listens at ``url`` and passes everything on to the port of another URL."""
+    """Listens at ``url`` and passes everything on to the port of another URL.
+
+    Attributes:
+        answer: What it says to the next connection in place of passing it on, as another program would.
+    """
 
     def __init__(self, target):
         host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._target = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.answer = b""
         self._pairs = {}
         self._break, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -41,6 +46,12 @@ class Proxy:
         self._listener.close()
 
     def _connect(self, ours):
+        if self.answer:
+            with contextlib.suppress(OSError):
+                ours.sendall(self.answer)
+            ours.close()
+            self.answer = b""
+            return
         try:
             theirs = socket.create_connection(self._target)
         except OSError:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import at, delivered, rows, undisturbed, wait_for_status, warned
+from tests.feed.faults.checking import assigned, at, delivered, rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, free_port
 from tests.loader.faults.processes import runs, state, wait_until
 
@@ -143,7 +143,7 @@ def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
             one.wait_until_ready()
             wait_until(lambda: loader._remote.servers.links[0].is_up, "the trainer to see it")
             assert as_wanted(delivered(loader)) == expected[2]
-            wait_for_status(one, lambda figures: len(figures["workers"]) == 2, "its workers to run again")
+            wait_for_status(one, lambda figures: len(assigned(figures)) == 2, "its workers to run again")
 
 
 @pytest.mark.slow

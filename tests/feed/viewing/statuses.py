@@ -30,11 +30,11 @@ def reading(seconds, waiting_s=0.0, batches=0, **more):
 def worker(number, reading, **more):
     return {
         "worker": number,
-        "began_s": 4999.0,
         "pid": 1000 + number,
         "client": "gpu1:77",
         "state": "running",
         "epoch": 3,
+        "assigned_s": reading["active_ns"] / 1e9,
         "batches": reading["batches"],
         "restarts": 0,
         "unacknowledged_bytes": 500_000,

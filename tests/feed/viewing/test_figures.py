@@ -36,12 +36,11 @@ def test_a_server_that_was_restarted_counts_from_its_start():
     assert (found.seconds, found.batches_per_s) == (5, 20)
 
 
-def test_a_worker_and_a_client_that_follow_others_count_anew():
+def test_a_client_that_follows_another_counts_anew_and_its_worker_goes_on_counting():
     before = [status(90, [worker(0, reading(90, batches=900))], [client(batches=900)])]
-    new = worker(0, reading(4, batches=40), began_s=5096.0)
     clients = [client(batches=40, began_s=5096.0, connected_s=4.0)]
-    found = figures(before, [status(100, [new], clients)])
-    assert (found.batches_per_s, found.clients[0].batches_per_s) == (4, 10)
+    found = figures(before, [status(100, [worker(0, reading(97, batches=970))], clients)])
+    assert (found.batches_per_s, found.clients[0].batches_per_s) == (7, 10)
 
 
 def test_two_clients_of_one_process_have_their_own_rates():
@@ -98,10 +97,37 @@ def test_one_slow_worker_for_which_others_wait_is_named():
     assert "worker 3 (pid 1003) takes 1,000 ms a batch, the others 300" in between(before, now).verdict
 
 
-def test_nobody_to_feed_is_said_first():
-    assert between(*BUSY, [], []).verdict == "no trainer is connected"
-    idle = [status(100, [worker(0, reading(50, batches=10), state="idle")])]
-    assert figures(None, idle).verdict == "the trainers that are connected read nothing at the moment"
+def test_nobody_to_feed_is_said():
+    idle = [reading(50, batches=10)], [reading(50, batches=10)]
+    assert between(*idle, [], []).verdict == "no trainer is connected"
+    assert between(*idle).verdict == "the trainers that are connected read nothing"
+    assert between(*idle).batches_per_s == 0
+
+
+def test_a_verdict_is_about_the_work_between_the_readings_also_when_they_came_between_epochs():
+    between_epochs = [
+        status(seconds, [worker(0, reading(seconds, batches=seconds), state="idle")]) for seconds in (90, 100)
+    ]
+    takes = "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
+    assert figures(between_epochs[:1], between_epochs[1:]).verdict == takes
+    assert between(*BUSY, [], []).verdict == f"{takes}; now no trainer is connected"
+
+
+def test_the_waiting_share_is_the_one_that_the_verdict_names():
+    """Also of workers without an epoch, and of others that no trainer had for a part of the time."""
+    in_epochs = [
+        worker(n, reading(4, batches=40), assigned_s=assigned_s) for n, assigned_s in enumerate((10, 6))
+    ]
+    free = worker(2, reading(0), assigned_s=0.0, state="free")
+    found = figures([status(90, [])], [status(100, [*in_epochs, free])])
+    assert (found.waiting_share, found.servers[0].verdict) == (0.5, found.verdict)
+    assert found.verdict.startswith("workers wait 50% of the time: the trainers, or the network to them")
+    assert [each.waiting_share for each in found.workers] == pytest.approx([0.6, 1 / 3, 0])
+
+
+def test_workers_that_a_trainer_has_just_got_are_not_taken_for_waiting():
+    found = between([], [reading(2, batches=20)] * 2)
+    assert (found.waiting_share, found.verdict[:27]) == (0, "stage decode('rgb8') takes ")
 
 
 def test_several_servers_are_one_feed():

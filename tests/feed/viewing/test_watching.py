@@ -22,14 +22,32 @@ def watched(monkeypatch):
     return watching.WatchedServers(["tcp://cpu1:7880"])
 
 
-def test_rates_are_those_of_the_last_second_and_verdicts_of_the_last_ten(watched):
+def test_figures_and_verdicts_are_those_of_the_last_ten_readings(watched):
     found = [watched.read() for _ in range(12)]
-    assert [each.seconds for each in found] == [1] * 12
-    assert [each.batches_per_s for each in found] == [1] * 12
+    assert [each.seconds for each in found] == [1, *range(1, 11), 10]
+    assert [each.batches for each in found] == [1, *range(1, 11), 10]
     assert found[2].verdict.startswith("not enough data yet")
     assert found[-1].verdict.startswith("stage decode('rgb8') takes 70% of worker time")
     assert found[-1].servers[0].verdict == found[-1].verdict
     assert found[-1].stages[1].elements == 64 * 10
+
+
+def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch):
+    readings = iter([[100], [100], [110, 100], [120, 110]])
+
+    class Inspector:
+        def __init__(self, urls, folder, *, insecure): ...
+
+        def status(self, timeout):
+            return [
+                status(seconds, [worker(0, reading(seconds, batches=seconds))], server=f"server {number}")
+                for number, seconds in enumerate(next(readings))
+            ]
+
+    monkeypatch.setattr(watching, "Inspector", Inspector)
+    watched = watching.WatchedServers(["tcp://cpu1:7880", "tcp://cpu2:7880"])
+    found = [watched.read() for _ in range(4)]
+    assert [server.batches for server in found[-1].servers] == [20, 10]
 
 
 def test_many_servers_have_a_short_name():

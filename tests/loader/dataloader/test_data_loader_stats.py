@@ -9,6 +9,7 @@ import torch
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.dataloader.data_loader import DataLoader
+from mpwds.loader.processes import processes
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -42,6 +43,22 @@ def test_what_is_delivered_is_counted_by_epoch_and_from_the_start(options):
         assert each.in_process == (options["num_workers"] == 0)
     assert "worker" in str(stats)
     json.dumps(stats.as_dict())
+
+
+def test_what_workers_counted_still_counts_while_they_end(monkeypatch):
+    counted = []
+
+    def end_all(ending, grace_s):
+        counted.append(sum(worker.samples for worker in loader.stats("start").workers))
+        end(ending, grace_s)
+
+    end = processes.end_all
+    monkeypatch.setattr(processes, "end_all", end_all)
+    loader = DataLoader(Images(), batch_size=6, num_workers=2)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    assert sorted(set(counted)) == [20, 40]
 
 
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)

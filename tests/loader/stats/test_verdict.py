@@ -175,7 +175,7 @@ def test_workers_without_shards():
 
 def test_too_many_workers_for_the_processors():
     verdict = stats(*(worker(index, cpu_s=3.0, queued_s=6.0) for index in range(4)), cores=2).verdict
-    assert "workers wait 60% of their time for one of 2 processors, so more would not help" in verdict
+    assert "workers queue 60% of their time for one of 2 processors, so more would not help" in verdict
 
 
 def test_processors_that_are_all_busy():

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -377,6 +379,27 @@ def test_a_shard_that_is_read_stays(make, remote):
             settle(cache)
         assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
         assert stream.read() == remote.shards["a"]
+
+
+def test_a_shard_that_is_needed_whole_may_be_removed_while_it_is_open(make, remote):
+    cache = make(15_000)
+    with cache.open_whole(url("a")) as stream:
+        cache.open_whole(url("b")).close()
+        assert kept(cache) == ["b.tar"]
+        assert stream.read() == remote.shards["a"]
+
+
+def test_a_shard_that_is_needed_whole_waits_for_room_while_another_is_fetched(make, remote):
+    remote.tell_size = True
+    remote.gates["a", 5_000] = threading.Event()
+    cache = make(15_000)
+    with cache.open(url("a")), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cache.open_whole, url("b"))
+        time.sleep(0.2)  # it finds no room
+        remote.gates["a", 5_000].set()
+        with waiting.result(60) as stream:
+            assert stream.read() == remote.shards["b"]
+    assert kept(cache) == ["b.tar"]
 
 
 @pytest.mark.parametrize("tell_size", [False, True])

@@ -10,6 +10,7 @@ import tarfile
 import threading
 import time
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -330,6 +331,22 @@ class TestRemote:
             assert shards.read(1, 0)["cls"] == b"3"
             assert [name for name in os.listdir(tmp_path / "cache") if name != ".mpwds"] == ["b.tar"]
         assert "a.tar.offsets" not in os.listdir(tmp_path / "cache/.mpwds")
+
+    def test_shards_that_are_open_make_room_for_those_of_other_processes(self, served, tmp_path):
+        """What others hold open can be removed; they read on, and let go of it when they open the next."""
+        cache = ShardCache(tmp_path / "cache", size_bytes=25_000)
+        idle, busy = (TarShards(served, [3, 4], cache=cache) for _ in range(2))
+        assert idle.read(0, 0)["cls"] == b"0"
+        assert busy.read(1, 0)["cls"] == b"3"
+        assert idle.read(0, 1)["cls"] == b"1"
+        assert "a.tar (deleted)" in Path("/proc/self/maps").read_text()
+        assert idle.read(1, 1)["cls"] == b"4"
+        assert "a.tar (deleted)" not in Path("/proc/self/maps").read_text()
+
+    def test_shards_that_were_opened_to_be_counted_are_closed(self, served, tmp_path):
+        shards = TarShards(served, cache=ShardCache(tmp_path / "cache"))
+        assert len(shards) == 7
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
     def test_a_shard_that_the_cache_cannot_keep_is_an_error_with_the_reason(self, served, tmp_path, recwarn):
         cache = ShardCache(tmp_path / "cache", size_bytes=5_000)

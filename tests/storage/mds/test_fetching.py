@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +179,18 @@ def test_what_is_kept_stays_below_the_limit(tmp_path, remote):
     kept = [path.stat().st_size for path in local.glob("shard.*.mds")]
     shards.close()
     assert sum(kept) <= 8_000
+
+
+def test_shards_that_are_open_make_room_for_those_of_other_processes(tmp_path, remote):
+    """What others hold open can be removed; they read on, and let go of it when they open the next."""
+    url = remote()
+    idle, busy = (MDSShards(tmp_path / "local", url, cache_limit=5_000) for _ in range(2))
+    assert [idle.read(shard, 0) for shard in (0, 1)] == [SAMPLES[0], SAMPLES[idle.lengths[0]]]
+    assert read(busy) == SAMPLES
+    assert idle.read(0, 0) == SAMPLES[0]
+    assert read(idle) == SAMPLES
+    descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [name for name in descriptors if name.endswith("shard.00000.mds (deleted)")]
 
 
 def test_fetching_is_tried_again(tmp_path, web, remote):

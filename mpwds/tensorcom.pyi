@@ -1,0 +1,1 @@
+from mpwds.compat.tensorcom import *
