@@ -7,10 +7,12 @@
 ``dataset[i]`` without decoding, at random places: of shards that are all open (8, and wids keeps 10 open),
 and of more shards than that (40), where wids scans a shard each time it opens one. ``and read``: the streams
 of the sample are read, too; those of mpwds copy large data only then, wids copies all at once. ``open``: a
-dataset from a description of 1,000 shards. ``DataLoader``: each with its own ChunkedSampler and two workers,
-wids in torch's loader and ours in ``mpwds.DataLoader``; samples become rows of a batch. Memory: what the
-process that reads has written and shares with no other, above what it had after its imports; with a loader,
-that of the larger worker. Both map shards, whose pages belong to the page cache and are not counted.
+dataset from a description of 1,000 shards, without the 0.25 ms in which mpwds joins URLs with their base
+when the first sample, or the list of shards, is asked for. ``DataLoader``: each with its own ChunkedSampler
+and two workers, wids in torch's loader and ours in ``mpwds.DataLoader``; samples become rows of a batch.
+Memory: what the process that reads has written and shares with no other, above what it had after its
+imports; with a loader, that of the larger worker. Both map shards, whose pages belong to the page cache and
+are not counted.
 
 mpwds keeps the offsets of samples beside the shards. They are there when it is measured; ``first use`` is the
 time to find those of a shard, which one process does once.

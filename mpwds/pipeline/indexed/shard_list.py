@@ -9,7 +9,7 @@ import posixpath
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from io import BytesIO
 from itertools import accumulate
 from typing import Any, SupportsIndex
@@ -25,7 +25,7 @@ from mpwds.pipeline.indexed.field_streams import (
 )
 from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.indexed.descriptions import Source, folder_of, join_url, load_description
+from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.warn import warn
 
@@ -115,39 +115,60 @@ class ShardListDataset:
         remote: bool = False,
     ) -> None:
         self.base = base
-        self.spec: Mapping[str, Any] = options or {}
         if isinstance(shards, (str, os.PathLike)) or hasattr(shards, "read"):
-            self.spec = load_description(shards, base=base, options=options)  # type: ignore[arg-type]
+            self._description = Description(shards, base=base, options=options)  # type: ignore[arg-type]
+            contents: Mapping[str, Any] = self._description.contents
+            self.lengths = self._description.lengths
             if base is None and isinstance(shards, (str, os.PathLike)):
                 self.base = folder_of(os.fspath(shards))
-            self.shards = self.spec["shardlist"]
         else:
+            self.spec = contents = options or {}
             self.shards = _checked(shards, base)
-        self.dataset_name = dataset_name or self.spec.get("name") or _hash(str(shards))
-        self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
-        self.cum_lengths = list(accumulate(self.lengths))
-        self.total_length: int = self.cum_lengths[-1]
-        self._firsts = [0, *self.cum_lengths]
+            self.lengths = [shard["nsamples"] for shard in self.shards]
+        self.dataset_name = dataset_name or contents.get("name") or _hash(str(shards))
+        self.total_length = sum(self.lengths)
         self._numbers = range(self.total_length)
         self.transformations = as_functions(transformations, allow_pickle)
-        keep = keep or bool(self.spec.get("keep"))
+        keep = keep or bool(contents.get("keep"))
         if 0 <= cache_size < _LEAST_BYTES:
             largest = max(shard.get("filesize") or 0 for shard in self.shards)
             cache_size = max(cache_size, 1) * largest or -1
-        urls = [shard["url"] for shard in self.shards]
         self._warned = False
-        cache: ShardCache | Callable[[str], ShardCache] | None = None
+        self._cache: ShardCache | Callable[[str], ShardCache] | None = None
         self.cache_dir: str | None = None
         if not remote or cache_dir is not None:
-            cache, self.cache_dir = _cache(cache_dir, localname, -1 if keep else cache_size)
-        copies = ":" in "".join(urls) and not remote
-        self._samples = TarShards(
+            self._cache, self.cache_dir = _cache(cache_dir, localname, -1 if keep else cache_size)
+        self._remote = remote
+        self._lru_size = lru_size
+
+    @cached_property
+    def shards(self) -> Sequence[Mapping[str, Any]]:
+        return self._description.shards
+
+    @cached_property
+    def spec(self) -> Mapping[str, Any]:
+        return {**self._description.contents, "shardlist": self.shards}
+
+    @cached_property
+    def cum_lengths(self) -> list[int]:
+        return self._firsts[1:]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return list(accumulate(self.lengths, initial=0))
+
+    @cached_property
+    def _samples(self) -> TarShards:
+        urls = [shard["url"] for shard in self.shards]
+        copies = ":" in "".join(urls) and not self._remote
+        return TarShards(
             urls,
             self.lengths,
             described=self.shards,
-            cache=cache,
-            remote=remote,
-            open_files=lru_size if copies else max(lru_size, _OPEN_LOCAL),
+            cache=self._cache,
+            remote=self._remote,
+            open_files=max(self._lru_size, 1 if copies else _OPEN_LOCAL),
+            more=_of_shard,
         )
 
     def __len__(self) -> int:
@@ -161,16 +182,13 @@ class ShardListDataset:
         except IndexError:
             total = self.total_length
             raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
-        shard = bisect_right(self.cum_lengths, number)
+        shard = bisect_right(self._firsts, number) - 1
         inner = number - self._firsts[shard]
-        key, sample = self._samples.members(shard, inner, BytesIO, LateBytesIO)
-        described = self.shards[shard]
-        sample["__key__"] = key
-        sample["__dataset__"] = described.get("dataset")
+        samples = self._samples
+        sample = samples.members(shard, inner, BytesIO, LateBytesIO)
         sample["__index__"] = index
-        sample["__shard__"] = described["url"]
         sample["__shardindex__"] = inner
-        if self._samples.fetches:
+        if samples.fetches:
             self.check_cache_misses()
         for transformation in self.transformations:
             sample = transformation(sample)
@@ -184,7 +202,7 @@ class ShardListDataset:
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
         """The shard that sample ``index`` is in, the sample's number there, and the shard's dict."""
         number = self._numbers[index]
-        shard = bisect_right(self.cum_lengths, number)
+        shard = bisect_right(self._firsts, number) - 1
         return SamplesOfShard(self._samples, shard), number - self._firsts[shard], self.shards[shard]
 
     def get_stats(self) -> tuple[int, int]:
@@ -222,9 +240,8 @@ class SamplesOfShard:
 
     def __getitem__(self, index: int) -> Sample:
         number = range(len(self))[index]
-        key, sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
-        sample["__key__"] = key
-        return sample
+        sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
+        return {name: value for name, value in sample.items() if name == "__key__" or name[0] == "."}
 
 
 def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapping[str, Any]]:
@@ -239,6 +256,12 @@ def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapp
                 f"shards[{number}] = {shard!r}"
             )
     return shards if base is None else [{**shard, "url": join_url(base, shard["url"])} for shard in shards]
+
+
+def _of_shard(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sample has besides its members; ``dataset[i]`` sets the numbers."""
+    more = {"__dataset__": described.get("dataset"), "__index__": None}
+    return {**more, "__shard__": described["url"], "__shardindex__": None}
 
 
 def _cache(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
@@ -75,16 +75,8 @@ def load_description(
         >>> load_description(file, base="https://host/data")["shardlist"]
         [{'url': 'https://host/data/0.tar', 'nsamples': 7}]
     """
-    is_named = isinstance(source, (str, os.PathLike))
-    file = os.fspath(source) if is_named else _name_of(source)  # type: ignore[arg-type]
-    contents = {**read_description(source), **copy.deepcopy(dict(options or {}))}
-    if base is None:
-        base = join_url(folder_of(file) if is_named else "", contents.get("base", ""))
-    reader = _Reader(trusted)
-    reader.add(_Part(contents, file, base, _own(contents), (file,)))
-    if not reader.shards:
-        _fail(file, "shardlist", "lists no shards")
-    return {**contents, "shardlist": reader.shards}
+    description = Description(source, base=base, options=options, trusted=trusted)
+    return {**description.contents, "shardlist": description.shards}
 
 
 def read_description(source: Source) -> dict[str, Any]:
@@ -134,15 +126,53 @@ class _Part:
         return value
 
 
-class _Reader:
-    """Collects the shards of a description and of those that it refers to."""
+class Description:
+    """What :func:`load_description` returns. The URLs of shards are checked, and joined when they are needed.
 
-    def __init__(self, trusted: bool) -> None:
-        self.shards: list[Shard] = []
+    Attributes:
+        contents: What the file and ``options`` hold.
+        lengths: The number of samples in each shard.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        base: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        trusted: bool = False,
+    ) -> None:
+        is_named = isinstance(source, (str, os.PathLike))
+        file = os.fspath(source) if is_named else _name_of(source)  # type: ignore[arg-type]
+        self.contents = {**read_description(source), **copy.deepcopy(dict(options or {}))}
+        self.lengths: list[int] = []
+        self._listed: list[tuple[_Part, str, list[Shard], list[str]]] = []
         self._trusted = trusted
         self._has_rules = has_rules()
+        if base is None:
+            base = join_url(folder_of(file) if is_named else "", self.contents.get("base", ""))
+        self._add(_Part(self.contents, file, base, _own(self.contents), (file,)))
+        if not self.lengths:
+            _fail(file, "shardlist", "lists no shards")
 
-    def add(self, part: _Part) -> None:
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        """The shards with absolute URLs and what they inherit."""
+        # Threads may do this at the same time: each writes the same.
+        for part, start, shards, urls in self._listed:
+            joined = "\n" + "\n".join(urls)
+            if any(mark in joined for mark in (":", "./", "//", "\n/")):
+                urls = [join_url(part.base, url) for url in urls]
+            else:  # as most are: there may be many
+                urls = [start + url for url in urls]
+            for shard, url in zip(shards, urls, strict=True):
+                shard["url"] = url
+            for name, value in part.inherited.items():
+                for shard in shards:
+                    shard.setdefault(name, value)
+        return [shard for _, _, shards, _ in self._listed for shard in shards]
+
+    def _add(self, part: _Part) -> None:
         self._add_shards(part)
         for number, inner in enumerate(part.list("datasets")):
             key = f"{part.key}datasets[{number}]"
@@ -154,7 +184,7 @@ class _Reader:
                 dataset = {"dataset": inner["name"]} if inner.get("name") else {}
                 inherited = {**part.inherited, **_own(inner), **dataset}
                 base = join_url(part.base, inner.get("base", ""))
-                self.add(_Part(inner, part.file, base, inherited, part.files, f"{key}."))
+                self._add(_Part(inner, part.file, base, inherited, part.files, f"{key}."))
             else:
                 _fail(part.file, key, "has neither shardlist nor source_url")
 
@@ -171,33 +201,26 @@ class _Reader:
         dataset = {"dataset": own["name"]} if own.get("name") else {}
         inherited = {**part.inherited, **own, **dataset, "source_url": url}
         base = join_url(folder_of(url), contents.get("base", reference.get("base", "")))
-        self.add(_Part(contents, url, base, inherited, (*part.files, url)))
+        self._add(_Part(contents, url, base, inherited, (*part.files, url)))
 
     def _add_shards(self, part: _Part) -> None:
         shards = part.list("shardlist")
-        urls = self._checked_urls(part, shards)
-        joined = "\n" + "\n".join(urls)
-        if self._has_rules or any(mark in joined for mark in (":", "./", "//", "\n/")):
-            urls = [join_url(part.base, url) for url in urls]
+        urls, counts = self._checked_columns(part, shards)
+        start = join_url(part.base, "x")[:-1]
+        joined = "".join([start, *urls])
+        if self._has_rules or (":" in joined and "pipe:" in joined.lower()):  # else they are harmless
             for number, url in enumerate(urls):
-                self._check(url, part.file, f"{part.key}shardlist[{number}]")
-        else:  # as most are: there may be many
-            start = join_url(part.base, "x")[:-1]
-            urls = [start + url for url in urls]
-        for shard, url in zip(shards, urls, strict=True):
-            shard["url"] = url
-        for name, value in part.inherited.items():
-            for shard in shards:
-                shard.setdefault(name, value)
-        self.shards += shards
+                self._check(join_url(part.base, url), part.file, f"{part.key}shardlist[{number}]")
+        self._listed.append((part, start, shards, urls))
+        self.lengths += counts
 
-    def _checked_urls(self, part: _Part, shards: Sequence[Any]) -> list[str]:
-        """The URLs of shards as they are given. Raises ``SpecError`` unless all shards are valid."""
+    def _checked_columns(self, part: _Part, shards: Sequence[Any]) -> tuple[list[str], list[int]]:
+        """The URLs and lengths of shards as they are given. Raises ``SpecError`` unless all are valid."""
         with contextlib.suppress(TypeError, KeyError):  # which one is wrong is found below
-            urls, counts = [*map(itemgetter("url"), shards)], [*map(itemgetter("nsamples"), shards)]
+            urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
             "".join(urls)  # raises if one is no string
-            if {*map(type, counts)} == {int} and "" not in urls and min(counts) >= 0:
-                return urls
+            if {*map(type, counts)} == {int} and all(urls) and min(counts) >= 0:
+                return urls, counts
         for number, shard in enumerate(shards):
             key = f"{part.key}shardlist[{number}]"
             if not isinstance(shard, dict):
@@ -207,7 +230,7 @@ class _Reader:
                 _fail(part.file, f"{key}.url", f"must be a path or URL, got {url!r}")
             if type(count) is not int or count < 0:
                 _fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {count!r}")
-        return []
+        return [], []
 
     def _check(self, url: str, file: str, key: str) -> None:
         if url_scheme(url) == "pipe" or self._has_rules:  # else it is harmless

@@ -2,13 +2,14 @@
 
 The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-endian::
 
-    8 bytes     "mpwdsof2"
+    8 bytes     "mpwdsof3"
     uint32      CRC-32 of the rest
     rest        MessagePack of a dict:
-        size                    size of the shard in bytes
-        version                 its version: time of modification in ns
-        starts, begins, sizes   arrays of uint32, as in Offsets
-        suffixes                list of str, as in Offsets
+        size        size of the shard in bytes
+        version     its version: time of modification in ns
+        starts      array of uint32, as in Offsets
+        suffixes    list of str, as in Offsets
+        rows        as in Offsets
 
 A file that is damaged, or whose size or version is not that of the shard, is made anew.
 """
@@ -36,8 +37,7 @@ from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import compression_of
 
 _HEADER = struct.Struct("<8sI")
-_MAGIC = b"mpwdsof2"
-_ARRAYS = ("starts", "begins", "sizes")
+_MAGIC = b"mpwdsof3"
 _PATIENCE_S = 60.0
 
 
@@ -55,14 +55,17 @@ class Offsets(NamedTuple):
         starts: Where the first header of each sample is; then the end.
         suffixes: Those of a sample's members (``".jpg"``), if all samples have the same, in the same order;
             otherwise empty, and headers tell.
-        begins: Where the data of these members is, sample by sample.
-        sizes: Bytes of data of these members, sample by sample.
+        rows: For each sample a ``row`` of uint32, little-endian: the bytes of its key, then where the data of
+            each member is, and its bytes. So all of it is in one line of memory.
     """
 
     starts: array[int]
     suffixes: Sequence[str] = ()
-    begins: array[int] = array("I")
-    sizes: array[int] = array("I")
+    rows: bytes = b""
+
+    @property
+    def row(self) -> struct.Struct:
+        return struct.Struct(f"<{1 + 2 * len(self.suffixes)}I")
 
 
 def find_offsets(shard: Shard) -> Offsets:
@@ -91,7 +94,7 @@ class _Finder:
     """Puts the offsets of a shard together, member by member."""
 
     def __init__(self) -> None:
-        self._starts, self._begins, self._sizes = array("I"), array("I"), array("I")
+        self._starts, self._rows = array("I"), array("I")
         self._suffixes: list[str] = []  # of the current sample
         self._expected: list[str] = []  # of each sample
         self._is_regular = True
@@ -106,6 +109,7 @@ class _Finder:
         if key != self._key:
             self._end_sample()
             self._starts.append(first // BLOCK)
+            self._rows.append(len(key.encode("utf-8", "replace")))
             self._key = key
         self._end = begin + size + (-size & 511)
         suffix = name[len(key) :]
@@ -113,8 +117,7 @@ class _Finder:
         self._is_regular &= has_short_name and suffix not in self._suffixes and size < 1 << 32
         if self._is_regular:
             self._suffixes.append(suffix)
-            self._begins.append(begin // BLOCK)
-            self._sizes.append(size)
+            self._rows.extend((begin // BLOCK, size))
 
     def offsets(self) -> Offsets:
         """The offsets, after the last member."""
@@ -122,7 +125,7 @@ class _Finder:
         self._starts.append(self._end // BLOCK)
         if not self._is_regular:
             return Offsets(self._starts)
-        return Offsets(self._starts, self._expected, self._begins, self._sizes)
+        return Offsets(self._starts, self._expected, _little_endian(self._rows).tobytes())
 
     def _end_sample(self) -> None:
         self._expected = self._expected or self._suffixes
@@ -178,14 +181,13 @@ def _load(shard: Shard, path: str) -> Offsets | None:
     known = msgpack.unpackb(rest)
     if (known["size"], known["version"]) != (shard.end, shard.version):
         return None
-    starts, begins, sizes = (_little_endian(array("I", known[name])) for name in _ARRAYS)
-    return Offsets(starts, known["suffixes"], begins, sizes)
+    return Offsets(_little_endian(array("I", known["starts"])), known["suffixes"], known["rows"])
 
 
 def _store(shard: Shard, offsets: Offsets, path: str) -> None:
-    known = {name: _little_endian(getattr(offsets, name)).tobytes() for name in _ARRAYS}
-    about = {"size": shard.end, "version": shard.version, "suffixes": offsets.suffixes}
-    rest = msgpack.packb({**about, **known})
+    starts = _little_endian(offsets.starts).tobytes()
+    known = {"starts": starts, "suffixes": offsets.suffixes, "rows": offsets.rows}
+    rest = msgpack.packb({"size": shard.end, "version": shard.version, **known})
     new = path + ".new"  # the lock is held
     with open(new, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, zlib.crc32(rest)) + rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
-from mpwds.storage.indexed.offsets import from_text, load_or_find, to_text
+from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
@@ -21,8 +22,9 @@ from mpwds.storage.tar.headers import find_members
 from mpwds.storage.tar.names import key_and_extension
 
 _File: TypeAlias = "MappedShard | RemoteShard"
-_Open: TypeAlias = "tuple[_File, array[int], Sequence[str], array[int], array[int], mmap.mmap | None]"
-"""A shard, its ``Offsets``, and its map if there is one: flat, since it is taken apart for each sample."""
+_Open: TypeAlias = "tuple[_File, array[int], Sequence[str], bytes, struct.Struct, mmap.mmap, dict[str, Any]]"
+"""A shard, its ``Offsets`` and their ``row``, its map (if there are suffixes, there is one), and a sample
+without values: flat, since it is taken apart for each sample."""
 
 _LARGE_BYTES = 16 * 1024
 
@@ -44,6 +46,7 @@ class TarShards:
         remote: Whether to read samples of such shards by ranges, without a copy. The server must answer
             ranges; each sample is a request.
         open_files: How many shards are open at a time.
+        more: Makes of a shard's description what ``members`` adds to each of its samples.
 
     Attributes:
         accesses: How many samples were read.
@@ -72,6 +75,7 @@ class TarShards:
         cache: ShardCache | Callable[[str], ShardCache] | None = None,
         remote: bool = False,
         open_files: int = 100,
+        more: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         if open_files < 1:
             raise ValueError(f"open_files must be at least 1, got {open_files}")
@@ -87,6 +91,7 @@ class TarShards:
         self._cache = cache
         self._remote = remote
         self._open_files = open_files
+        self._more = more
         self._open: dict[int, _Open] = {}
 
     @property
@@ -114,7 +119,8 @@ class TarShards:
         file, starts, *_ = self._opened(shard)
         if not 0 <= index < len(starts) - 1:
             raise IndexError(f"{file.url} has {len(starts) - 1} samples, there is no sample {index}")
-        key, members = self.members(shard, index)
+        members = self.members(shard, index)
+        key = members.pop("__key__")
         sample: dict[str, Any] = {"__key__": key, "__url__": self.urls[shard]}
         for suffix, data in members.items():
             field = suffix[1:].lower()
@@ -129,8 +135,8 @@ class TarShards:
         index: int,
         small: Callable[[bytes], Any] = bytes,
         large: Callable[[memoryview], Any] = bytes,
-    ) -> tuple[str, dict[str, Any]]:
-        """A sample's key, and its members by suffix, which is the extension with the dot.
+    ) -> dict[str, Any]:
+        """A sample's members by suffix, which is the extension with the dot, and its ``__key__``.
 
         Args:
             shard: The shard's number.
@@ -141,26 +147,27 @@ class TarShards:
         Raises as :meth:`read`.
         """
         self.accesses += 1
-        _, _, suffixes, begins, sizes, block = self._open.get(shard) or self._opened(shard)
-        if block is None or not suffixes:
+        _, _, suffixes, rows, row, block, blank = self._open.get(shard) or self._opened(shard)
+        if not suffixes:
             return self._found(shard, index, small, large)
-        place = index * len(suffixes)
-        name = (begins[place] - 1) * BLOCK
-        key = block[name : block.find(b"\0", name) - len(suffixes[0])].decode()
-        members: dict[str, Any] = {}
+        numbers = row.unpack_from(rows, index * row.size)
+        name = (numbers[1] - 1) * BLOCK
+        sample = blank.copy()  # to add the keys one by one takes longer
+        sample["__key__"] = block[name : name + numbers[0]].decode()
+        place = 1
         for suffix in suffixes:
-            begin = begins[place] * BLOCK
-            size = sizes[place]
+            begin = numbers[place] * BLOCK
+            size = numbers[place + 1]
             if size < _LARGE_BYTES:
-                members[suffix] = small(block[begin : begin + size])
+                sample[suffix] = small(block[begin : begin + size])
             else:
-                members[suffix] = large(memoryview(block)[begin : begin + size])
-            place += 1
-        return key, members
+                sample[suffix] = large(memoryview(block)[begin : begin + size])
+            place += 2
+        return sample
 
-    def _found(self, shard: int, index: int, small: Any, large: Any) -> tuple[str, dict[str, Any]]:
+    def _found(self, shard: int, index: int, small: Any, large: Any) -> dict[str, Any]:
         """What :meth:`members` returns, found by the members' headers."""
-        file, starts, *_ = self._opened(shard)
+        file, starts, *_, blank = self._opened(shard)
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
         block = file.read(stop - start, start)
         found = find_members(block, start, file)[0]
@@ -178,7 +185,7 @@ class TarShards:
                     raise self._twice(shard, key, suffix[1:])
                 data = block[begin - start : begin - start + size]
                 members[suffix] = small(bytes(data)) if size < _LARGE_BYTES else large(memoryview(data))
-        return key, members
+        return {**members, **blank, "__key__": key}
 
     def close(self) -> None:
         """Closes the files that are open; the next ``read`` opens them again."""
@@ -208,7 +215,13 @@ class TarShards:
                 f"{file.url} has {count} samples, its description says {expected}: the shard is cut off, or "
                 "the description is of another version; mpwds index create makes a new one"
             )
-        opened = self._open[shard] = file, *offsets, getattr(file, "map", None)
+        block: Any = getattr(file, "map", None)
+        if block is None:
+            offsets = Offsets(offsets.starts)
+        blank: dict[str, Any] = {**dict.fromkeys(offsets.suffixes), "__key__": None}
+        if self._more and self._described:
+            blank.update(self._more(self._described[shard]))
+        opened = self._open[shard] = file, *offsets, offsets.row, block, blank
         return opened
 
     def _open_file(self, url: str) -> tuple[_File, list[str]]:

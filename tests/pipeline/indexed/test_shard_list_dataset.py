@@ -95,6 +95,18 @@ def test_a_description_is_read_as_wids_reads_it(theirs, shards, tmp_path):
     assert [plain(ours[n]) for n in range(11)] == [plain(peer[n]) for n in range(11)]
 
 
+def test_a_dataset_of_a_description_names_its_shards_read_or_not_and_pickled(shards, tmp_path):
+    path = tmp_path / "index.json"
+    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": named, "name": "x"}))
+    dataset = ShardListDataset(path, transformations=[])
+    unread = pickle.loads(pickle.dumps(dataset))
+    assert dataset[10]["__shard__"] == shards[2]["url"]
+    for each in (dataset, unread, pickle.loads(pickle.dumps(dataset))):
+        assert each.shards == each.spec["shardlist"] == [{**shard, "name": "x"} for shard in shards]
+        assert (each.cum_lengths, each[10]["__shardindex__"]) == ([4, 5, 11], 5)
+
+
 def test_a_dataset_without_a_name_gets_the_hash_of_wids(theirs, shards, make):
     assert make().dataset_name == theirs.ShardListDataset(shards, localname=str).dataset_name
 

@@ -165,10 +165,13 @@ def test_what_is_no_description_is_an_error_with_the_place(write, contents, mess
         load_description(write("index.json", contents))
 
 
-def test_a_command_in_a_description_runs_only_if_it_is_trusted(write):
-    path = write("index.json", described(shard("pipe:cat x.tar")))
+@pytest.mark.parametrize(
+    "contents", [described(shard("pipe:cat /x.tar")), described(shard("x.tar"), base="pipe:cat ")]
+)
+def test_a_command_in_a_description_runs_only_if_it_is_trusted(write, contents):
+    path = write("index.json", contents)
     with pytest.raises(
-        SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:cat x\.tar' runs a command"
+        SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:cat /.*' runs a command"
     ):
         load_description(path)
-    assert urls(load_description(path, trusted=True)) == ["pipe:cat x.tar"]
+    assert urls(load_description(path, trusted=True)) == ["pipe:cat /x.tar"]

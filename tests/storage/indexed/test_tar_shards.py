@@ -99,8 +99,8 @@ def test_samples_of_a_list_of_shards(two):
 
 
 def test_extensions_can_be_had_as_they_are_written(two):
-    key, fields = TarShards(two).members(0, 0)
-    assert (key, dict(fields)) == ("0000", {".cls": b"0", ".Seg.PNG": b"picture 0"})
+    members = TarShards(two).members(0, 0)
+    assert members == {"__key__": "0000", ".cls": b"0", ".Seg.PNG": b"picture 0"}
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -280,8 +280,27 @@ def test_where_all_samples_are_alike_their_headers_are_not_read_again(tmp_path, 
 def test_large_members_can_be_had_as_views(tmp_path, shard):
     members = [("0.cls", b"0"), ("0.png", bytes(20_000))] + [("1.cls", b"1")] * (shard == "mixed")
     shards = TarShards([write_tar(tmp_path / "x.tar", members)])
-    _, found = shards.members(0, 0, large=lambda view: view)
-    assert {suffix: type(data) for suffix, data in found.items()} == {".cls": bytes, ".png": memoryview}
+    found = shards.members(0, 0, large=lambda view: view)
+    assert {suffix: type(data) for suffix, data in found.items()} == {
+        ".cls": bytes,
+        ".png": memoryview,
+        "__key__": str,
+    }
+
+
+def test_keys_and_extensions_may_have_letters_of_several_bytes(tmp_path):
+    members = [(f"clé/{n}.{suffix}", b"x") for n in range(3) for suffix in ("größe", "cls")]
+    path = write_tar(tmp_path / "x.tar", members, format=tarfile.GNU_FORMAT)
+    assert [TarShards([path]).read(0, n)["__key__"] for n in range(3)] == ["clé/0", "clé/1", "clé/2"]
+
+
+def test_offsets_of_another_format_are_made_anew(two, tmp_path):
+    expected = TarShards(two).read(0, 1)
+    kept = tmp_path / ".mpwds/a.tar.offsets"
+    whole = kept.read_bytes()
+    kept.write_bytes(b"mpwdsof2" + whole[8:])
+    assert TarShards(two).read(0, 1) == expected
+    assert kept.read_bytes() == whole
 
 
 class TestRemote:
