@@ -34,7 +34,9 @@ from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.tar.header import BLOCK, NAME_BYTES, begins_archive
 from mpwds.storage.tar.headers import SeekableArchive, find_all_members
 from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.scanning import NO_END
 from mpwds.storage.tar.streams import compression_of
+from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"mpwdsof3"
@@ -87,7 +89,10 @@ def find_offsets(shard: Shard) -> Offsets:
         for name, first, begin, length in members:
             last_header = begin - BLOCK - position
             finder.add(name, first, begin, length, bytes(window[last_header : last_header + NAME_BYTES]))
-    return finder.offsets()
+    offsets = finder.offsets()
+    if offsets.starts[-1] * BLOCK == shard.end:
+        warn(f"{shard.url} {NO_END}")
+    return offsets
 
 
 class _Finder:

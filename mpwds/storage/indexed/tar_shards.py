@@ -19,7 +19,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.headers import find_members
-from mpwds.storage.tar.names import key_and_extension
+from mpwds.storage.tar.names import split_name
 
 _File: TypeAlias = "MappedShard | RemoteShard"
 _Open: TypeAlias = "tuple[_File, array[int], Sequence[str], bytes, struct.Struct, mmap.mmap, dict[str, Any]]"
@@ -87,7 +87,7 @@ class TarShards:
         self.fetches = 0
         self._lengths = lengths
         self._described = described
-        self._offsets: dict[int, str] = {}  # of shards beside which nothing can be written
+        self._offsets: dict[int, tuple[int, str]] = {}  # of versions beside which nothing can be written
         self._cache = cache
         self._remote = remote
         self._open_files = open_files
@@ -169,14 +169,19 @@ class TarShards:
         """What :meth:`members` returns, found by the members' headers."""
         file, starts, *_, blank = self._opened(shard)
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
-        block = file.read(stop - start, start)
-        found = find_members(block, start, file)[0]
-        if not found or found[-1][2] + found[-1][3] > stop:
+        block = file.read(stop - start + BLOCK, start)  # with the header behind it
+        found = find_members(block[: stop - start], start, file)[0]
+        is_sample = bool(found) and found[-1][2] + found[-1][3] <= stop
+        if is_sample:
+            behind = find_members(block[stop - start :], stop, file)[0]
+            keys = {split_name(name)[0] for name, *_ in found} - {""}
+            is_sample = len(keys) == 1 and keys.isdisjoint(split_name(name)[0] for name, *_ in behind)
+        if not is_sample:
             raise ShardError(
                 f"the offsets of {file.url} are of another shard: at {start}, there is no sample of "
                 f"{stop - start} bytes; remove the file of offsets, or describe the shard anew"
             )
-        key, _ = key_and_extension(found[0][0])
+        (key,) = keys
         members: dict[str, Any] = {}
         for name, _, begin, size in found:
             if name.startswith(f"{key}."):
@@ -203,12 +208,14 @@ class TarShards:
             self._open.pop(oldest, None)
         url = self.urls[shard]
         file, paths = self._open_file(url)
-        carried = self._offsets.get(shard) or (self._described and self._described[shard].get("offsets"))
+        known = self._offsets.get(shard)
+        described = self._described[shard].get("offsets") if self._described else None
+        carried = known[1] if known and known[0] == file.version else described
         offsets = from_text(carried, file) if carried else None
         if offsets is None:
             offsets = load_or_find(file, paths)
             if not any(map(os.path.exists, paths)):
-                self._offsets[shard] = to_text(offsets, file.end)
+                self._offsets[shard] = file.version, to_text(offsets, file.end)
         count, expected = len(offsets.starts) - 1, self._lengths and self._lengths[shard]
         if expected is not None and count != expected:
             raise ShardError(

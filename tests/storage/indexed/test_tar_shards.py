@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mpwds.errors import ShardError, StreamError
 from mpwds.pipeline.sources.samples import read_samples
 from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.describing import describe_shard
 from mpwds.storage.indexed.offsets import Offsets, find_offsets, to_text
 from mpwds.storage.indexed.tar_shards import TarShards
 
@@ -169,9 +170,37 @@ def test_carried_offsets_that_point_elsewhere_are_an_error_with_the_place(two, w
         TarShards(two, described=carried).read(0, int(wrong == 1))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0.txt", "0.cls", "1.txt", "2.txt"],  # a member more
+        ["0.txt", "1.txt", "1.cls", "2.txt"],
+        ["0.txt", "1.txt", "2.txt", "3.txt"],  # the padding took up another sample
+    ],
+)
+def test_an_epoch_by_the_offsets_of_another_shard_of_the_same_size_is_an_error(tmp_path, names):
+    path = write_tar(tmp_path / "x.tar", [("0.txt", b"x"), ("1.txt", b"x"), ("2.txt", b"x" * 600)])
+    carried = [{"offsets": describe_shard(path, offsets=True)["offsets"]}]
+    write_tar(path, [(name, b"x") for name in names])
+    shards = TarShards([path], described=carried)
+    with pytest.raises(ShardError, match="the offsets of .*x.tar are of another shard"):
+        for n in range(3):
+            shards.read(0, n)
+
+
+def test_a_shard_that_ends_between_two_members_may_be_cut_off(two):
+    os.truncate(two[1], 6 * 512)
+    with pytest.warns(RuntimeWarning, match="b.tar ends without the end-of-archive blocks: it may be trunc"):
+        assert len(TarShards(two[1:])) == 2
+
+
 def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path):
     (tmp_path / ".mpwds").write_bytes(b"no folder")
-    assert TarShards(two).read(1, 3)["cls"] == b"6"
+    shards = TarShards(two)
+    assert shards.read(1, 3)["cls"] == b"6"
+    shards.close()
+    write_tar(two[1], [("new.cls", b"1"), *((f"{n}.cls", b"x" * 600) for n in range(3))])
+    assert [shards.read(1, n)["cls"][:1] for n in range(4)] == [b"1", b"x", b"x", b"x"]
 
 
 def test_next_they_are_kept_in_the_folder_of_the_cache(two, tmp_path):
