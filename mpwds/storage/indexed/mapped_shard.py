@@ -36,7 +36,7 @@ class MappedShard:
                 raise ShardError(f"{url} is empty: a tar file without members has blocks of zeros")
             self.map = mmap.mmap(stream.fileno(), status.st_size, access=mmap.ACCESS_READ)
         self.end = status.st_size
-        self.version = status.st_mtime_ns
+        self.version: int = status.st_mtime_ns
         self._path, self._status = stream.name, status
 
     @property

@@ -42,7 +42,7 @@ class RemoteShard:
         self.end = self._version.size
         known = self._version.etag or self._version.modified
         digest = hashlib.blake2b((known or "").encode(), digest_size=7).digest()
-        self.version = int.from_bytes(digest, "little") if known else 0
+        self.version: int = int.from_bytes(digest, "little") if known else 0
 
     def read(self, size: int, offset: int) -> bytes:
         """``size`` bytes from ``offset`` on; fewer at the end."""
