@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination
@@ -171,11 +170,11 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
 
 
 def refuse_existing(url: str) -> None:
-    """Raises ``FileExistsError`` if there is something at ``url``."""
+    """Raises ``FileExistsError`` if there is something at ``url``, and ``StreamError`` if nobody can say."""
     try:
         with gopen(url) as stream:
             stream.read(1)
-    except (FileNotFoundError, StreamError):
+    except FileNotFoundError:
         return
     raise FileExistsError(
         f"{without_credentials(url)} exists, and no dataset is overwritten: choose another place, or pass "

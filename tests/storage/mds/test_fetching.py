@@ -240,6 +240,14 @@ def test_a_dataset_is_written_to_a_url_index_last(tmp_path, web):
         MDSWriter(columns={"x": "bytes"}, out=web.url("/new"))
 
 
+def test_a_server_that_fails_does_not_pass_for_an_empty_one(web):
+    web.files["/old/index.json"] = b"old"
+    web.plan[:] = [{"status": 400}]
+    with pytest.raises(StreamError, match="400"):
+        MDSWriter(columns={"x": "bytes"}, out=web.url("/old"))
+    assert web.files == {"/old/index.json": b"old"}
+
+
 def test_a_dataset_that_goes_elsewhere_stays_here_on_request(tmp_path):
     for keep in (False, True):
         places = tmp_path / f"here {keep}", tmp_path / f"there {keep}"
