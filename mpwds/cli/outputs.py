@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import open_destination
 from mpwds.storage.writing.writers import check_pattern
 from mpwds.viewing.wording import printable
 
@@ -78,17 +77,6 @@ def beside(pattern: str, ending: str) -> str:
     """
     folder, slash, name = pattern.rpartition("/")
     return f"{folder}{slash}{_DIRECTIVE.sub('', _FILE.sub('', name)) or 'dataset'}{ending}"
-
-
-def write_file(url: str, data: bytes) -> None:
-    """Writes a small file, which appears when it is complete."""
-    destination = open_destination(url)
-    try:
-        destination.stream.write(data)
-    except BaseException:
-        destination.discard()
-        raise
-    destination.publish()
 
 
 def refuse_existing(names: Sequence[str], force: bool = False) -> None:

@@ -35,6 +35,13 @@ def run(capsys):
     return run
 
 
+@pytest.fixture
+def run_limited(limited):
+    """Runs ``mpwds`` where files grow to so many bytes and no further."""
+    program = "import sys; from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return lambda most_bytes, *arguments: limited(most_bytes, program, *arguments)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A folder with the digits' shards."""

@@ -109,9 +109,9 @@ def create(
         refuse_limits,
         shard_pattern,
         warn_of_older,
-        write_file,
     )
     from mpwds.storage.streams.urls import is_local
+    from mpwds.storage.writing.destinations import open_destination, write_whole
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
@@ -149,7 +149,7 @@ def create(
         for url, part in zip(descriptions, planned.values(), strict=False):
             files[url] = describe(url, list(itertools.islice(rest, len(part))))
         for url, content in files.items():
-            write_file(url, json.dumps(content, indent=2).encode())
+            write_whole(open_destination(url), json.dumps(content, indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)

@@ -10,7 +10,7 @@ from mpwds.cli.making.encodings import KEY
 from mpwds.cli.outputs import make_folders, numbered, refuse_existing
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.writing.destinations import Destination, open_destination
+from mpwds.storage.writing.destinations import Destination, open_destination, write_all
 from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes, member_bytes
 from mpwds.storage.writing.writers import ShardWriter
 
@@ -136,9 +136,7 @@ class _Records(ClosesOrDiscards):
         if self._file is None:
             self._file = open_destination(self._name(self._files))
             self._files, self._count, self._size = self._files + 1, 0, 0
-        view = memoryview(data)
-        while view:
-            view = view[self._file.stream.write(view) :]
+        write_all(self._file.stream, data)
         self._count += 1
         self._size += len(data)
 

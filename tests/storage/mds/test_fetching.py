@@ -88,6 +88,15 @@ def test_a_remote_folder_is_copied(tmp_path, remote):
     assert list((tmp_path / "local").glob("*.mds"))
 
 
+def test_a_full_disk_leaves_no_part_of_an_index(tmp_path, remote, limited):
+    url = remote()
+    opened = "import sys; from mpwds.storage.mds.shards_v2 import MDSShards; MDSShards(*sys.argv[1:])"
+    done = limited(1000, opened, tmp_path / "local", url)
+    assert "File too large" in done.stderr
+    assert os.listdir(tmp_path / "local") == []
+    assert read(MDSShards(tmp_path / "local", url)) == SAMPLES
+
+
 def test_processes_of_a_machine_share_what_is_fetched(tmp_path, web, remote):
     url = remote(compression="gz", hashes=["sha1"])
     program = """if True:

@@ -8,8 +8,8 @@ from typing import Any
 
 from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.mds.local_shards import Place
-from mpwds.storage.mds.output import refuse_existing, write_all
-from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.mds.output import refuse_existing
+from mpwds.storage.writing.destinations import open_destination, write_whole
 
 
 def clean_stale_shared_memory() -> None:
@@ -51,9 +51,7 @@ def merge_index(
         refuse_existing(target)
     shards = [shard for folder, name in folders.items() for shard in _shards(folder, name, download_timeout)]
     for target in targets:
-        destination = open_destination(target)
-        write_all(destination.stream.write, dump_index(shards))
-        destination.publish()
+        write_whole(open_destination(target), dump_index(shards))
 
 
 def _parts_of(place: Any) -> list[str]:
