@@ -25,6 +25,7 @@ def begun(
     force: bool,
     journal: Path | None = None,
     keep: bool = False,
+    also: Sequence[str] = (),
 ) -> Iterator[set[str]]:
     """Begins a run, or continues one that ended early; yields the shards that are complete.
 
@@ -38,9 +39,10 @@ def begun(
         force: Begin anew, and remove the shards that exist.
         journal: The file; ``None`` for one beside the output.
         keep: Leave the journal when all is done, so that the same run again finds nothing to do.
+        also: Further series and files that the run writes.
 
     Raises:
-        FileExistsError: Shards exist without a journal.
+        FileExistsError: Shards, or what is in ``also``, exist without a journal.
         ValueError: The journal is of another run, or another process has it; or the output is not local and
             ``journal`` is ``None``.
     """
@@ -58,7 +60,7 @@ def begun(
     try:
         done.update(filter(exists, shards))
         now = json.dumps({"version": 1, "output": output, **run}, indent=1).encode()
-        there = sorted(done.union(existing(output)))
+        there = sorted(done.union(*map(existing, (output, *also))))
         if force or not there or not _continues(before, now, path):
             if there and not force:
                 raise FileExistsError(already_there(there))

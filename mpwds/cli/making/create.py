@@ -132,16 +132,16 @@ def create(
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
-        elsewhere = [pattern for pattern in patterns.values() if not is_local(pattern)]
-        refuse_existing([*elsewhere, *files, *descriptions], force)
+        first, *also = [*patterns.values(), *files, *descriptions]
         make_folders([shard.url for shard in shards])
         options = [kind, columns, key, root, split, shuffle, seed, train]
+        samples = {shard.url: shard.total for shard in shards}
+        run = {"source": source, "options": options, "samples": samples}
         done: set[str] = set()
-        for name, pattern in patterns.items():
-            if pattern not in elsewhere:
-                urls, counts = zip(*((shard.url, shard.total) for shard in planned[name]), strict=True)
-                run = {"source": source, "options": options, "samples": counts}
-                done |= ends.enter_context(begun(pattern, urls, run, force))
+        if is_local(first) and first != "-":
+            done = ends.enter_context(begun(first, list(samples), run, force, also=also))
+        else:
+            refuse_existing([first, *also], force)
         _show(console, source, found)
         began = time.monotonic()
         written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), done)
