@@ -70,12 +70,17 @@ def begun(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        remove_partial(map(local_path, filter(is_local, shards)))
-        yield done
+        paths = [local_path(name) for name in shards if is_local(name)]
+        if before:  # else another program is writing what is found there
+            remove_partial(paths)
+        try:
+            yield done
+        except BaseException:
+            remove_partial(paths)
+            raise
         if not keep:
             os.unlink(path)
     except BaseException:
-        remove_partial(map(local_path, filter(is_local, shards)))
         if not before and not any(exists(name) for name in shards if name not in done):
             os.unlink(path)
         raise
