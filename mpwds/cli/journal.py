@@ -6,12 +6,11 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.outputs import already_there, existing, exists
+from mpwds.cli.outputs import already_there, existing, exists, parts_of_series
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -94,7 +93,8 @@ def _beside(output: str) -> str:
             f"{without_credentials(output)} is not local: say where to keep the journal, --journal FILE"
         )
     directory, name = os.path.split(local_path(output))
-    return os.path.join(directory, f".{re.sub('%0?[0-9]*d', '', name)}.journal")
+    front, _, back = parts_of_series(name)
+    return os.path.join(directory, f".{front}{back}.journal")
 
 
 def _continues(before: bytes, now: bytes, path: str) -> bool:

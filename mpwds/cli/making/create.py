@@ -187,9 +187,9 @@ def _shards(
     """The shards of a split; one, if the pattern is the name of one."""
     from mpwds.cli.making.planning import into_shards
     from mpwds.cli.making.writing import Planned
-    from mpwds.cli.outputs import numbered
+    from mpwds.cli.outputs import is_series, numbered
 
-    if "%" not in pattern.rpartition("/")[2]:
+    if not is_series(pattern):
         return [Planned(pattern, samples.part(numbers), len(numbers))]
     parts = into_shards(numbers, samples.size_of, maxcount, maxsize)
     return [
