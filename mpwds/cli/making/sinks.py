@@ -98,7 +98,8 @@ class _TarShards(ShardWriter):
         self._in_shard = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        size = sum(member_bytes(len(data), sample[KEY]) for name, data in sample.items() if name != KEY)
+        key = sample[KEY]
+        size = sum(member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != KEY)
         if archive_bytes(self._in_shard + size) > self._most:
             self.next_stream()
         super().write(sample)
