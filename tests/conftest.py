@@ -4,6 +4,8 @@ import collections
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import hypothesis
@@ -63,3 +65,15 @@ def nothing_left():
         gc.collect()
         time.sleep(0.05)
     assert not left
+
+
+@pytest.fixture(scope="session")
+def limited():
+    """Runs a program in which files grow to so many bytes and no further, as on a full disk."""
+
+    def run(most_bytes, program, *arguments):
+        limits = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes}))"
+        words = [sys.executable, "-c", f"{limits}\n{program}", *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True)
+
+    return run

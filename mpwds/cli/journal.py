@@ -6,12 +6,11 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.outputs import already_there, existing, exists
+from mpwds.cli.outputs import already_there, existing, exists, parts_of_series
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -25,6 +24,7 @@ def begun(
     force: bool,
     journal: Path | None = None,
     keep: bool = False,
+    also: Sequence[str] = (),
 ) -> Iterator[set[str]]:
     """Begins a run, or continues one that ended early; yields the shards that are complete.
 
@@ -38,9 +38,10 @@ def begun(
         force: Begin anew, and remove the shards that exist.
         journal: The file; ``None`` for one beside the output.
         keep: Leave the journal when all is done, so that the same run again finds nothing to do.
+        also: Further series and files that the run writes.
 
     Raises:
-        FileExistsError: Shards exist without a journal.
+        FileExistsError: Shards, or what is in ``also``, exist without a journal.
         ValueError: The journal is of another run, or another process has it; or the output is not local and
             ``journal`` is ``None``.
     """
@@ -58,7 +59,7 @@ def begun(
     try:
         done.update(filter(exists, shards))
         now = json.dumps({"version": 1, "output": output, **run}, indent=1).encode()
-        there = sorted(done.union(existing(output)))
+        there = sorted(done.union(*map(existing, (output, *also))))
         if force or not there or not _continues(before, now, path):
             if there and not force:
                 raise FileExistsError(already_there(there))
@@ -68,12 +69,17 @@ def begun(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        remove_partial(map(local_path, filter(is_local, shards)))
-        yield done
+        paths = [local_path(name) for name in shards if is_local(name)]
+        if before:  # else another program is writing what is found there
+            remove_partial(paths)
+        try:
+            yield done
+        except BaseException:
+            remove_partial(paths)
+            raise
         if not keep:
             os.unlink(path)
     except BaseException:
-        remove_partial(map(local_path, filter(is_local, shards)))
         if not before and not any(exists(name) for name in shards if name not in done):
             os.unlink(path)
         raise
@@ -87,7 +93,8 @@ def _beside(output: str) -> str:
             f"{without_credentials(output)} is not local: say where to keep the journal, --journal FILE"
         )
     directory, name = os.path.split(local_path(output))
-    return os.path.join(directory, f".{re.sub('%0?[0-9]*d', '', name)}.journal")
+    front, _, back = parts_of_series(name)
+    return os.path.join(directory, f".{front}{back}.journal")
 
 
 def _continues(before: bytes, now: bytes, path: str) -> bool:

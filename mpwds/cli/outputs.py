@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import open_destination
-from mpwds.storage.writing.writers import check_pattern
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 
 _WIDTH_OF_FILES = 200
 _FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
-_NUMBER = re.compile(r"%0?\d*d")
-_DIRECTIVE = re.compile(r"[-_.]?%\d*d")
+_NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data
 
 
 def plain_console(to_stderr: bool = False) -> Console:
@@ -52,21 +49,37 @@ def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:
     if split and url_scheme(output) == "pipe":
         raise ValueError(f"the split {split!r} cannot be a part of {output!r}: choose one split by --split")
     folder, slash, name = output.rpartition("/")
-    if "%" not in name and not _FILE.search(name):
+    if not is_series(name) and not _FILE.search(name):
         return f"{output.rstrip('/') or '/'}/{split or 'shard'}-%06d{ending}"
     return f"{folder}{slash}{split}-{name}" if split else output
 
 
-def numbered(pattern: str, number: int) -> str:
-    """The name of a shard; only the last part of a pattern has a directive, as ``%20`` may be in a URL.
+def parts_of_series(target: str) -> tuple[str, str, str]:
+    """What stands before the number of a series of shards, its directive, and the rest.
 
-    Raises ``ValueError`` if that part has no directive for a number, or several.
+    The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
+    is a character like others. Raises ``ValueError`` if there are two directives.
+
+    Example:
+        >>> parts_of_series("100%done/50%-%06d.tar"), parts_of_series("50%.tar")
+        (('100%done/50%-', '%06d', '.tar'), ('50%.tar', '', ''))
     """
-    folder, slash, name = pattern.rpartition("/")
-    with contextlib.suppress(TypeError, ValueError):
-        if name % 0 != name % 1:
-            return f"{folder}{slash}{name % number}"
-    raise ValueError(f"{name!r} needs one % directive for the number, such as %06d, to name several shards")
+    found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
+    if len(found) > 1:
+        raise ValueError(f"{target!r} needs one % directive for the number, such as %06d, and has several")
+    start, stop = found[0].span() if found else (len(target), len(target))
+    return target[:start], target[start:stop], target[stop:]
+
+
+def is_series(target: str) -> bool:
+    """Whether a name stands for a series of shards. Raises as ``parts_of_series``."""
+    return parts_of_series(target)[1] != ""
+
+
+def numbered(target: str, number: int) -> str:
+    """The name of a series' shard of this number; what is no series has one name."""
+    front, directive, back = parts_of_series(target)
+    return f"{front}{directive and directive % number}{back}"
 
 
 def beside(pattern: str, ending: str) -> str:
@@ -77,18 +90,8 @@ def beside(pattern: str, ending: str) -> str:
         'data/train.json'
     """
     folder, slash, name = pattern.rpartition("/")
-    return f"{folder}{slash}{_DIRECTIVE.sub('', _FILE.sub('', name)) or 'dataset'}{ending}"
-
-
-def write_file(url: str, data: bytes) -> None:
-    """Writes a small file, which appears when it is complete."""
-    destination = open_destination(url)
-    try:
-        destination.stream.write(data)
-    except BaseException:
-        destination.discard()
-        raise
-    destination.publish()
+    name = re.sub(rf"[-_.]?{_NUMBER.pattern}", "", _FILE.sub("", name))
+    return f"{folder}{slash}{name or 'dataset'}{ending}"
 
 
 def refuse_existing(names: Sequence[str], force: bool = False) -> None:
@@ -98,9 +101,8 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
     """
     there: list[str] = []
     for name in names:
-        first = numbered(name, 0) if "%" in name.rpartition("/")[2] else name
         with contextlib.suppress(FileNotFoundError):  # the folder
-            there += existing(name) or filter(exists, [first])
+            there += existing(name) or filter(exists, [numbered(name, 0)])
     if there and not force:
         raise FileExistsError(already_there(there))
 
@@ -108,7 +110,7 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
 def refuse_limits(output: str, limit: object) -> None:
     """Raises ``ValueError`` if a limit is given for what is one file by its name."""
     name = output.rpartition("/")[2]
-    if limit and "%" not in name and (output == "-" or _FILE.search(name)):
+    if limit and not is_series(name) and (output == "-" or _FILE.search(name)):
         raise ValueError(f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar")
 
 
@@ -137,14 +139,6 @@ def warn_of_older(target: str, written: Iterable[str]) -> None:
         print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
 
 
-def is_series(target: str) -> bool:
-    """Whether a name stands for a series of shards.
-
-    Raises ``ValueError`` if it has two numbers, or a wrong one.
-    """
-    return _NUMBER.search(target) is not None and bool(check_pattern(target))
-
-
 def exists(url: str) -> bool:
     """Whether there is a file or an object of this name. Commands and pipes never exist."""
     if url == "-" or url_scheme(url) == "pipe":
@@ -163,9 +157,9 @@ def existing(target: str) -> list[str]:
     if target == "-" or not is_local(target):
         return []
     directory, name = os.path.split(local_path(target))
-    if not is_series(name):
+    front, directive, back = parts_of_series(name)
+    if not directive:
         return [target] if exists(target) else []
-    front, back = _NUMBER.split(name)
     of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
     found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
     return [os.path.join(directory, each) for each in found]

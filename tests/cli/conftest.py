@@ -35,6 +35,13 @@ def run(capsys):
     return run
 
 
+@pytest.fixture
+def run_limited(limited):
+    """Runs ``mpwds`` where files grow to so many bytes and no further."""
+    program = "import sys; from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return lambda most_bytes, *arguments: limited(most_bytes, program, *arguments)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A folder with the digits' shards."""
@@ -55,6 +62,20 @@ def write_shard(tmp_path):
             for index, sample in enumerate(samples):
                 sink.write({"__key__": f"{index:04d}", **sample})
         return path
+
+    return write
+
+
+@pytest.fixture
+def write_files(tmp_path):
+    """Writes files, given by their names with a slash for folders; returns the folder they are in."""
+
+    def write(files, folder="source"):
+        for name, content in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return tmp_path / folder
 
     return write
 

@@ -291,6 +291,23 @@ def test_a_list_of_indexes_is_merged(tmp_path):
     ds = streaming.StreamingDataset(local=str(tmp_path / "copy"), remote=str(tmp_path / "remote"))
     assert xs(ds) == [1, 0]
     assert not (tmp_path / "local").exists()
+    (tmp_path / "remote/index.json").unlink()
+    merge_index(pairs, (f"{tmp_path}/local", f"{tmp_path}/remote"))
+    assert (tmp_path / "local/index.json").read_bytes() == (tmp_path / "remote/index.json").read_bytes()
+
+
+def test_indexes_that_are_not_below_the_merged_one_are_refused(tmp_path, monkeypatch):
+    from mpwds.streaming.base.util import merge_index
+
+    monkeypatch.chdir(tmp_path)
+    indexes = [f"{write(tmp_path / group / 'train', [1])}/index.json" for group in "ab"]
+    with pytest.raises(ValueError, match="b/train/index.json is not in a folder of a$"):
+        merge_index(indexes, "a")
+    with pytest.raises(ValueError, match="two of the folders have the same name: "):
+        merge_index(indexes, "s3://bucket/merged")
+    assert not (tmp_path / "a/index.json").exists()
+    merge_index(indexes[:1], "a")
+    assert xs(streaming.StreamingDataset(local="a")) == [1]
 
 
 def test_a_local_dataset_has_a_length_and_numbers(tmp_path):

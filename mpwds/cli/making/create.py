@@ -109,9 +109,9 @@ def create(
         refuse_limits,
         shard_pattern,
         warn_of_older,
-        write_file,
     )
     from mpwds.storage.streams.urls import is_local
+    from mpwds.storage.writing.destinations import open_destination, write_whole
 
     refuse_limits(output, maxcount or maxsize)
     console = plain_console(output == "-" or as_json)
@@ -132,16 +132,16 @@ def create(
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
-        elsewhere = [pattern for pattern in patterns.values() if not is_local(pattern)]
-        refuse_existing([*elsewhere, *files, *descriptions], force)
+        first, *also = [*patterns.values(), *files, *descriptions]
         make_folders([shard.url for shard in shards])
         options = [kind, columns, key, root, split, shuffle, seed, train]
+        samples = {shard.url: shard.total for shard in shards}
+        run = {"source": source, "options": options, "samples": samples}
         done: set[str] = set()
-        for name, pattern in patterns.items():
-            if pattern not in elsewhere:
-                urls, counts = zip(*((shard.url, shard.total) for shard in planned[name]), strict=True)
-                run = {"source": source, "options": options, "samples": counts}
-                done |= ends.enter_context(begun(pattern, urls, run, force))
+        if is_local(first) and first != "-":
+            done = ends.enter_context(begun(first, list(samples), run, force, also=also))
+        else:
+            refuse_existing([first, *also], force)
         _show(console, source, found)
         began = time.monotonic()
         written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), done)
@@ -149,7 +149,7 @@ def create(
         for url, part in zip(descriptions, planned.values(), strict=False):
             files[url] = describe(url, list(itertools.islice(rest, len(part))))
         for url, content in files.items():
-            write_file(url, json.dumps(content, indent=2).encode())
+            write_whole(open_destination(url), json.dumps(content, indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
@@ -187,9 +187,9 @@ def _shards(
     """The shards of a split; one, if the pattern is the name of one."""
     from mpwds.cli.making.planning import into_shards
     from mpwds.cli.making.writing import Planned
-    from mpwds.cli.outputs import numbered
+    from mpwds.cli.outputs import is_series, numbered
 
-    if "%" not in pattern.rpartition("/")[2]:
+    if not is_series(pattern):
         return [Planned(pattern, samples.part(numbers), len(numbers))]
     parts = into_shards(numbers, samples.size_of, maxcount, maxsize)
     return [

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.cli.making.encodings import KEY
-from mpwds.cli.outputs import make_folders, numbered, refuse_existing
+from mpwds.cli.outputs import is_series, make_folders, numbered, parts_of_series, refuse_existing
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.writing.destinations import Destination, open_destination
+from mpwds.storage.writing.destinations import Destination, open_destination, write_all
 from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes, member_bytes
 from mpwds.storage.writing.writers import ShardWriter
 
@@ -62,7 +62,7 @@ def open_sink(
         refuse_existing([where], options.force)
         make_folders([where])
     if kind == "tar":
-        if "%" not in where.rpartition("/")[2]:
+        if not is_series(where):
             return TarWriter(where, encoder=False, mtime=0, sync=False)
         return _TarShards(where, options.maxcount, options.maxsize or 10**9)
     if kind == "mds":
@@ -90,13 +90,16 @@ class _TarShards(ShardWriter):
     """Limits the bytes of whole archives, not of the data in them."""
 
     def __init__(self, where: str, maxcount: int, maxsize: int) -> None:
-        super().__init__(where, maxcount, verbose=0, encoder=False, mtime=0, sync=False)
+        front, directive, back = parts_of_series(where)
+        pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
+        super().__init__(pattern, maxcount, verbose=0, encoder=False, mtime=0, sync=False)
         self.maxsize = _WITHOUT_LIMIT
         self._most = maxsize
         self._in_shard = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        size = sum(member_bytes(len(data), sample[KEY]) for name, data in sample.items() if name != KEY)
+        key = sample[KEY]
+        size = sum(member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != KEY)
         if archive_bytes(self._in_shard + size) > self._most:
             self.next_stream()
         super().write(sample)
@@ -121,8 +124,8 @@ class _Records(ClosesOrDiscards):
             self._pack = require("msgpack", "").packb
         else:
             self._pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
-        is_one = "%" not in where.rpartition("/")[2]
-        self._name: Callable[[int], str] = lambda number: where if is_one else numbered(where, number)
+        is_one = not is_series(where)
+        self._where = where
         self._maxcount = _WITHOUT_LIMIT if is_one else options.maxcount
         self._maxsize = _WITHOUT_LIMIT if is_one else options.maxsize or 10**9
         self._files = self._count = self._size = 0
@@ -134,11 +137,9 @@ class _Records(ClosesOrDiscards):
             self._file.publish()
             self._file = None
         if self._file is None:
-            self._file = open_destination(self._name(self._files))
+            self._file = open_destination(numbered(self._where, self._files))
             self._files, self._count, self._size = self._files + 1, 0, 0
-        view = memoryview(data)
-        while view:
-            view = view[self._file.stream.write(view) :]
+        write_all(self._file.stream, data)
         self._count += 1
         self._size += len(data)
 

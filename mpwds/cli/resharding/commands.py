@@ -82,7 +82,7 @@ def shuffle(
     """
     import random
 
-    from mpwds.cli.resharding.dealt import dealt
+    from mpwds.cli.resharding.ordering import dealt
     from mpwds.cli.resharding.reshard import reshard
     from mpwds.cli.resharding.spool import temporary_directory
 
@@ -118,7 +118,7 @@ def sort(
     value stay in their order. What does not fit in --memory goes through temporary files, which take as much
     room as the samples and vanish with the command, however it ends.
     """
-    from mpwds.cli.resharding.merged import fields_of, merged, rank_of
+    from mpwds.cli.resharding.ordering import fields_of, merged, rank_of
     from mpwds.cli.resharding.reshard import reshard
     from mpwds.cli.resharding.spool import temporary_directory
 

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 from mpwds.cli.notes import noted
-from mpwds.cli.outputs import is_series
+from mpwds.cli.outputs import is_series, numbered
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -58,7 +58,7 @@ class Processing:
         count = len(urls) * repeat
         if not is_series(output) and count > 1:
             raise ValueError(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
-        names = [output % number for number in range(count)] if is_series(output) else [output]
+        names = [numbered(output, number) for number in range(count)]
         places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
         self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mpwds.cli.outputs import already_there, existing, exists, is_series
+from mpwds.cli.outputs import already_there, existing, exists, is_series, numbered
 from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
@@ -103,7 +103,7 @@ class ShardSink(ClosesOrDiscards):
         )
 
     def _open_next(self) -> None:
-        name = self._target % len(self.shards) if self._is_series else self._target
+        name = numbered(self._target, len(self.shards))
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
         self._writer = TarWriter(name, sync=False)

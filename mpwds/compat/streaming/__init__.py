@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.compat.streaming.dataset import LocalDataset as LocalDataset
 from mpwds.compat.streaming.dataset import StreamingDataset as StreamingDataset
 from mpwds.compat.streaming.stream import Stream as Stream
-from mpwds.compat.streaming.writer import MDSWriter as MDSWriter
+from mpwds.storage.mds import writer_v2
 
 if TYPE_CHECKING:
     from mpwds.compat.streaming.dataloader import StreamingDataLoader as StreamingDataLoader
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["LocalDataset", "MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset"]
 
 _OTHER_FORMATS = ("CSVWriter", "JSONWriter", "TSVWriter", "XSVWriter")
+
+
+class MDSWriter(writer_v2.MDSWriter):
+    """``mpwds.MDSWriter``, which writes columns of pickles without being asked: only to read them is unsafe.
+
+    Source:
+        ``streaming.MDSWriter`` (mosaicml-streaming 0.13).
+    """
+
+    def __init__(self, *, allow_pickle: bool = True, **options: Any) -> None:
+        super().__init__(allow_pickle=allow_pickle, **options)
 
 
 def __dir__() -> list[str]:

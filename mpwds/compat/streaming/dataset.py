@@ -18,7 +18,7 @@ from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
 from mpwds.storage.indexed.shard_file import most_open_files
 from mpwds.storage.mds.shards_v2 import MDSShards
-from mpwds.storage.mds.writer_v2 import parse_size
+from mpwds.storage.mds.sizes import parse_binary_size
 from mpwds.warn import warn
 
 # In those of the second kind, samples stay among their neighbours.
@@ -154,7 +154,7 @@ class StreamingDataset(DividedDataset):
         self.streams = list(streams or [Stream(remote=remote, local=local)])
         if keep_zip or any(stream.keep_zip for stream in self.streams):
             warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
-        limit = None if cache_limit is None else (parse_size(cache_limit) or 0) // len(self.streams)
+        limit = None if cache_limit is None else (parse_binary_size(cache_limit) or 0) // len(self.streams)
 
         def opened(stream: Stream) -> MDSShards:
             retries, timeout_s = stream.download_retry, stream.download_timeout

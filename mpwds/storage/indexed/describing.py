@@ -22,7 +22,7 @@ from mpwds.storage.tar.entries import read_entries
 from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
-from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.writing.destinations import open_destination, write_whole
 
 _JOBS = 8
 _PIECE_BYTES = 1 << 20
@@ -196,15 +196,7 @@ def update_description(
 
 def write_description(description: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes a description to a path or URL. The file appears when it is complete."""
-    destination = open_destination(path)
-    try:
-        rest = memoryview(json.dumps(description, indent=2).encode())
-        while rest:
-            rest = rest[destination.stream.write(rest) :]
-        destination.publish()
-    except BaseException:
-        destination.discard()
-        raise
+    write_whole(open_destination(path), json.dumps(description, indent=2).encode())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import PendingFile
+from mpwds.storage.writing.destinations import PendingFile, write_whole
 
 _PIECE_BYTES = 1024 * 1024
 _SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
@@ -126,9 +126,7 @@ class Place:
             )
         data = self.fetch(name)
         os.makedirs(self.local, exist_ok=True)
-        pending = PendingFile(path)
-        pending.stream.write(data)
-        pending.publish()
+        write_whole(PendingFile(path), data)
         return data
 
     def fetch(self, name: str) -> bytes:

@@ -10,10 +10,9 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mpwds.errors import StreamError
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import PendingFile, open_destination
+from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
 
 _SHARD = r"shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?"
 _DATASET = re.compile(rf"index\.json|{_SHARD}|\.(index\.json|{_SHARD})\.[0-9a-f]{{8}}\.partial")
@@ -80,31 +79,18 @@ class Output:
     def store(self, name: str, *pieces: bytes) -> None:
         """Writes a file, and sends it to the URL."""
         if self.local is not None and self._keep_local:
-            pending = PendingFile(os.path.join(self.local, name))
-            if os.path.exists(pending.path):
-                pending.discard()
-                raise FileExistsError(f"{pending.path} exists already, and is not overwritten")
-            for piece in pieces:
-                write_all(pending.stream.write, piece)
-            pending.publish()
+            path = os.path.join(self.local, name)
+            if os.path.exists(path):
+                raise FileExistsError(f"{path} exists already, and is not overwritten")
+            write_whole(PendingFile(path), *pieces)
         if self.remote is not None:
             for attempt in range(self._retries + 1):
                 try:
-                    self._send(f"{self.remote}/{name}", pieces)
+                    write_whole(open_destination(f"{self.remote}/{name}"), *pieces)
                     break
                 except OSError:
                     if attempt == self._retries:
                         raise
-
-    def _send(self, url: str, pieces: tuple[bytes, ...]) -> None:
-        destination = open_destination(url)
-        try:
-            for piece in pieces:
-                write_all(destination.stream.write, piece)
-        except BaseException:
-            destination.discard()
-            raise
-        destination.publish()
 
     def finish(self, make_index: Callable[[], bytes]) -> None:
         """Waits until all shards are stored, then stores the index. Does nothing the second time."""
@@ -133,13 +119,6 @@ class Output:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
-    """Writes all of ``data`` by a function that may write a part of what it is given."""
-    view = memoryview(data)
-    while view:
-        view = view[write(view) or len(view) :]
 
 
 def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> tuple[str | None, str | None]:
@@ -171,11 +150,11 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
 
 
 def refuse_existing(url: str) -> None:
-    """Raises ``FileExistsError`` if there is something at ``url``."""
+    """Raises ``FileExistsError`` if there is something at ``url``, and ``StreamError`` if nobody can say."""
     try:
         with gopen(url) as stream:
             stream.read(1)
-    except (FileNotFoundError, StreamError):
+    except FileNotFoundError:
         return
     raise FileExistsError(
         f"{without_credentials(url)} exists, and no dataset is overwritten: choose another place, or pass "

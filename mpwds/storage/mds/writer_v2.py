@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +16,8 @@ from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.mds.hashes import digest
 from mpwds.storage.mds.index_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
 from mpwds.storage.mds.output import Output
+from mpwds.storage.mds.sizes import parse_binary_size
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])?b)?", re.IGNORECASE)
-_POWERS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _BYTES_A_SAMPLE = 4  # in the shard's table
 
 
@@ -88,7 +86,7 @@ class MDSWriter(ClosesOrDiscards):
         self.columns = dict(columns)
         self._compression = Compression.of(compression) if compression else None
         self._hashes = _check_hashes(hashes or [])
-        self._size_limit = parse_size(size_limit)
+        self._size_limit = parse_binary_size(size_limit)
         if (self._size_limit or 0) >= OFFSET_LIMIT:
             raise ValueError(f"size_limit must be below 4 GiB, as offsets have 32 bits, got {size_limit}")
         names = tuple(sorted(self.columns.items()))
@@ -185,20 +183,3 @@ def _check_hashes(names: Sequence[str]) -> list[str]:
     for name in names:
         digest(name, b"")
     return list(names)
-
-
-def parse_size(size: int | str | None) -> int | None:
-    """A number of bytes, also of text such as ``"64mb"``; ``None`` for 0.
-
-    Example:
-        >>> parse_size("1.5kb"), parse_size("100"), parse_size(None)
-        (1536, 100, None)
-    """
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size.strip())
-        if match is None:
-            raise ValueError(f"a size must be a number of bytes, or text such as '64mb', got {size!r}")
-        size = int(float(match[1]) * 1024 ** _POWERS[match[2] and match[2].lower()])
-    if size is not None and size < 0:
-        raise ValueError(f"a size must not be negative, got {size}")
-    return int(size) if size else None

@@ -61,6 +61,37 @@ def open_destination(
     return PendingFile(path, sync)
 
 
+def write_whole(destination: Destination, *pieces: bytes) -> None:
+    """Writes pieces to a destination and publishes it. After an error in writing it is discarded."""
+    try:
+        for piece in pieces:
+            write_all(destination.stream, piece, getattr(destination, "path", None))
+    except BaseException:
+        destination.discard()
+        raise
+    destination.publish()
+
+
+def write_all(stream: BinaryIO, data: bytes | memoryview, name: str | None = None) -> None:
+    """Writes all of ``data`` to a stream, which may take less than it is given; ``name`` is for errors.
+
+    Raises:
+        BlockingIOError: A raw stream does not block.
+    """
+    while data:
+        try:
+            written = stream.write(data)
+        except OSError as error:  # a full disk's, which does not say where
+            if error.errno:
+                error.filename = error.filename or name
+            raise
+        if written is None and isinstance(stream, io.RawIOBase):
+            raise BlockingIOError(f"{stream!r} does not block: files and archives go to blocking streams")
+        if written is None:  # a stream of the user's own, which takes everything and says nothing
+            return
+        data = memoryview(data)[written:]
+
+
 class _Given:
     """The caller's stream: stays open, with all that was written to it."""
 

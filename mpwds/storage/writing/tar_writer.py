@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.writing.destinations import OwnedStream, open_destination
+from mpwds.storage.writing.destinations import OwnedStream, open_destination, write_all
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
 from mpwds.storage.writing.ustar import ustar_header
 
@@ -172,7 +172,7 @@ class TarWriter(ClosesOrDiscards):
         try:
             self.write_blocks(bytes(archive_bytes(self._bytes_in_archive) - self._bytes_in_archive))
             if self._compressor is not None:
-                self._write_all(self._compressor.flush())
+                write_all(self._stream, self._compressor.flush(), self._name)
         except BaseException:
             self.discard()
             raise
@@ -193,7 +193,9 @@ class TarWriter(ClosesOrDiscards):
     def write_blocks(self, data: bytes | memoryview) -> None:
         """Append members of another tar archive as they lie there: headers, data and padding."""
         self._bytes_in_archive += len(data)
-        self._write_all(data if self._compressor is None else self._compressor.compress(data))
+        write_all(
+            self._stream, data if self._compressor is None else self._compressor.compress(data), self._name
+        )
 
     def write_from(self, descriptor: int, start: int, stop: int) -> int:
         """Append members that lie in a file, without taking them through this process.
@@ -209,30 +211,13 @@ class TarWriter(ClosesOrDiscards):
                 except OSError as error:
                     if error.errno in (errno.EINVAL, errno.ENOSYS):
                         break
-                    raise self._with_name(error) from None
+                    error.filename = error.filename or self._name
+                    raise
                 if not count:
                     break
                 start += count
                 self._bytes_in_archive += count
         return start
-
-    def _with_name(self, error: OSError) -> OSError:
-        """A full disk's error does not say where."""
-        if error.errno:
-            error.filename = error.filename or self._name
-        return error
-
-    def _write_all(self, data: bytes | memoryview) -> None:
-        while data:
-            try:
-                written = self._stream.write(data)
-            except OSError as error:
-                raise self._with_name(error) from None
-            if written is None and isinstance(self._stream, io.RawIOBase):
-                raise BlockingIOError(f"{self._stream!r} does not block: archives go to blocking streams")
-            if written is None:  # a stream of the user's own, which takes everything and says nothing
-                return
-            data = data[written:]  # raw streams may take less than they are given
 
     def _files(self, sample: Sample) -> tuple[str, list[tuple[bytes, bytes]]]:
         """The sample's key, and header and data of each of its files."""

@@ -238,6 +238,25 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     assert keys(*whole, tmp_path / "out" / "x-3.tar") == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize(("options", "last"), [((), "shard.json"), (("--train", 0.5), "val.json")])
+def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, tmp_path, options, last):
+    words = ["create", write_files(ANIMALS), tmp_path / "out", "--index", "-j", 1, *options]
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / last)  # opening it waits for ever
+    made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "out/classes.json").exists():
+        assert made.poll() is None
+        time.sleep(0.01)
+    made.kill()
+    made.wait()
+    (tmp_path / "out" / last).unlink()
+    assert len(list(tmp_path.glob("out/.*.journal"))) == 1
+    assert "were complete before" in run(*words).stdout
+    assert (tmp_path / "out" / last).exists()
+    assert not list(tmp_path.glob("out/.*"))
+    assert "already" in run(*words).stderr
+
+
 @pytest.mark.parametrize("option", [("--maxcount", 1), ("--maxsize", "1kB")])
 def test_limits_need_a_series(run, write_files, tmp_path, option):
     folder = write_files({"1.txt": b"", "2.txt": b""})

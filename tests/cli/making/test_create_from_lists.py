@@ -63,6 +63,14 @@ def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
         assert [line for line in shown.splitlines() if line.split()[:2] == [column, field]]
 
 
+def test_a_row_without_a_key_is_named(run, write_files, tmp_path):
+    folder = write_files({"list.jsonl": b'{"key": "a", "text": "x"}\n{"text": "y"}\n'})
+    for target in ("x.tar", "x-%d.tar"):
+        result = run("create", folder / "list.jsonl", tmp_path / target)
+        assert result.returncode == 1
+        assert "error: row 1 has no value in 'key'" in result.stderr
+
+
 def test_names_of_files_start_where_the_user_says(run, write_files, tmp_path):
     folder = write_files({"lists/list.csv": b"file\n1.txt\n", "data/1.txt": b"one"})
     assert create(run, folder / "lists" / "list.csv", tmp_path, "--root", folder / "data")[0]["txt"] == b"one"
@@ -246,3 +254,33 @@ def test_parquet_files_elsewhere_are_copied_first(run, tmp_path):
     assert create(run, f"pipe:cat {tmp_path}/x.parquet", tmp_path) == [
         expected(number) for number in range(4)
     ]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.tar", "mds"])
+def test_headers_of_long_names_count_towards_the_limit(run, tmp_path, name):
+    listed = [{"key": f"{number:097}", "text": "x"} for number in range(200)]
+    columns = ("--columns", "text:long.txt", "--key", "key")
+    if name == "x.jsonl":
+        (tmp_path / name).write_text("\n".join(map(json.dumps, listed)))
+    elif name == "x.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), tmp_path / name)
+    else:
+        with mpwds.TarWriter(tmp_path / "x.tar") as sink:
+            for row in listed:
+                sink.write({"__key__": row["key"], "long.txt": row["text"]})
+        columns = ()
+        if name == "mds":
+            run("convert", tmp_path / "x.tar", tmp_path / "mds")
+    made = run(
+        "convert" if name == "x.tar" else "create",
+        tmp_path / name,
+        tmp_path / "y-%d.tar",
+        *columns,
+        "--maxsize",
+        51_200,
+        *(("-j", 1) if name != "x.tar" else ()),
+    )
+    assert made.returncode == 0, made.stderr
+    sizes = [path.stat().st_size for path in tmp_path.glob("y-*.tar")]
+    assert len(sizes) > 1
+    assert max(sizes) <= 51_200

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import mpwds
+
 PIPELINE = """
 import os, time
 import mpwds
@@ -131,6 +133,15 @@ def test_a_run_that_is_killed_again_and_again_ends(words, expected):
         process.wait()
         assert all(Path(name).read_bytes() == expected[int(name[4:6])] for name in written())
     finished(words, expected)
+
+
+def test_a_run_that_is_refused_leaves_what_others_write(words):
+    with mpwds.TarWriter("out-01.tar") as sink:
+        sink.write({"__key__": "mine", "cls": 1})
+        Path("out-00.tar").write_bytes(b"")
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert "out-00.tar exists already" in done.stderr
+    assert written() == ["out-00.tar", "out-01.tar"]
 
 
 def _has_partial_file(process):

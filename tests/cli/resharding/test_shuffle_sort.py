@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.resharding.dealt import dealt
-from mpwds.cli.resharding.merged import merged
+from mpwds.cli.resharding.ordering import dealt, merged
 from mpwds.cli.resharding.raw_samples import HeldBlocks, RawSample
 
 MEMORIES = ["1kB", "30kB", "1GB"]

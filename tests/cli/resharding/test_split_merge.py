@@ -295,13 +295,9 @@ def test_a_named_pipe_is_written_to(command, two_shards):
 
 
 @pytest.mark.parametrize("limit", [1_000_000, 7_900_000])
-def test_a_disk_that_is_full_is_an_error_and_leaves_nothing(command, make_shard, limit):
+def test_a_disk_that_is_full_is_an_error_and_leaves_nothing(run_limited, make_shard, limit):
     make_shard("in.tar", {f"{n}": {"bin": bytes(1_000_000)} for n in range(8)})
-    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
-    code = limited + "from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "merge", "in.tar", "all.tar"], capture_output=True, text=True
-    )
+    done = run_limited(limit, "merge", "in.tar", "all.tar")
     assert done.returncode == 1
     assert done.stderr == "mpwds merge: error: all.tar: File too large\n"
     assert os.listdir() == ["in.tar"]

@@ -89,6 +89,15 @@ def test_a_remote_folder_is_copied(tmp_path, remote):
     assert list((tmp_path / "local").glob("*.mds"))
 
 
+def test_a_full_disk_leaves_no_part_of_an_index(tmp_path, remote, limited):
+    url = remote()
+    opened = "import sys; from mpwds.storage.mds.shards_v2 import MDSShards; MDSShards(*sys.argv[1:])"
+    done = limited(1000, opened, tmp_path / "local", url)
+    assert "File too large" in done.stderr
+    assert os.listdir(tmp_path / "local") == []
+    assert read(MDSShards(tmp_path / "local", url)) == SAMPLES
+
+
 def test_processes_of_a_machine_share_what_is_fetched(tmp_path, web, remote):
     url = remote(compression="gz", hashes=["sha1"])
     program = """if True:
@@ -251,6 +260,14 @@ def test_a_dataset_is_written_to_a_url_index_last(tmp_path, web):
     assert set(web_files) == set(puts)
     with pytest.raises(FileExistsError, match="/new/index.json exists"):
         MDSWriter(columns={"x": "bytes"}, out=web.url("/new"))
+
+
+def test_a_server_that_fails_does_not_pass_for_an_empty_one(web):
+    web.files["/old/index.json"] = b"old"
+    web.plan[:] = [{"status": 400}]
+    with pytest.raises(StreamError, match="400"):
+        MDSWriter(columns={"x": "bytes"}, out=web.url("/old"))
+    assert web.files == {"/old/index.json": b"old"}
 
 
 def test_a_dataset_that_goes_elsewhere_stays_here_on_request(tmp_path):

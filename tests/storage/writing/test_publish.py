@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpwds.storage.writing.destinations import PendingFile
+from mpwds.storage.writing.destinations import PendingFile, open_destination, write_all, write_whole
 
 
 def test_the_file_appears_when_it_is_published(tmp_path):
@@ -173,3 +173,33 @@ def test_a_file_system_that_cannot_sync_directories_is_no_failure(tmp_path, monk
         pending.publish()
     assert synced == [False, True]
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_what_a_full_disk_cuts_off_is_discarded_and_named(tmp_path, limited):
+    (tmp_path / "x").write_bytes(b"old")
+    done = limited(
+        1000,
+        "import sys; from mpwds.storage.writing.destinations import open_destination, write_whole; "
+        "write_whole(open_destination(sys.argv[1]), bytes(600), bytes(600))",
+        tmp_path / "x",
+    )
+    assert done.stderr.endswith(f"OSError: [Errno 27] File too large: '{tmp_path}/x'\n")
+    assert "RuntimeWarning" not in done.stderr
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_pieces_are_written_whole_and_published(tmp_path):
+    write_whole(open_destination(tmp_path / "x"), b"one, ", b"", b"two")
+    assert (tmp_path / "x").read_bytes() == b"one, two"
+
+
+def test_a_stream_that_does_not_say_what_it_took_has_taken_it():
+    class Silent:
+        taken = b""
+
+        def write(self, data):
+            self.taken += data
+
+    stream = Silent()
+    write_all(stream, b"data")
+    assert stream.taken == b"data"

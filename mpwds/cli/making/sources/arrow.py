@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from mpwds.cli.making.sources.columns import Column, ColumnMap
@@ -51,8 +52,14 @@ class ArrowRows:
     def size_of(self, number: int) -> int:
         """About the bytes of a sample in a tar archive, by the mean of its block's rows."""
         _, _, rows, nbytes = self.blocks[self._block(number)]
-        members = len(self.map.fields) + bool(self.map.rest)
-        return nbytes // rows + members * member_bytes(1)
+        return nbytes // rows + self._size_of_headers
+
+    @cached_property
+    def _size_of_headers(self) -> int:
+        """The bytes of a sample's headers and padding, by the key of the first row."""
+        (first,) = _Blocks().block(*self.blocks[0][:2]).slice(0, 1).to_pylist() if self.map.key else [{}]
+        fields = [*self.map.fields.values(), *filter(None, [self.map.rest])]
+        return sum(member_bytes(1, f"{self.map.key_of(0, first)}.{field}") for field in fields)
 
     def part(self, numbers: Sequence[int]) -> ArrowRows:
         """The samples of these numbers."""

@@ -81,7 +81,7 @@ class ColumnMap:
             ValueError: Two columns become the same field, or a value does not fit its field.
             OSError: A file cannot be read.
         """
-        sample: dict[str, Any] = {"__key__": self._key(number, row)}
+        sample: dict[str, Any] = {"__key__": self.key_of(number, row)}
         rest = {}
         for column, value in row.items():
             if value is None or column == self.key:
@@ -113,24 +113,29 @@ class ColumnMap:
             value = str(value)
         return name, encode_field(name, value)
 
-    def size_of(self, row: Mapping[str, Any]) -> int:
+    def size_of(self, number: int, row: Mapping[str, Any]) -> int:
         """About the bytes of a row's sample in a tar archive; files at URLs count as nothing."""
         size = rest = 0
+        key = self.key_of(number, row)
         for column, value in row.items():
             if column in self.files and value is not None:
                 if not url_scheme(value):
-                    size += member_bytes(os.path.getsize(os.path.join(self.root, value)))
+                    nbytes = os.path.getsize(os.path.join(self.root, value))
+                    size += member_bytes(nbytes, f"{key}.{self.fields.get(column, '')}")
                 continue
             nbytes = len(value) if isinstance(value, (str, bytes)) else 8
             if column in self.fields:
-                size += member_bytes(nbytes)
+                size += member_bytes(nbytes, f"{key}.{self.fields[column]}")
             else:
                 rest += len(column) + nbytes
-        return size + (member_bytes(rest) if self.rest else 0)
+        return size + (member_bytes(rest, f"{key}.{self.rest}") if self.rest else 0)
 
-    def _key(self, number: int, row: Mapping[str, Any]) -> str:
+    def key_of(self, number: int, row: Mapping[str, Any]) -> str:
+        """The key of a row's sample. Raises ``ValueError`` if the row has none."""
         if not self.key:
             return f"{number:09d}"
+        if row.get(self.key) is None:
+            raise ValueError(f"row {number} has no value in {self.key!r}, the column with the keys")
         key = str(row[self.key])
         return split_name(key)[0] or key if self.key in self.files else key
 

@@ -44,7 +44,7 @@ class Tree:
 
     def size_of(self, number: int) -> int:
         group = self.groups[number]
-        return group.size_bytes + (member_bytes(1, group.key) if self.classes else 0)
+        return group.size_bytes + (member_bytes(1, f"{group.key}.{_LABEL}") if self.classes else 0)
 
     def part(self, numbers: Sequence[int]) -> TreePart:
         """The samples of these numbers."""

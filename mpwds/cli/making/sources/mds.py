@@ -54,7 +54,7 @@ class MDSSamples:
     def _mean_size(self) -> int:
         looked_at = list(itertools.islice(replace(self, numbers=None), _LOOKED_AT))
         sizes = [
-            member_bytes(len(data), sample[KEY])
+            member_bytes(len(data), f"{sample[KEY]}.{name}")
             for sample in looked_at
             for name, data in sample.items()
             if name != KEY

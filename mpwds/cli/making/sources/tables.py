@@ -36,7 +36,7 @@ class Rows:
 
     def size_of(self, number: int) -> int:
         """About the bytes of a row's sample."""
-        return self.map.size_of(self.rows[number])
+        return self.map.size_of(number, self.rows[number])
 
     def part(self, numbers: Sequence[int]) -> Rows:
         """The samples of these numbers."""

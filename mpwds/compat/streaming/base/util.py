@@ -8,8 +8,9 @@ from typing import Any
 
 from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.mds.local_shards import Place
-from mpwds.storage.mds.output import refuse_existing, write_all
-from mpwds.storage.writing.destinations import open_destination
+from mpwds.storage.mds.output import refuse_existing
+from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.destinations import open_destination, write_whole
 
 
 def clean_stale_shared_memory() -> None:
@@ -32,6 +33,7 @@ def merge_index(
         FileNotFoundError: There is no index to merge.
         FileExistsError: ``out`` has an index already.
         ShardError: An index is damaged.
+        ValueError: A folder is not in ``out``, or two have the same name: shards would not be found.
 
     Source:
         ``streaming.base.util.merge_index`` (mosaicml-streaming 0.13).
@@ -40,10 +42,14 @@ def merge_index(
     if out is None:
         folders = {folder: os.path.relpath(folder, places[0]) for folder in _datasets_below(places[0])}
     else:
-        files = [
-            next(filter(os.path.exists, _parts_of(each)), _parts_of(each)[-1]) for each in index_file_urls
-        ]
-        folders = {folder: os.path.basename(folder) for folder in map(os.path.dirname, files)}
+        folders = {}
+        for each in map(_parts_of, index_file_urls):
+            if not any(_lies_in(places, file) for file in each):
+                raise ValueError(f"merge_index: {each[-1]} is not in a folder of {places[-1]}")
+            folder = os.path.dirname(next(filter(os.path.exists, each), each[-1]))
+            folders[folder] = os.path.basename(folder)
+        if len({*folders.values()}) < len(folders):
+            raise ValueError(f"merge_index: two of the folders have the same name: {', '.join(folders)}")
     if not folders:
         raise FileNotFoundError(f"merge_index: there is no {INDEX_NAME} in a folder below {places[0]}")
     targets = [f"{place}/{INDEX_NAME}" for place in (places if keep_local else places[-1:])]
@@ -51,13 +57,23 @@ def merge_index(
         refuse_existing(target)
     shards = [shard for folder, name in folders.items() for shard in _shards(folder, name, download_timeout)]
     for target in targets:
-        destination = open_destination(target)
-        write_all(destination.stream.write, dump_index(shards))
-        destination.publish()
+        if is_local(target):
+            os.makedirs(os.path.dirname(local_path(target)), exist_ok=True)
+        write_whole(open_destination(target), dump_index(shards))
 
 
 def _parts_of(place: Any) -> list[str]:
     return [os.fspath(each).rstrip("/") for each in (place if isinstance(place, (tuple, list)) else [place])]
+
+
+def _lies_in(places: list[str], file: str) -> bool:
+    """Whether an index is in a folder of a place; one here may be a copy of what is at a URL."""
+    comparable = [_normal(place) for place in places if is_local(place) == is_local(file)]
+    return not comparable or os.path.dirname(os.path.dirname(_normal(file))) in comparable
+
+
+def _normal(place: str) -> str:
+    return os.path.realpath(local_path(place)) if is_local(place) else place
 
 
 def _datasets_below(root: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Samples in the order of a value: sorted in runs that fit in memory, which are then merged."""
+"""Samples in the order of their ranks, by way of temporary files where memory does not suffice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpwds.cli.resharding.raw_samples import OBJECT_BYTES, RawSample
 from mpwds.cli.resharding.spool import Spool
 from mpwds.errors import ShardError
 
-_MOST_RUNS = 256  # files open at a time
+_MOST_FILES = 256  # open at a time
 _NUMBER = re.compile(r"[+-]?\d+")
 _FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -21,6 +21,48 @@ Rank = list[Any]
 """``[0, number]`` or ``[1, text]``: numbers come first."""
 
 Ranked = tuple[Rank, RawSample]
+
+
+def dealt(
+    ranked: Iterable[tuple[float, RawSample]],
+    memory: int,
+    directory: str,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> Iterator[RawSample]:
+    """Yields samples in the order of their ranks, which are spread evenly from ``low`` to ``high``.
+
+    Up to ``memory`` bytes of samples are held. If there are more, all of them are dealt to temporary files,
+    each of which has its part of the ranks and is put in order by itself.
+    """
+    held: list[tuple[float, RawSample]] = []
+    size = 0
+    width = (high - low) / _MOST_FILES
+    with contextlib.ExitStack() as spools:
+        buckets: dict[int, Spool] = {}
+
+        def deal(rank: float, sample: RawSample) -> None:
+            number = int((rank - low) / width)
+            if number not in buckets:
+                buckets[number] = spools.enter_context(Spool(directory))
+            buckets[number].add(rank, sample)
+
+        for rank, sample in ranked:
+            if buckets:
+                deal(rank, sample)
+                continue
+            held.append((rank, sample))
+            size += sample.size + OBJECT_BYTES
+            if size > memory and len(held) > 1:
+                for each in held:
+                    deal(*each)
+                held.clear()
+        held.sort(key=lambda each: each[0])
+        yield from (sample for _, sample in held)
+        for number, bucket in sorted(buckets.items()):
+            begin = low + number * width
+            yield from dealt(bucket, memory, directory, begin, begin + width)
+            bucket.close()
 
 
 def merged(
@@ -52,7 +94,7 @@ def merged(
                 held.sort(key=_rank, reverse=reverse)
                 runs.append(spooled(held))
                 held, size = [], 0
-            if len(runs) == _MOST_RUNS:
+            if len(runs) == _MOST_FILES:
                 smaller, runs = runs, [spooled(in_order())]
                 for run in smaller:
                     run.close()
