@@ -142,6 +142,15 @@ def test_a_subclass_changes_the_samples_of_epochs_too(tmp_path, method):
     assert ds[3] == 30
 
 
+def test_get_item_takes_retry_as_subclasses_pass_it_on(tmp_path):
+    class Tens(streaming.StreamingDataset):
+        def get_item(self, sample_id, retry=7):
+            return super().get_item(sample_id, retry)["x"] * 10
+
+    ds = Tens(local=write(tmp_path, range(5)))
+    assert (list(ds), ds[3], ds.get_item(3, retry=1)) == ([0, 10, 20, 30, 40], 30, 30)
+
+
 def test_streams_are_mixed(tmp_path):
     one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(100, 120))
     streams = [streaming.Stream(local=one, repeat=2), streaming.Stream(local=other, choose=5)]

@@ -261,8 +261,8 @@ class StreamingDataset(DividedDataset):
     def _facts(self) -> dict[str, int | None]:
         return {"shuffle_seed": self._seed, "epoch_size": self.epoch_size, "ranks": self.ranks}
 
-    def get_item(self, sample_id: int) -> Any:
-        """Sample ``sample_id``."""
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """Sample ``sample_id``. ``retry`` has no effect: ``download_retry`` says how often to try."""
         return super().__getitem__(sample_id)
 
     def __getitem__(self, at: Any) -> Any:
