@@ -241,6 +241,14 @@ def test_proportions_make_epochs_of_a_size(tmp_path):
     assert Counter(x >= 100 for x in xs(ds)) == {False: 75, True: 25}
 
 
+def test_stages_behind_a_mix_get_its_samples_alone(tmp_path):
+    streams = [streaming.Stream(local=write(tmp_path, range(50)), choose=7)]
+    ds = streaming.StreamingDataset(streams=streams, shuffle=True)
+    epochs = [[number for batch in ds.map(lambda sample: sample["x"]).batched(2) for number in batch]]
+    epochs += [xs(ds.shuffle(10))]
+    assert [len(set(epoch)) for epoch in epochs] == [7, 7]
+
+
 def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
     write(tmp_path / "data" / "train", range(10), hashes=["md5"])
     stream = streaming.Stream(remote=str(tmp_path / "data"), local=str(tmp_path / "local"))
