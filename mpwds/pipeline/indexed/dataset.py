@@ -12,7 +12,9 @@ import numpy as np
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, count_of
 from mpwds.pipeline.dataset import DataPipeline, chain
+from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import Applying, plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.orders import Shuffling
@@ -181,7 +183,7 @@ class IndexedDataset(DataPipeline):
         extended.__dict__.pop("_access", None)
         if extended._obstacle() is None:
             return extended
-        iterated = object.__new__(DataPipeline)
+        iterated = object.__new__(IndexedPipeline)
         iterated.__dict__.update(extended.__dict__)
         return iterated
 
@@ -236,6 +238,19 @@ class IndexedDataset(DataPipeline):
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
             )
         return element
+
+
+class IndexedPipeline(DataPipeline):
+    """Indexed samples behind stages that do not make one element of one: they are iterated."""
+
+    def __len__(self) -> int:
+        """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
+        if self._length is not None or self._epochs != ONCE:
+            return super().__len__()
+        count = Count(len(self.pipeline[0]))
+        for stage in self.stages:
+            count = count_of(stage, count)
+        return count.elements
 
 
 class ResumableIterator(Iterator[Any]):
