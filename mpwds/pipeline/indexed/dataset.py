@@ -196,16 +196,27 @@ class IndexedDataset(DataPipeline):
 
     def __repr__(self) -> str:
         shards = self.source.shards
-        samples, files = len(self.source), len(shards.urls)
+        files = f"{len(shards.urls):,} shard{'s' * (len(shards.urls) != 1)}"
+        if (samples := self._counted) is None:
+            return f"{super().__repr__()}\n{files}, not counted yet"
         of_all = "" if self.source.chosen is None else f" of {sum(shards.lengths):,}"
-        size = f"{samples:,}{of_all} sample{'s' * (samples != 1)} in {files:,} shard{'s' * (files != 1)}"
-        return f"{super().__repr__()}\n{size}"
+        return f"{super().__repr__()}\n{samples:,}{of_all} sample{'s' * (samples != 1)} in {files}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first samples, as pictures."""
+        """What a notebook shows: the first samples, as pictures, if the samples are counted."""
         from mpwds.pipeline.indexed.notebook import html_of
 
-        return html_of(repr(self), self.__getitem__, len(self.source))
+        return html_of(repr(self), self.__getitem__, self._counted or 0)
+
+    @property
+    def _counted(self) -> int | None:
+        """The number of samples, unless shards would be fetched to count them, or cannot be read."""
+        if getattr(self.source.shards, "fetches_to_count", False):
+            return None
+        try:
+            return len(self.source)
+        except Exception:
+            return None
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()

@@ -215,6 +215,19 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
     )
 
 
+def test_it_prints_without_fetching_or_failing(tar_shards, tmp_path, serve):
+    missing = mpwds.IndexedDataset(str(tmp_path / "nothere.tar"))
+    assert repr(missing).endswith("nothere.tar')\n1 shard, not counted yet")
+    url, web = serve(tmp_path)
+    dataset = mpwds.IndexedDataset(f"{url}/x-{{0..2}}.tar", cache_dir=tmp_path / "copies")
+    for made in (missing, dataset):
+        assert "not counted yet" in made._repr_html_()
+    assert "3 shards, not counted yet" in repr(dataset)
+    assert web.requests == []
+    assert len(dataset) == 11
+    assert "11 samples in 3 shards" in repr(dataset)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
