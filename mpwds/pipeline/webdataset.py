@@ -22,6 +22,7 @@ from mpwds.pipeline.sources.shards import (
     Split,
     Urls,
     given_urls,
+    is_named,
     listed,
     split_by_node,
     split_by_worker,
@@ -135,11 +136,11 @@ class WebDataset(DataPipeline):
         )
         resampled = resampled or mode == "resampled"
         self._call = f"WebDataset({_shown(urls)}"
-        if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or _ends_in(urls, ".yaml", ".yml"):
+        if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or is_named(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
             self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
-        elif _ends_in(urls, "/") and mode not in (None, "resampled"):
+        elif _is_folder(urls) and mode not in (None, "resampled"):
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
             self._begin(claimed, replace(reader, cache=None))
@@ -150,9 +151,9 @@ class WebDataset(DataPipeline):
             self._begin(urls, shuffle(size) if size else None, reader)
         else:
             given: Any
-            if _ends_in(urls, "/"):
+            if _is_folder(urls):
                 given = shards_in(urls)  # type: ignore[arg-type]  # a path
-            elif _ends_in(urls, ".json"):
+            elif is_named(urls, ".json", ".json.gz"):
                 given = self._described(urls)  # type: ignore[arg-type]  # a path
             else:
                 given = given_urls(urls)
@@ -298,8 +299,8 @@ def _environment_integer(variable: str, default: Any = None) -> Any:
         ) from None
 
 
-def _ends_in(urls: Any, *endings: str) -> bool:
-    return isinstance(urls, (str, os.PathLike)) and os.fspath(urls).endswith(endings)
+def _is_folder(urls: Any) -> bool:
+    return isinstance(urls, (str, os.PathLike)) and os.fspath(urls).endswith("/")
 
 
 def _is_torch_iterable(urls: Any) -> bool:

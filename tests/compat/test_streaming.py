@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mpwds
 from mpwds import streaming
 from mpwds.pipeline.context import Context
 
@@ -27,7 +28,22 @@ def xs(samples):
 
 PROGRAM = """
 import sys
+import numpy as np
 from torch.utils.data import DataLoader
+StreamingDataset = __import__(f"{streaming.__name__}.base.dataset", fromlist=["x"]).StreamingDataset
+encodings = __import__(f"{streaming.__name__}.base.format.mds.encodings", fromlist=["x"])
+get_list_arg = __import__(f"{streaming.__name__}.base.util", fromlist=["x"]).get_list_arg
+
+
+class Halves(encodings.Encoding):
+    def encode(self, obj):
+        return np.asarray(obj, np.float16).tobytes()
+
+    def decode(self, data):
+        return np.frombuffer(data, np.float16)
+
+
+encodings._encodings["halves"] = Halves
 
 
 class Squares(streaming.StreamingDataset):
@@ -70,6 +86,27 @@ if __name__ == "__main__":
     whole = streaming.StreamingDataset(local=folder + "/parts", batch_size=4, num_canonical_nodes=1)
     loader = streaming.StreamingDataLoader(whole, batch_size=4, num_workers=3)
     print([batch["x"].tolist() for batch in loader])
+    for name in ("shuffle_seed", "shuffle_algo", "sampling_method", "sampling_granularity", "replication",
+                 "batching_method", "allow_unsafe_types", "num_canonical_nodes", "partition_algo", "length",
+                 "cache_limit", "shuffle_block_size", "sample_offset_per_shard", "sample_offset_per_stream"):
+        fresh = StreamingDataset(local=folder + "/parts", num_canonical_nodes=2, cache_limit="1mb",
+                                 shuffle_block_size=9)
+        print(name, getattr(fresh, name))
+    with streaming.MDSWriter(columns={"x": "int", "h": "halves"}, out=folder + "/own", compression="gz",
+                             hashes=["md5"], size_limit="1kb") as out:
+        for number in range(6):
+            out.write({"x": number, "h": [number, number + 1]})
+        for name in ("columns", "column_names", "column_encodings", "column_sizes", "compression", "hashes",
+                     "size_limit", "keep_local"):
+            print(name, getattr(out, name))
+    print([sample["h"] for sample in StreamingDataset(local=folder + "/own", batch_size=1)])
+    loader = DataLoader(StreamingDataset(local=folder + "/own", batch_size=2), batch_size=2, num_workers=1,
+                        multiprocessing_context="spawn")
+    print([batch["h"].tolist() for batch in loader])
+    print(encodings.mds_decode("halves", encodings.mds_encode("halves", [1, 2])))
+    print([encodings.get_mds_encoded_size(name) for name in ("halves", "int")], get_list_arg("a,b"))
+    local = streaming.LocalDataset(folder + "/parts")
+    print([tuple(map(int, local.spanner[number])) for number in range(local.size)])
 """
 
 
@@ -142,6 +179,51 @@ def test_a_subclass_changes_the_samples_of_epochs_too(tmp_path, method):
     assert ds[3] == 30
 
 
+def test_workers_know_a_programs_own_encodings(tmp_path):
+    from mpwds.streaming.base.format.mds.encodings import Encoding, _encodings
+
+    class Reversed(Encoding):
+        def encode(self, obj):
+            return obj[::-1].encode()
+
+        def decode(self, data):
+            return data.decode()[::-1]
+
+    _encodings["reversed"] = Reversed
+    try:
+        with streaming.MDSWriter(columns={"text": "reversed"}, out=str(tmp_path)) as sink:
+            sink.write({"text": "abc"})
+        ds = streaming.StreamingDataset(local=str(tmp_path))
+        with mpwds.MultiLoader(ds, workers=1) as loader:
+            assert list(loader) == [{"text": "abc"}]
+    finally:
+        del _encodings["reversed"]
+    assert b"cba" in (tmp_path / "shard.00000.mds").read_bytes()
+
+
+def test_an_encoding_that_is_put_in_place_of_another_is_used():
+    from mpwds.streaming.base.format.mds import encodings
+
+    for size in (1, 2):
+        kind = type(
+            "Zeros", (encodings.Encoding,), {"encode": lambda self, value: bytes(self.size), "decode": len}
+        )
+        kind.size = size
+        encodings._encodings["zeros"] = kind
+        assert encodings.mds_encode("zeros", None) == bytes(size)
+        assert encodings.get_mds_encoded_size("zeros") == size
+    del encodings._encodings["zeros"]
+
+
+def test_get_item_takes_retry_as_subclasses_pass_it_on(tmp_path):
+    class Tens(streaming.StreamingDataset):
+        def get_item(self, sample_id, retry=7):
+            return super().get_item(sample_id, retry)["x"] * 10
+
+    ds = Tens(local=write(tmp_path, range(5)))
+    assert (list(ds), ds[3], ds.get_item(3, retry=1)) == ([0, 10, 20, 30, 40], 30, 30)
+
+
 def test_streams_are_mixed(tmp_path):
     one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(100, 120))
     streams = [streaming.Stream(local=one, repeat=2), streaming.Stream(local=other, choose=5)]
@@ -157,6 +239,14 @@ def test_proportions_make_epochs_of_a_size(tmp_path):
     streams = [streaming.Stream(local=one, proportion=3), streaming.Stream(local=other, proportion=1)]
     ds = streaming.StreamingDataset(streams=streams, epoch_size="0.1k")
     assert Counter(x >= 100 for x in xs(ds)) == {False: 75, True: 25}
+
+
+def test_stages_behind_a_mix_get_its_samples_alone(tmp_path):
+    streams = [streaming.Stream(local=write(tmp_path, range(50)), choose=7)]
+    ds = streaming.StreamingDataset(streams=streams, shuffle=True)
+    epochs = [[number for batch in ds.map(lambda sample: sample["x"]).batched(2) for number in batch]]
+    epochs += [xs(ds.shuffle(10))]
+    assert [len(set(epoch)) for epoch in epochs] == [7, 7]
 
 
 def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):

@@ -12,7 +12,9 @@ import numpy as np
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, count_of
 from mpwds.pipeline.dataset import DataPipeline, chain
+from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import Applying, plain
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.orders import Shuffling
@@ -181,7 +183,7 @@ class IndexedDataset(DataPipeline):
         extended.__dict__.pop("_access", None)
         if extended._obstacle() is None:
             return extended
-        iterated = object.__new__(DataPipeline)
+        iterated = object.__new__(IndexedPipeline)
         iterated.__dict__.update(extended.__dict__)
         return iterated
 
@@ -194,16 +196,27 @@ class IndexedDataset(DataPipeline):
 
     def __repr__(self) -> str:
         shards = self.source.shards
-        samples, files = len(self.source), len(shards.urls)
+        files = f"{len(shards.urls):,} shard{'s' * (len(shards.urls) != 1)}"
+        if (samples := self._counted) is None:
+            return f"{super().__repr__()}\n{files}, not counted yet"
         of_all = "" if self.source.chosen is None else f" of {sum(shards.lengths):,}"
-        size = f"{samples:,}{of_all} sample{'s' * (samples != 1)} in {files:,} shard{'s' * (files != 1)}"
-        return f"{super().__repr__()}\n{size}"
+        return f"{super().__repr__()}\n{samples:,}{of_all} sample{'s' * (samples != 1)} in {files}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first samples, as pictures."""
+        """What a notebook shows: the first samples, as pictures, if the samples are counted."""
         from mpwds.pipeline.indexed.notebook import html_of
 
-        return html_of(repr(self), self.__getitem__, len(self.source))
+        return html_of(repr(self), self.__getitem__, self._counted or 0)
+
+    @property
+    def _counted(self) -> int | None:
+        """The number of samples, unless shards would be fetched to count them, or cannot be read."""
+        if getattr(self.source.shards, "fetches_to_count", False):
+            return None
+        try:
+            return len(self.source)
+        except Exception:
+            return None
 
     def __reduce__(self) -> Any:
         rebuild, (kind, attributes) = super().__reduce__()
@@ -236,6 +249,19 @@ class IndexedDataset(DataPipeline):
                 f"a stage dropped sample {position}: it returned None; to leave samples out, use select"
             )
         return element
+
+
+class IndexedPipeline(DataPipeline):
+    """Indexed samples behind stages that do not make one element of one: they are iterated."""
+
+    def __len__(self) -> int:
+        """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
+        if self._length is not None or self._epochs != ONCE:
+            return super().__len__()
+        count = Count(len(self.pipeline[0]))
+        for stage in self.stages:
+            count = count_of(stage, count)
+        return count.elements
 
 
 class ResumableIterator(Iterator[Any]):

@@ -153,10 +153,11 @@ class DividedDataset(IndexedDataset):
         return super().stream(context)  # a pipeline that begins here does not take over the parts alone
 
     def compose(self, *stages: Any, **keywords: Any) -> Any:
-        """A copy with more stages; of a subclass that changes ``ds[i]``, a pipeline."""
-        if self._is_changed:
-            return DataPipeline(self).compose(*stages, **keywords)
-        return super().compose(*stages, **keywords)
+        """A copy with more stages; a pipeline, if a subclass changes ``ds[i]`` or they leave none."""
+        extended = None if self._is_changed else super().compose(*stages, **keywords)
+        if isinstance(extended, DividedDataset):
+            return extended
+        return DataPipeline(self).compose(*stages, **keywords)  # our parts and epochs are not a pipeline's
 
     @property
     def _is_changed(self) -> bool:

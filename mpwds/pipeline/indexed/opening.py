@@ -20,6 +20,7 @@ from mpwds.pipeline.sources.shards import (
     SimpleShardList,
     SplitByNode,
     SplitByWorker,
+    is_named,
     listed,
 )
 from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
@@ -87,9 +88,9 @@ def _named(name: str, copies: Copies) -> IndexedShards:
     folder = local_path(name) if is_local(name) else ""
     if os.path.isdir(folder):
         return _in_folder(folder, copies)
-    if name.endswith((".yaml", ".yml")):
+    if is_named(name, ".yaml", ".yml"):
         raise ValueError(f"IndexedDataset: {name} is a specification, which mpwds.WebDataset reads")
-    if name.endswith(".json"):
+    if is_named(name, ".json", ".json.gz"):
         return _described(name, copies)
     if not folder and name.endswith("/"):
         return _mds(name, copies)

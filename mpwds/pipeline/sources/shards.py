@@ -19,6 +19,7 @@ from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Derived, Description, Stage, Stream
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import url_scheme
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
@@ -357,6 +358,19 @@ def given_urls(urls: Urls) -> str | list[str]:
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
     return pattern if pattern and "${" not in pattern else names
+
+
+def is_named(source: object, *endings: str) -> bool:
+    """Whether a source is a name with one of these endings; a query may follow it in a URL.
+
+    Example:
+        >>> [is_named(url, ".json") for url in ("x.json", "https://host/x.json?version=1", "x?.json?")]
+        [True, True, False]
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    name = os.fspath(source)
+    return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))
 
 
 def listed(urls: str | Sequence[str]) -> str:

@@ -87,6 +87,8 @@ def read_description(source: Source) -> dict[str, Any]:
             text = stream.read()
     else:
         file, text = _name_of(source), source.read()
+    if text[:2] == b"\x1f\x8b":
+        _fail(file, "", "is compressed (gzip): decompress it")
     try:
         contents = json.loads(text)
     except ValueError as error:

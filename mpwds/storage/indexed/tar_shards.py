@@ -103,6 +103,11 @@ class TarShards:
                 self.close()  # this process may never read them, and copies that are open take room
         return self._lengths
 
+    @property
+    def fetches_to_count(self) -> bool:
+        """Whether ``lengths`` would fetch shards, or their headers."""
+        return self._lengths is None and not all(map(is_local, self.urls))
+
     def __len__(self) -> int:
         """The number of samples in all shards."""
         return sum(self.lengths)

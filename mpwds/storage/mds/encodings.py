@@ -74,12 +74,26 @@ def encoding(name: str, allow_pickle: bool = False) -> Encoding:
         raise ValueError(
             "reading pickles runs code that they hold: pass allow_pickle=True if you trust their origin"
         )
-    if name not in _ENCODINGS:
+    if name not in ENCODINGS:
         raise ValueError(
-            f"there is no encoding {name!r}: choose one of {', '.join(_ENCODINGS)}, ndarray, ndarray:TYPE or "
+            f"there is no encoding {name!r}: choose one of {', '.join(ENCODINGS)}, ndarray, ndarray:TYPE or "
             "ndarray:TYPE:SHAPE (ndarray:float32:3,4)"
         )
-    return _ENCODINGS[name]
+    found = ENCODINGS[name]
+    if isinstance(found, Encoding):
+        return found
+    own = found()
+    return Encoding(
+        name, own.size, lambda value: value if isinstance(value, bytes) else own.encode(value), own.decode
+    )
+
+
+class _Encodings(dict[str, Any]):
+    """Encodings by name. A program's own are classes with ``size``, ``encode`` and ``decode``."""
+
+    def __setitem__(self, name: str, made: Any) -> None:
+        super().__setitem__(name, made)
+        encoding.cache_clear()
 
 
 def _encoding(
@@ -140,8 +154,8 @@ _TYPE_CODES = {
     "float64": 66,
 }
 
-_ENCODINGS = {
-    each.name: each
+ENCODINGS = _Encodings(
+    (each.name, each)
     for each in (
         _encoding("bytes", bytes, bytes, bytes),
         _encoding("str", str, str.encode, bytes.decode),
@@ -169,7 +183,7 @@ _ENCODINGS = {
         ),
         _encoding("pkl", object, pickle.dumps, pickle.loads),
     )
-}
+)
 
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _TYPE_CODES.items()}
 _SHAPE_TYPES = [np.dtype(name) for name in ("u1", "<u2", "<u4", "<u8")]

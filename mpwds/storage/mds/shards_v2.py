@@ -11,7 +11,7 @@ from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
 from mpwds.storage.mds import index_v1
-from mpwds.storage.mds.encodings import Encoding, encoding
+from mpwds.storage.mds.encodings import ENCODINGS, Encoding, encoding
 from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
 from mpwds.storage.mds.local_shards import LocalFile, LocalShards, Place
 
@@ -125,9 +125,13 @@ class MDSShards:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_decoders"]  # functions
+        names = {each for columns in set(self._columns) for _, each in columns} & ENCODINGS.keys()
+        state["_own"] = {name: ENCODINGS[name] for name in names if isinstance(ENCODINGS[name], type)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, made in state.pop("_own").items():  # a worker may not have them yet
+            ENCODINGS[name] = made
         self.__dict__.update(state)
         self._make_decoders("")
 

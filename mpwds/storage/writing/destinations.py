@@ -207,8 +207,10 @@ class PendingFile:
                 os.fsync(self.stream.fileno())
             self.stream.close()
             os.replace(self._temporary, self.path)
-        except BaseException:
+        except BaseException as error:
             self.discard()
+            if isinstance(error, OSError) and error.errno:  # a full disk's does not say where
+                error.filename = error.filename or self.path
             raise
         self._remove.detach()
         if self._sync:

@@ -109,7 +109,11 @@ class TestStages:
         dataset = mpwds.IndexedDataset(range(4))
         batches = dataset.map(abs).batched(2)
         assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
-        assert type(batches) is type(dataset.shuffle(3)) is mpwds.DataPipeline
+        for pipeline in (batches, dataset.shuffle(3)):
+            assert isinstance(pipeline, mpwds.DataPipeline)
+            assert not isinstance(pipeline, mpwds.IndexedDataset)
+            with pytest.raises(TypeError, match="subscriptable"):
+                pipeline[0]
 
     def test_that_is_appended_and_batches_leaves_no_index(self):
         dataset = mpwds.IndexedDataset(range(4))
@@ -185,6 +189,19 @@ def test_closing_it_closes_the_shards_and_it_opens_them_again():
     assert dataset[1]["__key__"] == "a1"
 
 
+def test_the_length_of_a_pipeline_is_what_its_stages_make(tar_shards):
+    dataset = mpwds.IndexedDataset(tar_shards, "global").decode().to_tuple("cls")
+    batches = dataset.batched(3)
+    assert len(batches) == len(list(batches)) == 4
+    assert len(dataset[:7].batched(3, partial=False)) == 2
+    assert len(dataset.shuffle(5)) == 11
+    assert len(pickle.loads(pickle.dumps(dataset.shuffle(5).batched(2)))) == 6
+    for unknown in (dataset.select(bool), dataset.map(len).batched(3), dataset.batched(3).with_epoch(2)):
+        with pytest.raises(TypeError, match="with_length"):
+            len(unknown)
+    assert len(batches.with_length(9, silent=True)) == 9
+
+
 def test_it_prints_as_it_was_made_with_its_size(tar_shards):
     dataset = mpwds.IndexedDataset(tar_shards, "chunked", chunksize=10).decode("rgb8")
     assert repr(dataset).splitlines() == [
@@ -196,6 +213,19 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
     assert (
         repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shard"
     )
+
+
+def test_it_prints_without_fetching_or_failing(tar_shards, tmp_path, serve):
+    missing = mpwds.IndexedDataset(str(tmp_path / "nothere.tar"))
+    assert repr(missing).endswith("nothere.tar')\n1 shard, not counted yet")
+    url, web = serve(tmp_path)
+    dataset = mpwds.IndexedDataset(f"{url}/x-{{0..2}}.tar", cache_dir=tmp_path / "copies")
+    for made in (missing, dataset):
+        assert "not counted yet" in made._repr_html_()
+    assert "3 shards, not counted yet" in repr(dataset)
+    assert web.requests == []
+    assert len(dataset) == 11
+    assert "11 samples in 3 shards" in repr(dataset)
 
 
 @pytest.mark.parametrize(

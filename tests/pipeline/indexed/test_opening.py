@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import numpy as np
@@ -35,6 +36,20 @@ class TestSources:
         write_description(create_description(urls, relative_to=str(tmp_path)), tmp_path / name)
         assert classes(mpwds.IndexedDataset(tmp_path / name)) == list(range(11))
         assert classes(mpwds.IndexedDataset(tmp_path)) == list(range(11))
+
+    def test_a_descriptions_url_may_have_a_query(self, tar_shards, tmp_path, monkeypatch, serve):
+        monkeypatch.chdir(tmp_path)
+        description = create_description(["x-0.tar", "x-1.tar", "x-2.tar"])
+        write_description(description, tmp_path / "x.json")
+        url = f"{serve(tmp_path)[0]}/x.json?signature=1"
+        assert classes(mpwds.IndexedDataset(url, remote=True)) == list(range(11))
+        assert classes(mpwds.WebDataset(url)) == list(range(11))
+
+    def test_a_compressed_description_is_an_error_that_says_so(self, tmp_path):
+        (tmp_path / "x.json.gz").write_bytes(gzip.compress(b"{}"))
+        for kind in (mpwds.IndexedDataset, mpwds.WebDataset, mpwds.ShardListDataset):
+            with pytest.raises(mpwds.SpecError, match="x.json.gz is compressed"):
+                kind(str(tmp_path / "x.json.gz"))
 
     def test_a_description_tells_the_lengths_so_that_no_shard_is_opened(self, tmp_path):
         shards = [{"url": f"{n}.tar", "nsamples": n} for n in range(1000)]

@@ -17,6 +17,11 @@ def clean_stale_shared_memory() -> None:
     """Does nothing: datasets leave no shared memory behind."""
 
 
+def get_list_arg(text: str) -> list[str]:
+    """The parts of text between commas; none of empty text."""
+    return text.split(",") if text else []
+
+
 def merge_index(
     index_file_urls: Any, out: Any = None, keep_local: bool = True, download_timeout: float = 60
 ) -> None:

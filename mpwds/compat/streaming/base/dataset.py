@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch
+from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch
 from mpwds.mistakes import explained
 from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
@@ -82,7 +82,10 @@ class StreamingDataset(DividedDataset):
         epoch_size: Samples of an epoch, of all ranks.
         samples_per_shard, samples_per_stream, shards_per_stream: Arrays of these numbers.
         shard_offset_per_stream: The number of each stream's first shard.
+        sample_offset_per_shard, sample_offset_per_stream: The number of each one's first sample.
         stream_per_shard: The number of each shard's stream.
+
+        Arguments are attributes, too, as they were given, but for ``shuffle``, which is a method.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -184,13 +187,27 @@ class StreamingDataset(DividedDataset):
             drawn=draw if sampling_method == "balanced" else None,
         )
         super().__init__(source, chosen, shuffle_seed)
+        self.predownload = predownload
+        self.cache_limit = parse_size(cache_limit)
+        self.sampling_method = sampling_method
+        self.sampling_granularity = sampling_granularity
+        self.partition_algo = partition_algo
+        self.num_canonical_nodes = num_canonical_nodes
         self.batch_size = batch_size
+        self.shuffle_algo = shuffle_algo
+        self.shuffle_seed = shuffle_seed
+        self.shuffle_block_size = shuffle_block_size
+        self.batching_method = batching_method
+        self.allow_unsafe_types = allow_unsafe_types
+        self.replication = replication
         self.num_samples = sum(counts)
         self.epoch_size = self.num_samples if chosen is None else len(chosen)
         self.shards = list(source.shards.urls)
         self.num_shards, self.num_streams = len(self.shards), len(parts)
         self.samples_per_shard = np.array(source.shards.lengths, np.int64)
         self.samples_per_stream = np.array(counts, np.int64)
+        self.sample_offset_per_shard = np.cumsum(self.samples_per_shard) - self.samples_per_shard
+        self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
         self.shards_per_stream = np.array([len(part.urls) for part in parts])
         self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
         self.stream_per_shard = np.repeat(np.arange(len(parts)), self.shards_per_stream)
@@ -207,6 +224,11 @@ class StreamingDataset(DividedDataset):
     def size(self) -> int:
         """The number of samples, each counted once."""
         return self.num_samples
+
+    @property
+    def length(self) -> int:
+        """The number of this rank's samples, as ``len`` tells it."""
+        return len(self)
 
     @property
     def spanner(self) -> _Spanner:
@@ -261,8 +283,8 @@ class StreamingDataset(DividedDataset):
     def _facts(self) -> dict[str, int | None]:
         return {"shuffle_seed": self._seed, "epoch_size": self.epoch_size, "ranks": self.ranks}
 
-    def get_item(self, sample_id: int) -> Any:
-        """Sample ``sample_id``."""
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """Sample ``sample_id``. ``retry`` has no effect: ``download_retry`` says how often to try."""
         return super().__getitem__(sample_id)
 
     def __getitem__(self, at: Any) -> Any:
@@ -301,6 +323,7 @@ class LocalDataset:
         self.shards = MDSShards(local, split=split, allow_pickle=allow_unsafe_types)
         self._samples = IndexedSamples(self.shards)
         self.num_samples = self.size = len(self._samples)
+        self.spanner = _Spanner(self._samples)
 
     def __len__(self) -> int:
         return self.size

@@ -1,0 +1,3 @@
+"""mosaicml-streaming's ``base.format``."""
+
+from mpwds.compat.streaming.base.format.mds.writer import MDSWriter as MDSWriter
