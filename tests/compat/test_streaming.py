@@ -174,6 +174,13 @@ def test_replicated_ranks_read_the_same(tmp_path):
     assert parts == [[*range(10)], [*range(10)], [*range(10, 20)], [*range(10, 20)]]
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_replication_must_divide_the_ranks_so_that_each_has_samples(tmp_path, ranks):
+    ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
+    with pytest.raises(ValueError, match=f"replication=2 does not divide the number of ranks, {ranks}"):
+        ds.stream(Context(world_size=ranks))
+
+
 def shuffled(folder, **options):
     return streaming.StreamingDataset(local=folder, shuffle=True, batch_size=4, **options)
 

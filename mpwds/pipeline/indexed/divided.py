@@ -36,7 +36,7 @@ class DividedSamples(IndexedSamples):
     Args:
         batch_size: Samples of a batch. Workers then get whole batches, but for the one whose turn it is to
             make a rank's last batch. 0 divides the samples evenly.
-        replication: Number of consecutive ranks that read the same samples.
+        replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
         in_turn: Whether workers take batches in turn, as a DataLoader delivers them: the order of a rank then
             does not depend on the number of its workers.
         drawn: Returns ``chosen`` for an epoch, if each has other samples.
@@ -82,10 +82,19 @@ class DividedSamples(IndexedSamples):
             return super().read_in(context, places)
         return replace(self, chosen=self.drawn(context.epoch), drawn=None).read_in(context, places)
 
+    def ranks(self, context: Context) -> int:
+        """The number of ranks that have samples of their own."""
+        ranks, more = divmod(context.world_size, self.replication)
+        if more:
+            raise ValueError(
+                f"replication={self.replication} does not divide the number of ranks, {context.world_size}: "
+                "some ranks would have no samples"
+            )
+        return ranks
+
     def _of_rank(self, context: Context) -> range:
-        ranks = context.world_size // self.replication
         epoch, delivered = self.resumed
-        share = _share(range(len(self)), context.rank // self.replication, ranks)
+        share = _share(range(len(self)), context.rank // self.replication, self.ranks(context))
         return share[delivered:] if context.epoch == epoch else share
 
 
