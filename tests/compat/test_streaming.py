@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -220,6 +221,42 @@ class CountReads:
     def __call__(self, shard, index):
         self.count += 1
         return self._read(shard, index)
+
+
+def test_a_loader_with_another_batch_size_than_the_datasets_resumes_exactly(tmp_path):
+    folder = write(tmp_path, range(50))
+    loaders = [streaming.StreamingDataLoader(shuffled(folder), batch_size=5) for _ in range(3)]
+    iterator = iter(loaders[0])
+    seen = [x for _ in range(2) for x in next(iterator)["x"].tolist()]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert seen + xs_of(loaders[1]) == xs_of(loaders[2])
+
+
+class WaitsForFile(streaming.StreamingDataset):
+    """Delivers sample 0 when there is a file ``go``."""
+
+    def __getitem__(self, at):
+        while at == 0 and not Path("go").exists():
+            time.sleep(0.01)
+        return super().__getitem__(at)
+
+
+def test_a_loader_resumes_exactly_where_batches_came_out_of_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path, range(24))
+    loaders = [
+        streaming.StreamingDataLoader(
+            WaitsForFile(local=folder, batch_size=4), batch_size=4, num_workers=2, in_order=False
+        )
+        for _ in range(2)
+    ]
+    seen = next(iter(loaders[0]))["x"].tolist()
+    assert seen == [4, 5, 6, 7]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    Path("go").touch()
+    assert sorted(seen + xs_of(loaders[1])) == list(range(24))
+    for loader in loaders:
+        loader.close()
 
 
 @pytest.mark.slow
