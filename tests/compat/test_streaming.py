@@ -169,6 +169,24 @@ def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
         streaming.StreamingDataset(streams=[stream], split="train", validate_hash="sha1")
 
 
+def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.compat.streaming.dataset.most_open_files", lambda: 4)
+    shards, nbytes = 12, 20_000
+    streams = []
+    for name in "ab":
+        remote, local = (str(tmp_path / where / name) for where in ("remote", "local"))
+        streams.append(streaming.Stream(remote=remote, local=local))
+        with streaming.MDSWriter(columns={"x": "bytes"}, out=remote, size_limit=nbytes + 1000) as sink:
+            for number in range(shards):
+                sink.write({"x": bytes([number]) * nbytes})
+    ds = streaming.StreamingDataset(streams=streams, cache_limit=10 * nbytes)
+    assert [x[0] for x in xs(ds)] == 2 * [*range(shards)]
+    opened = [path for path in Path("/proc/self/fd").iterdir() if ".mds" in str(path.resolve())]
+    assert len(opened) == 4
+    kept = sum(path.stat().st_size for path in (tmp_path / "local").rglob("*.*"))
+    assert 6 * nbytes < kept <= 10 * nbytes
+
+
 def test_replicated_ranks_read_the_same(tmp_path):
     ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
     parts = [xs(s for _, s in ds.stream(Context(rank=rank, world_size=4))) for rank in range(4)]
