@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -258,10 +259,35 @@ def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
         streaming.StreamingDataset(streams=[stream], split="train", validate_hash="sha1")
 
 
+def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.compat.streaming.dataset.most_open_files", lambda: 4)
+    shards, nbytes = 12, 20_000
+    streams = []
+    for name in "ab":
+        remote, local = (str(tmp_path / where / name) for where in ("remote", "local"))
+        streams.append(streaming.Stream(remote=remote, local=local))
+        with streaming.MDSWriter(columns={"x": "bytes"}, out=remote, size_limit=nbytes + 1000) as sink:
+            for number in range(shards):
+                sink.write({"x": bytes([number]) * nbytes})
+    ds = streaming.StreamingDataset(streams=streams, cache_limit=10 * nbytes)
+    assert [x[0] for x in xs(ds)] == 2 * [*range(shards)]
+    opened = [path for path in Path("/proc/self/fd").iterdir() if ".mds" in str(path.resolve())]
+    assert len(opened) == 4
+    kept = sum(path.stat().st_size for path in (tmp_path / "local").rglob("*.*"))
+    assert 6 * nbytes < kept <= 10 * nbytes
+
+
 def test_replicated_ranks_read_the_same(tmp_path):
     ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
     parts = [xs(s for _, s in ds.stream(Context(rank=rank, world_size=4))) for rank in range(4)]
     assert parts == [[*range(10)], [*range(10)], [*range(10, 20)], [*range(10, 20)]]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_replication_must_divide_the_ranks_so_that_each_has_samples(tmp_path, ranks):
+    ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
+    with pytest.raises(ValueError, match=f"replication=2 does not divide the number of ranks, {ranks}"):
+        ds.stream(Context(world_size=ranks))
 
 
 def shuffled(folder, **options):
@@ -303,6 +329,42 @@ class CountReads:
     def __call__(self, shard, index):
         self.count += 1
         return self._read(shard, index)
+
+
+def test_a_loader_with_another_batch_size_than_the_datasets_resumes_exactly(tmp_path):
+    folder = write(tmp_path, range(50))
+    loaders = [streaming.StreamingDataLoader(shuffled(folder), batch_size=5) for _ in range(3)]
+    iterator = iter(loaders[0])
+    seen = [x for _ in range(2) for x in next(iterator)["x"].tolist()]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert seen + xs_of(loaders[1]) == xs_of(loaders[2])
+
+
+class WaitsForFile(streaming.StreamingDataset):
+    """Delivers sample 0 when there is a file ``go``."""
+
+    def __getitem__(self, at):
+        while at == 0 and not Path("go").exists():
+            time.sleep(0.01)
+        return super().__getitem__(at)
+
+
+def test_a_loader_resumes_exactly_where_batches_came_out_of_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path, range(24))
+    loaders = [
+        streaming.StreamingDataLoader(
+            WaitsForFile(local=folder, batch_size=4), batch_size=4, num_workers=2, in_order=False
+        )
+        for _ in range(2)
+    ]
+    seen = next(iter(loaders[0]))["x"].tolist()
+    assert seen == [4, 5, 6, 7]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    Path("go").touch()
+    assert sorted(seen + xs_of(loaders[1])) == list(range(24))
+    for loader in loaders:
+        loader.close()
 
 
 @pytest.mark.slow

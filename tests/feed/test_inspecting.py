@@ -25,10 +25,12 @@ def test_servers_that_do_not_answer_are_silent_and_the_others_are_told_of():
     raise AssertionError("the server did not answer")
 
 
-def test_it_is_an_error_if_none_answers():
+@pytest.mark.parametrize("ask", [Inspector.status, Inspector.peek])
+@pytest.mark.parametrize(("timeout", "own"), [(0.2, ()), (5, (0.2,))])
+def test_it_is_an_error_if_none_answers_in_time(ask, timeout, own):
     away = f"tcp://127.0.0.1:{free_port()}"
     with (
-        Inspector([away], timeout=0.2) as inspector,
-        pytest.raises(ServerLost, match=f"no answer from {away}"),
+        Inspector([away], timeout=timeout) as inspector,
+        pytest.raises(ServerLost, match=f"no answer from {away} within 0.2 s"),
     ):
-        inspector.status()
+        ask(inspector, *own)

@@ -190,7 +190,7 @@ class IndexedDataset(DataPipeline):
     stream = DataPipeline.stream  # named here, so that loaders do not take __iter__ for a subclass's own
 
     def __iter__(self) -> ResumableIterator:
-        context = self._context()
+        context = self._numbered(self._context())
         self._epoch += 1
         return ResumableIterator(self, context)
 
@@ -226,6 +226,10 @@ class IndexedDataset(DataPipeline):
         changed = self.compose()
         changed.pipeline[0] = source
         return changed  # type: ignore[no-any-return]
+
+    def _numbered(self, context: Context) -> Context:
+        """The context with the epoch's number, if its ``run`` tells that."""
+        return context
 
     def _obstacle(self) -> object:
         """The first stage that does not make one element of one; ``None`` if there is none."""

@@ -25,7 +25,7 @@ from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.indexed.shards import IndexedShards
 
-_EPOCH = struct.Struct("<QQ")
+_BEGUN = struct.Struct("<QQQQQ")
 _NAME = "mpwds epochs"
 
 
@@ -36,7 +36,7 @@ class DividedSamples(IndexedSamples):
     Args:
         batch_size: Samples of a batch. Workers then get whole batches, but for the one whose turn it is to
             make a rank's last batch. 0 divides the samples evenly.
-        replication: Number of consecutive ranks that read the same samples.
+        replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
         in_turn: Whether workers take batches in turn, as a DataLoader delivers them: the order of a rank then
             does not depend on the number of its workers.
         drawn: Returns ``chosen`` for an epoch, if each has other samples.
@@ -82,10 +82,19 @@ class DividedSamples(IndexedSamples):
             return super().read_in(context, places)
         return replace(self, chosen=self.drawn(context.epoch), drawn=None).read_in(context, places)
 
+    def ranks(self, context: Context) -> int:
+        """The number of ranks that have samples of their own."""
+        ranks, more = divmod(context.world_size, self.replication)
+        if more:
+            raise ValueError(
+                f"replication={self.replication} does not divide the number of ranks, {context.world_size}: "
+                "some ranks would have no samples"
+            )
+        return ranks
+
     def _of_rank(self, context: Context) -> range:
-        ranks = context.world_size // self.replication
         epoch, delivered = self.resumed
-        share = _share(range(len(self)), context.rank // self.replication, ranks)
+        share = _share(range(len(self)), context.rank // self.replication, self.ranks(context))
         return share[delivered:] if context.epoch == epoch else share
 
 
@@ -135,7 +144,7 @@ class DividedDataset(IndexedDataset):
     @property
     def next_epoch(self) -> int:
         """The number of the epoch that the next ``iter()``, of the dataset or of a DataLoader, begins."""
-        return max(self._epoch, self._first_epoch + len(self._epoch_numbers))
+        return max(self._epoch, self._first_epoch + self._epoch_numbers.begun(self._context().rank))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -147,10 +156,8 @@ class DividedDataset(IndexedDataset):
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch."""
-        if context.run:
-            epoch = self._epoch_numbers.number_of(context.run, context.epoch)
-            context = replace(context, epoch=self._first_epoch + epoch, run=0)
-        return super().stream(context)  # a pipeline that begins here does not take over the parts alone
+        # A pipeline that begins here does not take over the parts alone.
+        return super().stream(self._numbered(context))
 
     def compose(self, *stages: Any, **keywords: Any) -> Any:
         """A copy with more stages; a pipeline, if a subclass changes ``ds[i]`` or they leave none."""
@@ -158,6 +165,11 @@ class DividedDataset(IndexedDataset):
         if isinstance(extended, DividedDataset):
             return extended
         return DataPipeline(self).compose(*stages, **keywords)  # our parts and epochs are not a pipeline's
+
+    def _numbered(self, context: Context) -> Context:
+        if not context.run:
+            return context
+        return replace(context, epoch=self._first_epoch + self._epoch_numbers.number_of(context), run=0)
 
     @property
     def _is_changed(self) -> bool:
@@ -189,45 +201,54 @@ class _Numbers:
 
 
 class EpochNumbers:
-    """The epochs that workers have begun, in order. All workers of an epoch find the same number.
+    """The epochs that workers have begun, in order. All workers of a rank find the same number for an epoch.
 
-    torch's DataLoader tells its new workers nothing but a random number. The list is a nameless file in
-    memory, which forks and pickles share.
+    torch's DataLoader tells its new workers nothing but a random number, which is the same for epochs before
+    which the user sets torch's seed. So a worker of an epoch that has such a worker already begins the next.
+    The list is a nameless file in memory, which forks and pickles share.
 
     Args:
         path: Where the file can be opened; a new one is made if it is gone.
 
     Example:
         >>> numbers = EpochNumbers()
-        >>> numbers.number_of(94, 0), numbers.number_of(17, 0), numbers.number_of(94, 0)
-        (0, 1, 0)
+        >>> [numbers.number_of(Context(run=run)) for run in (94, 17, 94)]
+        [0, 1, 0]
     """
 
     def __init__(self, path: str = "") -> None:
+        self._found: dict[tuple[int, ...], int] = {}  # by this process
         self._descriptor = _open(path)
         weakref.finalize(self, os.close, self._descriptor)
 
-    def __len__(self) -> int:
-        return os.fstat(self._descriptor).st_size // _EPOCH.size
+    def begun(self, rank: int) -> int:
+        """How many epochs a rank's workers have begun."""
+        size = os.fstat(self._descriptor).st_size
+        return _begun(os.pread(self._descriptor, size, 0), rank)
 
-    def number_of(self, run: int, iteration: int) -> int:
-        """The number of an epoch.
-
-        Args:
-            run: The number that all workers of a DataLoader's iterator have in common.
-            iteration: How many epochs this worker has begun before.
-        """
-        epoch = run, iteration
+    def number_of(self, context: Context) -> int:
+        """The number of the epoch that a worker begins; again the same if its process asks again."""
+        epoch = [context.rank, context.run, context.epoch]
+        key = *epoch, context.worker
+        if key in self._found:
+            return self._found[key]
         with open(f"/proc/self/fd/{self._descriptor}", "r+b", buffering=0) as file:  # with a lock of its own
             fcntl.flock(file, fcntl.LOCK_EX)
-            known = list(_EPOCH.iter_unpack(file.read()))
-            if epoch not in known:
-                known.append(epoch)
-                file.write(_EPOCH.pack(*epoch))
-        return known.index(epoch)
+            data = file.read()
+            begun = [(number, worker) for *of, worker, number in _BEGUN.iter_unpack(data) if of == epoch]
+            number, _ = max(begun, default=(-1, 0))
+            if not begun or (number, context.worker) in begun:
+                number = _begun(data, context.rank)
+            file.write(_BEGUN.pack(*key, number))
+        self._found[key] = number
+        return number
 
     def __reduce__(self) -> Any:
         return EpochNumbers, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
+
+
+def _begun(data: bytes, rank: int) -> int:
+    return 1 + max((number for of, *_, number in _BEGUN.iter_unpack(data) if of == rank), default=-1)
 
 
 def _open(path: str) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import time
 import warnings
@@ -120,3 +121,14 @@ def warned():
         warnings.simplefilter("always")
         yield texts
     texts += [str(warning.message) for warning in caught]
+
+
+def losses(texts, url):
+    """How often warnings say that a server is lost. They say as often that it is back, and nothing else."""
+    server = re.escape(f"the server {url} is ")
+    lost, back = (
+        [text for text in texts if re.fullmatch(server + rest, text)]
+        for rest in (r"lost \(.*\): waiting for it to come back", r"back after .* s, and its workers go on")
+    )
+    assert len(lost) == len(back) == len(texts) / 2, texts
+    return len(lost)

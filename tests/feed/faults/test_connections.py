@@ -11,6 +11,7 @@ from tests.feed.faults.checking import (
     assigned,
     at,
     delivered,
+    losses,
     rows,
     status,
     undisturbed,
@@ -30,7 +31,7 @@ def test_a_connection_that_breaks_in_the_middle_of_messages_loses_nothing(memory
             breaks = dict.fromkeys([1, 2, 20, 30, 45], proxy.break_connections)
             got = [delivered(loader, at(breaks)), delivered(loader, at(breaks))]
             assert got == undisturbed(2, epochs=2)
-    assert all(text.startswith(f"the server {proxy.url} is ") for text in texts)
+    assert losses(texts, proxy.url) <= 2 * len(breaks)
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ def watched(monkeypatch):
     moments = iter(range(1, 100))
 
     class Inspector:
-        def __init__(self, urls, folder, *, insecure): ...
+        def __init__(self, urls, folder, *, insecure):
+            self.timeouts = []
 
         def status(self, timeout):
+            self.timeouts.append(timeout)
             seconds = next(moments)
             return [status(seconds, [worker(0, reading(seconds, batches=seconds))])]
 
@@ -48,6 +50,12 @@ def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch
     watched = watching.WatchedServers(["tcp://cpu1:7880", "tcp://cpu2:7880"])
     found = [watched.read() for _ in range(4)]
     assert [server.batches for server in found[-1].servers] == [20, 10]
+
+
+def test_a_server_that_has_answered_is_waited_for_more_briefly(watched):
+    for _ in range(3):
+        watched.read()
+    assert watched._inspector.timeouts == [None, 3, 3]
 
 
 def test_many_servers_have_a_short_name():

@@ -276,6 +276,42 @@ def test_torchs_workers_know_the_epoch(old_folder, monkeypatch, start_method):
     assert new.next_epoch == 3
 
 
+def test_torchs_epochs_differ_though_each_has_the_same_seed(old_folder):
+    import torch
+
+    dataset = numbers(old_folder, True, batch_size=8)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2)
+    epochs = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        epochs.append([x for batch in loader for x in batch.tolist()])
+    assert all(sorted(epoch) == [*range(COUNT)] for epoch in epochs)
+    firsts = [next(dataset.stream(Context(epoch=number)))[1] for number in range(3)]
+    assert [epoch[0] for epoch in epochs] == firsts
+    assert len(set(firsts)) == dataset.next_epoch == 3
+
+
+def test_the_state_in_torchs_worker_is_of_the_epoch_in_another_process_too(old_folder):
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class StateAfterFive(IterableDataset):
+        def __init__(self):
+            self.dataset = numbers(old_folder, True)
+
+        def __iter__(self):
+            iterator = iter(self.dataset)
+            for _ in range(5):
+                next(iterator)
+            yield iterator.state_dict()
+
+    loader = DataLoader(StateAfterFive(), batch_size=None, num_workers=1)
+    _, [state] = list(loader), list(loader)
+    dataset = numbers(old_folder, True)
+    resumed = iter(dataset)
+    resumed.load_state_dict(state)
+    assert list(resumed) == [x for _, x in dataset.stream(Context(epoch=1))][5:]
+
+
 @pytest.mark.parametrize("kind", ["torch", "mpwds"])
 def test_a_dataloader_divides_it_into_whole_batches(old_folder, kind):
     import torch

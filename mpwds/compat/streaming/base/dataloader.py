@@ -11,8 +11,8 @@ from mpwds.loader.dataloader.data_loader import DataLoader
 class StreamingDataLoader(DataLoader[Any]):
     """``mpwds.DataLoader``, which resumes a ``StreamingDataset`` without reading delivered batches again.
 
-    Give both the same ``batch_size``; the number of workers may be another one then. Otherwise, and with
-    other datasets, it resumes as ``mpwds.DataLoader`` does.
+    Give both the same ``batch_size``; the number of workers may be another one then. Otherwise, with
+    ``in_order=False``, and with other datasets, it resumes as ``mpwds.DataLoader`` does.
 
     Source:
         ``streaming.StreamingDataLoader`` (mosaicml-streaming 0.13).
@@ -24,7 +24,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if (
             not isinstance(dataset, StreamingDataset)
             or dataset.batch_size != self.batch_size
-            or state["above"]
+            or not self.in_order
         ):
             return state
         samples = state["yielded"] * dataset.batch_size * dataset.ranks

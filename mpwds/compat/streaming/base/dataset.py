@@ -64,7 +64,7 @@ class StreamingDataset(DividedDataset):
         shuffle_seed: Determines the order.
         shuffle_block_size: Samples of a block; 262144 by default.
         allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
-        replication: Number of consecutive ranks that read the same samples.
+        replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
         predownload: Has no effect, as have ``sampling_granularity``, ``partition_algo`` and
             ``num_canonical_nodes``: they tune how theirs reads.
         sampling_method: Of a stream of which an epoch has a part, ``"balanced"`` draws another part for each
@@ -277,7 +277,7 @@ class StreamingDataset(DividedDataset):
     @property
     def ranks(self) -> int:
         """The number of ranks that have samples of their own."""
-        return self._context().world_size // self.source.replication
+        return self.source.ranks(self._context())
 
     @property
     def _facts(self) -> dict[str, int | None]:
