@@ -188,7 +188,7 @@ class StreamingDataset(DividedDataset):
         )
         super().__init__(source, chosen, shuffle_seed)
         self.predownload = predownload
-        self.cache_limit = parse_size(cache_limit)
+        self.cache_limit = parse_binary_size(cache_limit)
         self.sampling_method = sampling_method
         self.sampling_granularity = sampling_granularity
         self.partition_algo = partition_algo
