@@ -3,8 +3,10 @@
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mpwds import ShardError
+from mpwds.cli.resharding.options import Duplicates
+from mpwds.cli.resharding.reshard import reshard
 
 
 def shards(pattern="out-*.tar"):
@@ -287,11 +293,44 @@ def test_the_cut_is_where_tar_reads_it_too(run, two_shards, members):
         assert listed.stderr == ""
 
 
-def test_a_named_pipe_is_written_to(command, two_shards):
+@pytest.fixture
+def pipe():
+    """The reading end of a named pipe ``all.tar``, which does not wait for its writer."""
     os.mkfifo("all.tar")
-    process = subprocess.Popen([*command, "merge", "in-0.tar", "all.tar", "--force"])
-    assert Path("all.tar").read_bytes() == Path("in-0.tar").read_bytes()
-    assert process.wait() == 0
+    with open(os.open("all.tar", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:
+        yield pipe
+
+
+def test_a_named_pipe_is_written_to(run, two_shards, pipe):
+    assert run("merge", "in-0.tar", "all.tar", "--force").returncode == 0  # the pipe has room for all of it
+    assert pipe.read() == Path("in-0.tar").read_bytes()
+
+
+def test_ctrl_c_ends_a_command_whose_pipe_nobody_reads(command, make_shard, pipe):
+    make_shard("in.tar", {"a": {"bin": bytes(4_000_000)}})
+    process = subprocess.Popen([*command, "merge", "in.tar", "all.tar", "--force"])
+    try:
+        while not select.select([pipe], [], [], 0.1)[0]:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+
+
+def test_samples_that_get_lost_are_an_error(two_shards):
+    with pytest.raises(ShardError, match="20 samples were read, but 19 written"):
+        reshard(
+            ["in-{0..1}.tar"],
+            "all.tar",
+            None,
+            None,
+            Duplicates.error,
+            False,
+            False,
+            arrange=lambda samples: itertools.islice(samples, 1, None),
+        )
+    assert not os.path.exists("all.tar")
 
 
 @pytest.mark.parametrize("limit", [1_000_000, 7_900_000])
