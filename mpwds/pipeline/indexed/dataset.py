@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
@@ -294,8 +294,11 @@ class ResumableIterator(Iterator[Any]):
         The dataset's next ``iter()`` is the epoch after that.
 
         Raises:
-            ValueError: The dataset has another number of samples than it had then.
+            ValueError: The dataset has another number of samples than it had then, or ``state`` is of
+                something else.
         """
+        if not isinstance(state, Mapping) or not {"epoch", "run", "stream"} <= state.keys():
+            raise ValueError(f"an iterator's state is the dict that its state_dict() gave, got {state!r}")
         self._begin(replace(self._context, epoch=state["epoch"], run=state["run"]))
         self._stream.load_state_dict(state["stream"])
         self._dataset._epoch = state["epoch"] + 1

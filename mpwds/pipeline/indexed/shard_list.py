@@ -179,10 +179,12 @@ class ShardListDataset:
         """Sample ``index``, transformed; a negative number counts from the end."""
         try:
             number = self._numbers[index]
+            shard = bisect_right(self._firsts, number) - 1
         except IndexError:
             total = self.total_length
             raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
-        shard = bisect_right(self._firsts, number) - 1
+        except TypeError:
+            raise TypeError(f"a sample's index is a whole number, got {index!r}") from None
         inner = number - self._firsts[shard]
         samples = self._samples
         sample = samples.members(shard, inner, BytesIO, LateBytesIO)

@@ -74,7 +74,8 @@ class StreamingDataset(DividedDataset):
         unknown = [name for name in decoders if name not in shards.fields]
         if unknown:
             raise ValueError(
-                f"there is a decoder for the field {unknown[0]!r}; fields are {list(shards.fields)}"
+                f"there is a decoder for the field {unknown[0]!r}; fields are {list(shards.fields)} "
+                f"in {local or remote}"
             )
         chunk = _SHARDS_OF_A_CHUNK * max(shards.lengths, default=0)
         order: Shuffling = "chunked" if shuffle else False

@@ -277,7 +277,11 @@ class Fetch:
         while not (granted := limit.reserve(partial, needed, size)):
             can_wait = 0 < self.waiting == self.readers and time.monotonic() < deadline
             if not can_wait or not limit.reserved_beside(partial):
-                raise OSError("the cache has no room for it beside shards in use and foreign files")
+                whole, most = max(needed, size or 0), limit.size_bytes
+                why = "beside shards in use and foreign files"
+                if whole > most:
+                    why = f"in the {most:,} bytes that it may have: {whole:,} are needed"
+                raise OSError(f"the cache has no room for it {why}")
             time.sleep(_POLL_S)
         return granted
 

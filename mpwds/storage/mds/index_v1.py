@@ -130,9 +130,12 @@ class _Reader:
     def text(self, size: int) -> str:
         start = self._take(size, 1)
         try:
-            return self._data[start : self.offset].decode()
+            name = self._data[start : self.offset].decode()
         except UnicodeDecodeError as error:
             raise ShardError(f"{self._path} is damaged: the name at offset {start} is not UTF-8") from error
+        if "\0" in name:
+            raise ShardError(f"{self._path} is damaged: the name at offset {start} is {name!r}")
+        return name
 
     def _take(self, count: int, size: int) -> int:
         start = self.offset

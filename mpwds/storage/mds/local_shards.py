@@ -297,8 +297,10 @@ class LocalShards:
         try:
             stream = self._fetched(shard) if self._is_fetched(shard) else open_at(path)
         except FileNotFoundError as error:
+            place = self._place
+            hint = "" if place.remote is None else f". Is the index in {place.local} another dataset's?"
             raise ShardError(
-                f"the index names the shard {path}, and there is no such file: {error}"
+                f"the index names the shard {path}, and there is no such file: {error}{hint}"
             ) from error
         file = LocalFile(path, stream)
         wrong = _wrong_size(file.end, expected)

@@ -162,6 +162,14 @@ def test_its_iterator_continues_where_another_was(kind, stop, epoch):
     assert list(second) == following
 
 
+@pytest.mark.parametrize("state", [{"a": 1}, None, [1]])
+def test_what_is_no_state_of_its_iterator_is_an_error(state):
+    with pytest.raises(
+        ValueError, match=r"an iterator's state is the dict that its state_dict\(\) gave, got "
+    ):
+        iter(mpwds.IndexedDataset(range(3))).load_state_dict(state)
+
+
 def test_epochs_are_in_different_orders_and_repeat_with_the_seed():
     dataset, same = (mpwds.IndexedDataset(range(100), "global", seed=3) for _ in range(2))
     epochs = [list(dataset) for _ in range(3)]

@@ -45,6 +45,13 @@ class TestSources:
         assert classes(mpwds.IndexedDataset(url, remote=True)) == list(range(11))
         assert classes(mpwds.WebDataset(url)) == list(range(11))
 
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_a_folder_that_an_interrupted_writer_left_is_an_error_that_says_so(self, tmp_path, version):
+        write_mds(tmp_path, version)
+        next(tmp_path.glob("index*")).unlink()
+        with pytest.raises(FileNotFoundError, match="shards of an MDS dataset in .* and no index"):
+            mpwds.IndexedDataset(tmp_path)
+
     def test_a_compressed_description_is_an_error_that_says_so(self, tmp_path):
         (tmp_path / "x.json.gz").write_bytes(gzip.compress(b"{}"))
         for kind in (mpwds.IndexedDataset, mpwds.WebDataset, mpwds.ShardListDataset):

@@ -129,6 +129,9 @@ def test_what_is_no_transformation_is_an_error(make):
 def test_negative_numbers_count_from_the_end_and_others_are_errors(make):
     dataset = make()
     assert (dataset[-1]["__key__"], dataset[np.int64(-11)]["__key__"]) == ("dir/0010", "dir/0000")
+    for wrong in ("a", slice(3), None):
+        with pytest.raises(TypeError, match="a sample's index is a whole number, got "):
+            dataset[wrong]  # getting it is what is tested
     for wrong in (11, -12):
         with pytest.raises(IndexError, match=f"has 11 samples, there is no sample {wrong}"):
             dataset[wrong]

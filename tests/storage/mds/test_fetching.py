@@ -82,6 +82,17 @@ def test_a_folder_of_another_user_in_the_temporary_one_is_refused(tmp_path, monk
         MDSShards(remote())
 
 
+def test_a_local_folder_of_another_dataset_is_an_error_that_says_so(tmp_path, remote):
+    remote(compression="gz")
+    (tmp_path / "local").mkdir()
+    index = (
+        (tmp_path / "written" / "index.json").read_text().replace(".gz", ".zstd").replace('"gz"', '"zstd"')
+    )
+    (tmp_path / "local" / "index.json").write_text(index)
+    with pytest.raises(ShardError, match=r"no such file.* Is the index in .*/local another dataset's\?"):
+        read(MDSShards(tmp_path / "local", tmp_path / "written"))
+
+
 def test_a_remote_folder_is_copied(tmp_path, remote):
     remote(compression="gz")
     assert read(MDSShards(tmp_path / "local", tmp_path / "written")) == SAMPLES

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpwds
 from mpwds import ShardError, StreamingDatasetWriter
 from mpwds.storage.mds.index_v1 import dump_index, parse_index
 from mpwds.storage.mds.shards_v1 import MDS1Shards
@@ -147,6 +148,18 @@ def test_a_damaged_index_is_an_error_that_names_it(data):
     except ShardError as error:
         message = str(error)
     assert not message or "index.mds" in message
+
+
+def test_a_damaged_name_of_a_field_is_an_error_with_file_and_offset(tmp_path):
+    write(tmp_path)
+    index = (tmp_path / "index.mds").read_bytes()
+    name = FIELDS[-1].encode()
+    (tmp_path / "index.mds").write_bytes(index[: -len(name)] + b"\0" + name[1:])
+    with pytest.raises(ShardError, match=rf"damaged: the name at offset {len(index) - len(name)}"):
+        read(tmp_path)
+    (tmp_path / "index.mds").write_bytes(index[: -len(name)] + b"_" + name[1:])
+    with pytest.raises(ValueError, match=rf"fields are .*_{name[1:].decode()}.* in {tmp_path}"):
+        mpwds.StreamingDataset(None, str(tmp_path), False, {name.decode(): bytes})
 
 
 @pytest.mark.parametrize("length", [0, 27, 28, 50, len(INDEX) - 1])
