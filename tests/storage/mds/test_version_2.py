@@ -167,6 +167,21 @@ def test_a_full_disk_is_an_error_and_leaves_no_index(tmp_path, monkeypatch):
     assert files(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    ("writer", "write", "name"),
+    [
+        ("MDSWriter(columns={'x': 'bytes'}, out=sys.argv[1])", "write", "shard.00000.mds"),
+        ("StreamingDatasetWriter(sys.argv[1], ['x'])", "write_sample", "000000.mds"),
+    ],
+)
+def test_a_file_that_a_full_disk_cuts_off_is_named_once(tmp_path, limited, writer, write, name):
+    program = f"import sys, mpwds\nwith mpwds.{writer} as sink:\n    sink.{write}({{'x': bytes(9000)}})"
+    done = limited(5000, program, tmp_path)
+    assert done.stderr.endswith(f"File too large: '{tmp_path}/{name}'\n")
+    assert "Warning" not in done.stderr
+    assert files(tmp_path) == {}
+
+
 def test_more_than_an_offset_can_say_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mpwds.storage.mds.writer_v2.OFFSET_LIMIT", 1000)
     with pytest.raises(ValueError, match="4 GiB or more: set size_limit"):
