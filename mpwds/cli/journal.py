@@ -69,7 +69,7 @@ def begun(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        paths = [local_path(name) for name in shards if is_local(name)]
+        paths = [local_path(name) for name in (*shards, *also) if is_local(name)]
         if before:  # else another program is writing what is found there
             remove_partial(paths)
         try:

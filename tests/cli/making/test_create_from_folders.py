@@ -250,6 +250,7 @@ def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, 
     made.kill()
     made.wait()
     (tmp_path / "out" / last).unlink()
+    (tmp_path / f"out/.{last}.01234567.partial").touch()  # had it been killed while writing that
     assert len(list(tmp_path.glob("out/.*.journal"))) == 1
     assert "were complete before" in run(*words).stdout
     assert (tmp_path / "out" / last).exists()
