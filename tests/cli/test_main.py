@@ -87,9 +87,8 @@ def test_the_completion_that_is_installed_works_in_bash(command, tmp_path):
     program.chmod(0o755)
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run(
-        ["mpwds", "--install-completion", "bash"], env=environment, check=True, capture_output=True
-    )
+    install = "mpwds --install-completion; exit $?"  # or bash would become mpwds, which looks for its shell
+    subprocess.run(["bash", "-c", install], env=environment, check=True, capture_output=True)
     typed = "COMP_WORDS=(mpwds verify --dec); COMP_CWORD=2; _mpwds_completion mpwds; echo ${COMPREPLY[@]}"
     script = f"source {tmp_path}/.bash_completions/mpwds.sh; {typed}"
     shown = subprocess.run(
