@@ -71,6 +71,18 @@ def test_a_row_without_a_key_is_named(run, write_files, tmp_path):
         assert "error: row 1 has no value in 'key'" in result.stderr
 
 
+@pytest.mark.parametrize("text", ["dog", "1"])
+def test_labels_in_words_are_numbered_when_columns_are_chosen_too(run, write_files, tmp_path, text):
+    rows = [{"image": "1.jpg", "label": label} for label in (text, "0")]
+    folder = write_files({"list.jsonl": "\n".join(map(json.dumps, rows)).encode(), "1.jpg": JPEG})
+    found = create(run, folder / "list.jsonl", tmp_path, "--columns", "image:jpg,label:cls,*:json")
+    assert [sample["cls"] for sample in found] == [b"1", b"0"]
+    names = tmp_path / "classes.json"
+    assert (json.loads(names.read_text()) if names.exists() else None) == (
+        ["0", "dog"] if text == "dog" else None
+    )
+
+
 def test_names_of_files_start_where_the_user_says(run, write_files, tmp_path):
     folder = write_files({"lists/list.csv": b"file\n1.txt\n", "data/1.txt": b"one"})
     assert create(run, folder / "lists" / "list.csv", tmp_path, "--root", folder / "data")[0]["txt"] == b"one"
@@ -132,6 +144,61 @@ def test_without_pyarrow_the_error_says_what_to_install(run, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "x.parquet").write_bytes(b"")
     assert "pip install 'mpwds[parquet]'" in run("create", tmp_path / "x.parquet", "-").stderr
+
+
+TABLE = [
+    {
+        "image": f"pictures/{number}.jpg",
+        "label": ("dog", "cat")[number % 2],
+        "caption": f"a {number}",
+        "n": number,
+    }
+    for number in range(7)
+]
+
+
+def write_table(kind, folder):
+    """Writes the table, and the pictures that it names; returns its path."""
+    path = folder / f"list.{kind}"
+    (folder / "pictures").mkdir()
+    for number in range(len(TABLE)):
+        (folder / "pictures" / f"{number}.jpg").write_bytes(JPEG + bytes(20_000 + number))
+    table = pyarrow.Table.from_pylist(TABLE)
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, TABLE)))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=3)
+    else:
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--columns", "image:jpg,label:cls,caption:txt"), ("--shuffle", "--seed", 3)]
+)
+def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, tmp_path, kind, arguments):
+    made = []
+    for each in (kind, "jsonl"):
+        folder = tmp_path / each
+        folder.mkdir()
+        source, output = write_table(each, folder), folder / "out"
+        assert run("create", source, output, "--maxsize", "70kB", "-j", 1, *arguments).returncode == 0
+        made.append(
+            (samples(*sorted(output.glob("*.tar"))), json.loads((output / "classes.json").read_text()))
+        )
+        assert max(path.stat().st_size for path in output.glob("*.tar")) <= 71_680
+    assert made[0] == made[1]
+    assert made[0][0][0]["jpg"].startswith(JPEG)
+    assert made[0][1] == ["cat", "dog"]
+
+
+def test_names_of_files_in_a_table_start_where_the_user_says(run, tmp_path):
+    path = write_table("parquet", tmp_path).rename(tmp_path / "pictures" / "list.parquet")
+    refused = run("create", path, tmp_path / "x.tar", "--columns", "image:jpg")
+    assert "--root" in refused.stderr
+    assert len(create(run, path, tmp_path, "--columns", "image:jpg", "--root", tmp_path)[0]["jpg"]) == 20_003
 
 
 # Files as Hugging Face's datasets write them.

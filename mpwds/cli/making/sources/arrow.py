@@ -35,11 +35,13 @@ class ArrowRows:
         blocks: The files' row groups or record batches: file, number in it, rows, and bytes of the rows.
         map: How rows become samples.
         numbers: The rows to iterate.
+        files_bytes: Of each row, the bytes of the files that it names, in a tar archive; empty if none.
     """
 
     blocks: Sequence[tuple[str, int, int, int]]
     map: ColumnMap
     numbers: Sequence[int] = ()
+    files_bytes: Sequence[int] = ()
     _starts: Sequence[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +54,8 @@ class ArrowRows:
     def size_of(self, number: int) -> int:
         """About the bytes of a sample in a tar archive, by the mean of its block's rows."""
         _, _, rows, nbytes = self.blocks[self._block(number)]
-        return nbytes // rows + self._size_of_headers
+        of_files = self.files_bytes[number] if self.files_bytes else 0
+        return nbytes // rows + self._size_of_headers + of_files
 
     @cached_property
     def _size_of_headers(self) -> int:
@@ -133,6 +136,22 @@ def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], d
     if not blocks:
         raise ValueError(f"there is no row in {', '.join(paths[:3])}")
     return blocks, columns
+
+
+def read_columns(
+    blocks: Sequence[tuple[str, int, int, int]], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of blocks, with some of the columns."""
+    for path, of_path in itertools.groupby(blocks, lambda block: block[0]):
+        opened = _open(path)
+        for _, index, _, _ in of_path:
+            with _damage(path):
+                if isinstance(opened, list):
+                    rows = opened[index].select(names)
+                else:
+                    rows = opened.read_row_group(index, columns=names, use_threads=False)
+            for batch in [rows] if isinstance(opened, list) else rows.to_batches(_ROWS_AT_A_TIME):
+                yield from batch.to_pylist()
 
 
 def dataset_files(folder: str) -> dict[str, list[str]]:

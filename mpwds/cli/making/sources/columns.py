@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ _TEXTS = ("txt", "text", "caption", "transcript", "sentence")
 _KEYS = ("__key__", "key")
 _REST = "*"
 _BY_CONTENT = "*"
+_INTEGER = re.compile(r"-?\d+")
 
 # First bytes of files, the place where they are, and their extension.
 _SIGNATURES = (
@@ -66,6 +68,7 @@ class ColumnMap:
         key: The column that holds the samples' keys; if empty, rows are numbered.
         files: The columns whose values name files.
         root: The folder that these names start at, unless they are absolute.
+        classes: By field, the names of classes whose numbers it gets.
     """
 
     fields: Mapping[str, str]
@@ -73,6 +76,7 @@ class ColumnMap:
     key: str = ""
     files: frozenset[str] = field(default_factory=frozenset)
     root: str = ""
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def sample(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """The sample of a row. A column without a value gives no field.
@@ -107,6 +111,8 @@ class ColumnMap:
             value, path = self._contents(value), value
         elif _is_media(value):
             value, path = _media(value)
+        if name in self.classes:
+            value = self.classes[name][str(value)]
         if _BY_CONTENT in name:
             name = name.replace(_BY_CONTENT, extension_of(value, path))
         if isinstance(value, (int, float)) and name.rpartition(".")[2] in _TEXTS:
@@ -158,7 +164,8 @@ def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root
         root: Where names of files start.
 
     Raises:
-        ValueError: There is no such column, or a part is not ``COLUMN:FIELD``.
+        ValueError: There is no such column, a part is not ``COLUMN:FIELD``, or texts that name no files are
+            to be pictures or the like.
 
     Example:
         >>> table = {"image": Column("media"), "label": Column("integer"), "width": Column("integer")}
@@ -168,7 +175,39 @@ def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root
     fields, rest = _parsed(given, columns) if given else (_guessed(columns), "json")
     key = key or next((name for name in _KEYS if name in columns and name not in fields), "")
     files = frozenset(name for name, column in columns.items() if column.kind == "file")
+    media = {extension for _, _, extension in _SIGNATURES}
+    for name, target in fields.items():
+        if columns[name].kind == "text" and target.rpartition(".")[2] in media:
+            where = f"in {root}" if root else "here"
+            raise ValueError(
+                f"--columns {name}:{target}: the column holds texts that name no files {where}: "
+                "say with --root where names start"
+            )
     return ColumnMap(fields, rest, key, files, root)
+
+
+def words_of_labels(
+    column_map: ColumnMap,
+    columns: Mapping[str, Column],
+    rows_of: Callable[[list[str]], Iterable[Mapping[str, Any]]],
+) -> dict[str, set[str]]:
+    """By field, the words of labels. ``rows_of`` gives all rows of some columns."""
+    fields = {
+        name: field
+        for name, field in column_map.fields.items()
+        if field.rpartition(".")[2] == "cls" and columns[name].kind == "text"
+    }
+    words: dict[str, set[str]] = {field: set() for field in fields.values()}
+    for row in rows_of(list(fields)) if fields else ():
+        for name, target in fields.items():
+            if row.get(name) is not None:
+                words[target].add(str(row[name]))
+    return words
+
+
+def class_names(words: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """By field, the names of classes in the order of their numbers. Words that are numbers already stay."""
+    return {field: sorted(found) for field, found in words.items() if not all(map(_INTEGER.fullmatch, found))}
 
 
 def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:
@@ -178,6 +217,7 @@ def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:
     kinds = {name: column.kind for name, column in columns.items()}
     media = [name for name, kind in kinds.items() if kind in ("file", "media")]
     labels = [name for name, column in columns.items() if column.names]
+    labels = labels or [name for name in LABELS if kinds.get(name) == "text"][:1]
     labels = labels or [name for name in LABELS if kinds.get(name) == "integer"]
     texts = [name for name in _TEXTS if kinds.get(name) == "text"]
     return {**named(media, _BY_CONTENT), **named(labels, "cls"), **named(texts, "txt")}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from mpwds.cli.making.sources import arrow, columns, folders, tables
@@ -85,7 +87,8 @@ def find(source: str, wanted: Wanted) -> Source:
     if kind in ("parquet", "arrow"):
         if source == "-":
             raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
-        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted)
+        root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root)
     if f".{kind}" in tables.LISTS:
         return _lists(urls, f".{kind}", wanted)
     if kind in ("mds", "mds1"):
@@ -103,7 +106,7 @@ def _folder(path: str, wanted: Wanted) -> Source:
         return _mds(path, version, wanted)
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
-        return _arrow(datasets, wanted)
+        return _arrow(datasets, wanted, wanted.root)
     if wanted.columns or wanted.key:
         raise ValueError(
             f"{path} is a folder of files, which has no columns: --columns and --key are for lists"
@@ -158,31 +161,50 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
     rows = tables.read_lists(urls, ending)
     root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
-    classes: dict[str, Sequence[str]] = {}
-    if not wanted.columns:
-        found, names = tables.number_classes(rows, found)
-        classes = {"cls": names} if names else {}
     column_map = _map(found, wanted, root)
+    classes = columns.class_names(columns.words_of_labels(column_map, found, lambda _: rows))
+    column_map = replace(column_map, classes=_numbers(classes))
     text = f"a list of {counted(len(rows), 'row')} ({ending})"
     return Source(
         text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
     )
 
 
-def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted) -> Source:
-    samples: dict[str, Samples] = {}
+def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None) -> Source:
+    """A source of Parquet or Arrow files. With a ``root``, texts may name files, as in other lists."""
+    parts: dict[str, arrow.ArrowRows] = {}
+    words: dict[str, set[str]] = {}
     for split, paths in splits.items():
         if wanted.any_order and paths[0].endswith(".parquet"):
             paths = arrow.as_arrow(paths, wanted.scratch())
         blocks, found = arrow.read_arrow(paths)
-        column_map = _map(found, wanted, wanted.root or os.path.dirname(paths[0]))
-        samples[split] = arrow.ArrowRows(blocks, column_map)
+        rows_of = functools.partial(arrow.read_columns, blocks)
+        texts = [name for name, column in found.items() if column.kind == "text"]
+        if root is not None and texts:
+            looked_at = list(itertools.islice(rows_of(texts), tables.LOOKED_AT))
+            found = {**found, **tables.columns_of(looked_at, root)}
+        column_map = _map(found, wanted, root or "")
+        for name, of_split in columns.words_of_labels(column_map, found, rows_of).items():
+            words.setdefault(name, set()).update(of_split)
+        files = [name for name in column_map.files if name in column_map.fields]
+        sized = rows_of([*{*files, *filter(None, [column_map.key])}]) if files else ()
+        sizes = [column_map.size_of(number, row) for number, row in enumerate(sized)]
+        parts[split] = arrow.ArrowRows(blocks, column_map, files_bytes=sizes)
+    in_words = columns.class_names(words)
+    samples: dict[str, Samples] = {
+        split: replace(part, map=replace(part.map, classes=_numbers(in_words)))
+        for split, part in parts.items()
+    }
     labels = {name: column.names for name, column in found.items() if column.names}
     classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
-    files = sum(map(len, splits.values()))
+    count = sum(map(len, splits.values()))
     rows = sum(map(len, samples.values()))
-    text = f"a dataset of {counted(rows, 'row')} in {counted(files, 'file')}"
-    return Source(text, samples, _shown(found, column_map), classes)
+    text = f"a dataset of {counted(rows, 'row')} in {counted(count, 'file')}"
+    return Source(text, samples, _shown(found, column_map), {**classes, **in_words})
+
+
+def _numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
+    return {field: {name: number for number, name in enumerate(names)} for field, names in classes.items()}
 
 
 def _mds(source: str, version: str, wanted: Wanted) -> Source:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.cli.making.sources.columns import LABELS, Column, ColumnMap
+from mpwds.cli.making.sources.columns import Column, ColumnMap
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 
@@ -20,7 +20,7 @@ LISTS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": ""}
 
 _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-_LOOKED_AT = 100  # rows
+LOOKED_AT = 100  # rows
 
 
 @dataclass(frozen=True)
@@ -79,36 +79,12 @@ def read_lists(urls: Sequence[str], kind: str = "") -> list[dict[str, Any]]:
 
 def columns_of(rows: Sequence[Mapping[str, Any]], root: str) -> dict[str, Column]:
     """What the columns of rows hold, by the first hundred rows: files if such files are there."""
-    looked_at = rows[:_LOOKED_AT]
+    looked_at = rows[:LOOKED_AT]
     names = dict.fromkeys(name for row in looked_at for name in row)
     return {
         name: Column(_kind([row[name] for row in looked_at if row.get(name) is not None], root))
         for name in names
     }
-
-
-def number_classes(
-    rows: Sequence[dict[str, Any]], columns: Mapping[str, Column]
-) -> tuple[dict[str, Column], list[str]]:
-    """Replaces a label in words by its number, in the order of the words.
-
-    Returns:
-        The columns as they are then, and the words; none if no label is in words.
-
-    Example:
-        >>> rows = [{"label": "dog"}, {"label": "cat"}]
-        >>> number_classes(rows, columns_of(rows, ""))[1], rows
-        (['cat', 'dog'], [{'label': 1}, {'label': 0}])
-    """
-    label = next((name for name in LABELS if name in columns and columns[name].kind == "text"), None)
-    if label is None:
-        return dict(columns), []
-    names = sorted({str(row[label]) for row in rows if row.get(label) is not None})
-    numbers = {name: number for number, name in enumerate(names)}
-    for row in rows:
-        if row.get(label) is not None:
-            row[label] = numbers[str(row[label])]
-    return {**columns, label: Column("integer", names)}, names
 
 
 def folder_of(url: str) -> str:
