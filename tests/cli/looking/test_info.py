@@ -53,3 +53,12 @@ def test_damage_is_shown_and_is_a_status(run, shard, flipped, entries):
 @pytest.mark.slow
 def test_several_processes_find_the_same(run, shards, nothing_left):
     assert run("info", shards, "--json", "-j", "2").stdout == run("info", shards, "--json").stdout
+
+
+@pytest.mark.parametrize("command", ["info", "ls"])
+def test_an_empty_shard_is_a_damaged_place_beside_the_others(run, shards, tmp_path, command):
+    (tmp_path / "train-1.tar").write_bytes(b"")
+    result = run(command, shards)
+    assert result.returncode == 1
+    assert "cannot be read" in result.stdout
+    assert "train-0.tar" in result.stdout and "train-2.tar" in result.stdout

@@ -12,7 +12,7 @@ import typer
 
 from mpwds.cli.looking.samples.expressions import Expression
 from mpwds.cli.looking.samples.reading import Member, Problem, Sample, Wants
-from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.looking.samples.sources import Shard, read_or_report
 from mpwds.viewing.wording import printable
 
 
@@ -142,7 +142,7 @@ def _read(
     for shard in shards:
         if not left or number >= choice.end:
             return
-        with closing(shard.read(needs, number)) as read:
+        with closing(read_or_report(shard, needs, number)) as read:
             for found in read:
                 if isinstance(found, Problem):
                     report(found)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mpwds.cli.looking.samples.mds import mds_shards
-from mpwds.cli.looking.samples.reading import Found, Wants, read_shard
+from mpwds.cli.looking.samples.reading import Found, Problem, Wants, read_shard
 from mpwds.cli.shards import expanded
+from mpwds.errors import ShardError
 from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.gopen import gopen
@@ -71,6 +72,14 @@ class TarShard:
             yield f"it has {nbytes} bytes, its description says {self.nbytes}"
         if self.md5sum not in (None, digest.hexdigest()):
             yield f"its MD5 checksum is {digest.hexdigest()}, its description says {self.md5sum}"
+
+
+def read_or_report(shard: Shard, wants: Wants, first: int = 0) -> Found:
+    """What reading a shard yields. One that cannot be read at all, as an empty file, is a problem."""
+    try:
+        yield from shard.read(wants, first)
+    except ShardError as error:
+        yield Problem(shard.name, 0, "", "", f"it cannot be read: {error}")
 
 
 def shards_of(urls: Sequence[str]) -> list[Shard]:

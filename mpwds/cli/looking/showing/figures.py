@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.cli.looking.samples.reading import Problem, Sample
-from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.looking.samples.sources import Shard, read_or_report
 from mpwds.cli.looking.showing.describing import FieldFigures
 
 _MOST_PROBLEMS = 100
@@ -90,7 +90,7 @@ class SumUp:
 
     def __call__(self, shard: Shard) -> ShardFigures:
         figures = ShardFigures(shard.name)
-        with closing(shard.read(self._wants)) as read:
+        with closing(read_or_report(shard, self._wants)) as read:
             for found in read:
                 if isinstance(found, (Sample, Problem)):
                     figures.add(found)
