@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.outputs import already_there, existing, exists, parts_of_series
+from mpwds.cli.outputs import already_there, existing, exists, make_folders, parts_of_series
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -49,8 +48,7 @@ def begun(
         yield set()
         return
     path = str(journal or _beside(output))
-    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise FileNotFoundError(errno.ENOENT, "cannot write here, the directory does not exist", path)
+    make_folders([output, path])
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")

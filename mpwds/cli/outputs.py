@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
@@ -125,10 +126,11 @@ def refuse_own_input(inputs: Sequence[str], output: str) -> None:
 
 
 def make_folders(urls: Sequence[str]) -> None:
-    """Makes the local folders that the files are to be in."""
-    for folder in {os.path.dirname(local_path(url)) for url in urls if url != "-" and is_local(url)}:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
+    """Makes the local folders that the files are to be in, and removes what killed writers left of them."""
+    paths = [local_path(url) for url in urls if url != "-" and is_local(url)]
+    for folder in filter(None, {os.path.dirname(path) for path in paths}):
+        os.makedirs(folder, exist_ok=True)
+    remove_partial(paths)
 
 
 def warn_of_older(target: str, written: Iterable[str]) -> None:
@@ -161,8 +163,10 @@ def existing(target: str) -> list[str]:
     if not directive:
         return [target] if exists(target) else []
     of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
-    found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
-    return [os.path.join(directory, each) for each in found]
+    with contextlib.suppress(FileNotFoundError):
+        found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
+        return [os.path.join(directory, each) for each in found]
+    return []
 
 
 def already_there(names: list[str]) -> str:

@@ -50,7 +50,7 @@ def create(
 
     It lists each shard with its number of samples, size and MD5 sum.
     """
-    from mpwds.cli.outputs import refuse_existing
+    from mpwds.cli.outputs import make_folders, refuse_existing
     from mpwds.cli.progress import progress
     from mpwds.cli.shards import expanded
     from mpwds.storage.indexed.describing import create_description, write_description
@@ -66,6 +66,7 @@ def create(
     if info is not None:
         with gopen(info) as file:
             about = file.read().decode()
+    make_folders([output])
     with progress(len(urls), in_bytes=False) as advance:
         description = create_description(
             urls,

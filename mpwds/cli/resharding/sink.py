@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mpwds.cli.outputs import already_there, existing, exists, is_series, numbered
+from mpwds.cli.outputs import already_there, existing, exists, is_series, make_folders, numbered
 from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
@@ -59,6 +59,7 @@ class ShardSink(ClosesOrDiscards):
             raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
         if not force and (found := existing(target)):
             raise FileExistsError(already_there(found))
+        make_folders([target])
         self._writer: TarWriter | None = None
         if not self._is_series:
             self._open_next()

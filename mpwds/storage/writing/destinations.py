@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import io
 import os
+import re
 import secrets
 import stat
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
+from mpwds.storage.caches.locks import lock, release, same_file
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
@@ -28,6 +31,7 @@ from mpwds.storage.streams.urls import (
 from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
+_NUMBER = re.compile(r"%0?(\d*)d")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
@@ -171,7 +175,7 @@ class PendingFile:
     ``publish`` makes it durable, unless ``sync`` is false, and gives it its name, replacing a file of that
     name; a symbolic link stays, and the file behind it is replaced. ``discard`` removes the file, and so does
     the end of this object or of the interpreter. A process that is killed leaves it as
-    ``.NAME.XXXXXXXX.partial``. A fork removes nothing.
+    ``.NAME.XXXXXXXX.partial``, which is locked while its writer lives. A fork removes nothing.
     """
 
     path: str
@@ -185,11 +189,10 @@ class PendingFile:
         self.path = os.path.realpath(path)
         self._sync = sync
         self._directory, name = os.path.split(self.path)
-        temporary = os.path.join(self._directory, f".{name[:_NAME_LETTERS]}.{secrets.token_hex(4)}.partial")
         with contextlib.suppress(FileNotFoundError):
             os.lstat(self.path)  # a name that is too long fails here, not when everything has been written
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor, temporary = _create_locked(os.path.join(self._directory, f".{name[:_NAME_LETTERS]}"))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 error.errno, "cannot write here, the directory does not exist", self._directory
@@ -222,17 +225,43 @@ class PendingFile:
             _close_and_remove(self.stream, self._temporary)
 
 
+def _create_locked(beginning: str) -> tuple[int, str]:
+    """Creates a file, locks it where the file system has locks, and returns its descriptor and its name."""
+    while True:
+        name = f"{beginning}.{secrets.token_hex(4)}.partial"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if same_file(descriptor, name):
+            return descriptor, name
+        os.close(descriptor)  # remove_partial was quicker than the lock
+
+
 def remove_partial(paths: Iterable[str]) -> None:
-    """Removes what killed writers of these files left of them. None may be writing one of them now."""
+    """Removes what killed writers left of these files, or of series such as ``x-%06d.tar``."""
     beginnings: dict[str, set[str]] = {}
     for path in paths:
         directory, name = os.path.split(os.path.realpath(path))
-        beginnings.setdefault(directory, set()).add(name[:_NAME_LETTERS])
+        beginnings.setdefault(directory, set()).add(_beginning(name))
     for directory, names in beginnings.items():
+        pattern = re.compile("|".join(names))
         for each in glob.glob(os.path.join(glob.escape(directory), f".*.{'[0-9a-f]' * 8}.partial")):
-            if os.path.basename(each)[1:].rsplit(".", 2)[0] in names:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(each)
+            if pattern.fullmatch(os.path.basename(each)[1:].rsplit(".", 2)[0]):
+                with contextlib.suppress(OSError):
+                    descriptor = lock(each)
+                    if descriptor is not None:
+                        os.unlink(each)
+                        release(descriptor)
+
+
+def _beginning(name: str) -> str:
+    """An expression for what temporary names of a file, or of a series, begin with."""
+    number = _NUMBER.search(name)
+    if number is None:
+        return re.escape(name[:_NAME_LETTERS])
+    front, back = name[: number.start()][:_NAME_LETTERS], name[number.end() :]
+    left = _NAME_LETTERS - len(front) - int(number[1] or 1)
+    return re.escape(front) + r"\d*" + re.escape(back[: max(left, 0)])
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

@@ -111,3 +111,8 @@ def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
         server.shutdown()
         serving.join()
     assert json.loads(shown.stdout)["__key__"] == "5"
+
+
+def test_the_folder_of_a_description_is_made(run, shards, tmp_path):
+    assert run("index", "create", shards, "-o", tmp_path / "new" / "x.json").returncode == 0
+    assert json.loads((tmp_path / "new" / "x.json").read_text())["shardlist"]

@@ -52,6 +52,11 @@ def _pipeline(two_shards, monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "pipeline", raising=False)
 
 
+def test_the_folder_of_the_output_is_made(run):
+    assert run("proc", "pipeline.py:untouched", "in-0.tar", "new/out-%d.tar", "-j", 1).returncode == 0
+    assert Path("new/out-0.tar").exists()
+
+
 @pytest.fixture
 def web():
     """A web server that takes uploads."""
@@ -218,7 +223,6 @@ class TestNothingIsMixed:
         (["pipeline.py:stages", "in-0.tar", "out-%d.tar", "--on-error", "x"], "expected stop, skip"),
         (["pipeline.py:missing", "in-0.tar", "out-%d.tar"], "has no 'missing'"),
         (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
-        (["pipeline.py:stages", "in-0.tar", "nowhere/out-%d.tar"], "directory does not exist"),
         (["pipeline.py:stages", "in-0.tar", "s3://bucket/out-%d.tar"], "--journal FILE"),
         (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
         (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),

@@ -76,6 +76,15 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(run, two_shards, membe
     assert len(members("out.tar")) == len(two_shards) // 2
 
 
+@pytest.mark.parametrize(
+    "arguments", [("split", "--maxcount", 6), ("merge",), ("shuffle", "--memory", "1kB"), ("sort",)]
+)
+def test_the_folder_of_the_output_is_made(run, two_shards, members, arguments):
+    done = run(arguments[0], "in-{0..1}.tar", "new/folder/out-%02d.tar", *arguments[1:])
+    assert done.returncode == 0, done.stderr
+    assert sorted(members(*shards("new/folder/*.tar"))) == sorted(two_shards)
+
+
 def test_merge_into_fewer(run, two_shards, keys, members):
     run("split", "in-{0..1}.tar", "small-%02d.tar", "--maxcount", 1)
     run("merge", *shards("small-*.tar"), "out-%d.tar", "--maxcount", 15)
@@ -238,7 +247,6 @@ def test_a_truncated_gzip_is_an_error(refused, two_shards):
         (["split", "in-0.tar", "out-%d.tar", "--maxsize", "big"], "'big' is no size"),
         (["split", "in-0.tar", "out-%d-%d.tar", "--maxcount", "3"], "one % directive"),
         (["merge", "missing.tar", "all.tar"], "missing.tar: No such file"),
-        (["merge", "in-0.tar", "nowhere/all.tar"], "directory does not exist"),
         (["merge", "no-*.tar", "all.tar"], "no file matches no-*.tar"),
     ],
 )
@@ -271,6 +279,35 @@ def test_a_signal_leaves_no_partial_shard(command, two_shards, number):
     process.stdin.close()
     assert process.wait(60) == 130
     assert sorted(os.listdir()) == ["in-0.tar", "in-1.tar"]
+
+
+@pytest.mark.parametrize("target", ["all.tar", "x/" + "y" * 60 + "-%03d-of-many.tar"])
+def test_what_a_killed_run_left_is_removed_by_the_next_but_nothing_of_a_running_one(
+    run, command, two_shards, target
+):
+    def started():
+        before = partial()
+        words = [*command, "merge", "-", target, "--duplicates", "keep"]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE)
+        process.stdin.write(Path("in-0.tar").read_bytes() * 30)
+        process.stdin.flush()
+        while not partial() - before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    def partial():
+        return set(Path(target).parent.glob(".*.partial"))
+
+    with started() as killed:
+        killed.kill()
+    (left,) = partial()
+    with started() as running:
+        assert left not in partial()
+        (of_running,) = partial()
+        assert run("merge", "in-1.tar", target).returncode == 0
+        assert partial() == {of_running}
+        running.kill()
 
 
 def test_a_dataset_of_many_shards_needs_few_descriptors(command, make_shard, keys):
