@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
@@ -29,7 +30,9 @@ Base = Annotated[str | None, typer.Option("-b", "--base", metavar="URL", help="W
 
 @index.command()
 def create(
-    shards: Annotated[list[str], typer.Argument(metavar="SHARDS", help="Tar shards, or - for a list.")],
+    shards: Annotated[
+        list[str], typer.Argument(metavar="SHARDS", help="Tar shards, folders of them, or - for a list.")
+    ],
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="TARGET", help="File or URL; - for standard output.")
     ] = ("shardindex.json"),
@@ -52,7 +55,7 @@ def create(
     """
     from mpwds.cli.outputs import make_folders, refuse_existing
     from mpwds.cli.progress import progress
-    from mpwds.cli.shards import expanded
+    from mpwds.cli.shards import shard_urls
     from mpwds.storage.indexed.describing import create_description, write_description
     from mpwds.storage.indexed.descriptions import folder_of
     from mpwds.storage.streams.gopen import gopen
@@ -60,7 +63,7 @@ def create(
 
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
-    urls = expanded(shards)
+    urls = shard_urls(shards)
     refuse_existing([output], force)
     about = None
     if info is not None:
@@ -207,5 +210,6 @@ def _in_short(value: bytes | str) -> str:
 
     if isinstance(value, str):
         return printable(value)
-    beginning = printable(value[:_BEGINNING].decode("ascii", "replace"))
+    # A character that the cut divides is left out.
+    beginning = printable(codecs.getincrementaldecoder("utf-8")("replace").decode(value[:_BEGINNING]))
     return f"{len(value):>9,} bytes  {beginning}{'…' if len(value) > _BEGINNING else ''}"

@@ -116,3 +116,15 @@ def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
 def test_the_folder_of_a_description_is_made(run, shards, tmp_path):
     assert run("index", "create", shards, "-o", tmp_path / "new" / "x.json").returncode == 0
     assert json.loads((tmp_path / "new" / "x.json").read_text())["shardlist"]
+
+
+def test_a_folder_stands_for_its_shards(run, shards, description, tmp_path):
+    assert run("index", "create", ".", "-o", tmp_path / "x.json", "--name", "mine").returncode == 0
+    assert (tmp_path / "x.json").read_text() == description.read_text()
+
+
+def test_sample_shows_text_that_is_not_ascii(run, write_shard):
+    shard = write_shard("x.tar", {"txt": "— größe" + "ß" * 40})
+    shown = run("index", "sample", shard).stdout
+    assert "— größe" in shown
+    assert "\N{REPLACEMENT CHARACTER}" not in shown
