@@ -77,6 +77,8 @@ def show(
     sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
     if save is None:
         _print(sheet.sections, _histograms(sheet.figures))
+    elif not sheet.figures:
+        raise ValueError(f"there is no sample to show: {save} is not written")
     else:
         from mpwds.viewing.contact_sheet import draw_sheet, write_png
 

@@ -141,3 +141,17 @@ def test_names_do_nothing_to_a_terminal(run, tar):
 def test_a_field_that_no_sample_has_is_named(run, shards, options, unknown):
     told = [f"no sample has a field {name!r}: there are cls, jpg, json, txt\n" for name in unknown]
     assert run("ls", shards, *options).stderr == "".join(told)
+
+
+@pytest.mark.parametrize("number", ["-3", "-3:", ":-3", "5:2", "5:5", "x"])
+def test_numbers_that_no_sample_can_have_are_an_error(run, shards, number):
+    result = run("ls", shards, f"--number={number}")
+    assert result.returncode == 2
+    assert number in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--number=99999", "--key=zzz", "--where=cls == 77"])
+def test_a_choice_of_nothing_is_told(run, shards, option):
+    result = run("ls", shards, option)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "no sample is chosen" in result.stderr

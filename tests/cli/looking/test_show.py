@@ -156,3 +156,10 @@ def test_large_images_are_made_small(sheet, tmp_path, mode):
     height, width, _ = shown.samples[0].pixels.shape
     assert (height, width) in ((85, 256), (84, 250))
     assert shown.samples[0].pixels.std() > 50
+
+
+def test_a_choice_of_nothing_is_an_error_and_writes_no_sheet(run, shards, tmp_path):
+    result = run("show", shards, "--key", "zzz", "--save", tmp_path / "z.png")
+    assert result.returncode == 1
+    assert "no sample" in result.stderr
+    assert not (tmp_path / "z.png").exists()

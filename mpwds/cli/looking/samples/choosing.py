@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -84,11 +85,13 @@ class _UnknownFields:
     def _is_there(self, name: str) -> bool:
         return any(fnmatchcase(field, name) or field.startswith(f"{name}.") for field in self._fields)
 
-    def tell(self) -> None:
-        """Names them on standard error."""
-        for name in sorted(self._unknown) if self._fields else ():
+    def tell(self) -> bool:
+        """Names them on standard error; returns whether there are any."""
+        unknown = sorted(self._unknown) if self._fields else []
+        for name in unknown:
             there = ", ".join(self._fields)
             print(printable(f"no sample has a field {name!r}: there are {there}"), file=sys.stderr)
+        return bool(unknown)
 
 
 def make_choice(
@@ -124,8 +127,12 @@ def read_chosen(
     """
 
     unknown = _UnknownFields(choice)
-    yield from _read(shards, choice, wants, report, unknown)
-    unknown.tell()
+    is_empty = True
+    for sample in _read(shards, choice, wants, report, unknown):
+        is_empty = False
+        yield sample
+    if not unknown.tell() and is_empty and (choice.keys or choice.ranges or choice.where):
+        print("no sample is chosen by --key, --number and --where", file=sys.stderr)
 
 
 def _read(
@@ -162,12 +169,17 @@ def _words(text: str) -> list[str]:
 
 def _range(text: str) -> range:
     """``7`` or ``10:20``, of which either side may be missing."""
-    start, colon, stop = text.partition(":")
-    try:
-        first = int(start or "0")
-        return range(first, int(stop) if stop else sys.maxsize if colon else first + 1)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number of a sample, or a range of them such as 10:20") from None
+    match = re.fullmatch(r"(\d+)|(\d*):(\d*)", text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no number of a sample, from 0, or a range of them such as 10:20 or 90:"
+        )
+    if match[1]:
+        return range(int(match[1]), int(match[1]) + 1)
+    found = range(int(match[2] or 0), int(match[3]) if match[3] else sys.maxsize)
+    if not found:
+        raise ValueError(f"no number is in the range {text}: it begins at its end, or behind it")
+    return found
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
