@@ -81,7 +81,7 @@ def _field_table(total: ShardFigures) -> RenderableType:
             name,
             f"{each.samples:,}",
             *(size(nbytes) for nbytes in (each.least, each.mean, each.largest)),
-            ", ".join(filter(None, (each.kind_text, each.shape_text))),
+            ", ".join(filter(None, (each.kind_text, each.shape_text))) or "(none looked at: add --shapes)",
         )
         for name, each in sorted(total.fields.items())
     ]

@@ -63,3 +63,13 @@ def test_an_empty_shard_is_a_damaged_place_beside_the_others(run, shards, tmp_pa
     assert "cannot be read" in result.stdout
     for name in ("train-0.tar", "train-2.tar"):
         assert name in result.stdout
+
+
+def test_a_field_that_is_rare_says_how_to_look_at_it(run, write_shard):
+    shard = write_shard("x.tar", *({"cls": 1} for _ in range(20)), {"cls": 1, "txt": "rare"})
+    (row,) = [line for line in run("info", shard).stdout.splitlines() if line.split()[:1] == ["txt"]]
+    assert "--shapes" in row
+    (row,) = [
+        line for line in run("info", shard, "--shapes").stdout.splitlines() if line.split()[:1] == ["txt"]
+    ]
+    assert "text, 4" in row
