@@ -85,14 +85,22 @@ def proc(
 
 
 def _handler(on_error: str) -> Handler:
-    from mpwds.pipeline.handlers import reraise_exception, warn_and_continue
+    from mpwds.pipeline.handlers import reraise_exception
     from mpwds.pipeline.quarantine import quarantine
 
     if on_error.endswith(".jsonl"):
         return quarantine(on_error, budget=None)
     if on_error not in ("stop", "skip"):
         raise typer.BadParameter(f"--on-error {on_error}: expected stop, skip or the name of a .jsonl file")
-    return reraise_exception if on_error == "stop" else warn_and_continue
+    return reraise_exception if on_error == "stop" else _tell_and_skip
+
+
+def _tell_and_skip(error: Exception) -> bool:
+    from mpwds.viewing.wording import printable
+
+    text = ", ".join([f"skipped: {error!r}", *getattr(error, "__notes__", ())])
+    print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
+    return True
 
 
 def _run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:

@@ -91,6 +91,8 @@ class Processing:
 class _Counted:
     """A handler that counts the errors it gets in this process."""
 
+    __name__ = "skip"  # what notes call it: the user gave --on-error skip or a file
+
     def __init__(self, handler: Handler) -> None:
         self.count = 0
         self._handler = handler

@@ -145,6 +145,15 @@ class TestOnError:
         proc("failing", "out-%d.tar", "--on-error", "bad.jsonl")
         bad = [json.loads(line) for line in Path("bad.jsonl").read_text().splitlines()]
         assert sorted(record["key"] for record in bad) == ["0007", "1007"]
+        assert {record["stage"] for record in bad} == {"map(fails_on_sevens, handler=skip)"}
+
+    def test_what_is_skipped_is_a_line_each(self, command):
+        words = ["proc", "pipeline.py:failing", "in-{0..1}.tar", "out-%d.tar", "--on-error", "skip"]
+        told = subprocess.run([*command, *words], capture_output=True, text=True, check=True).stderr
+        first, second = sorted(told.splitlines())
+        assert first.startswith("skipped: ValueError('it is a seven'), in map(fails_on_sevens, handler=skip)")
+        assert "0007" in first
+        assert "1007" in second
 
     def test_a_sample_that_cannot_be_written_is_one_too(self, proc):
         assert "'a.b' would be read back as 'a'" in proc("too_dotted").stderr
