@@ -99,7 +99,6 @@ def convert(
     if first is None:
         raise ValueError(f"{source}: there is no sample in it")
     plan = _plan(first, dataset, kind, columns)
-    converters = {name: (new, converter) for name, (new, _, converter) in plan.items()}
     console = plain_console(where == "-" or as_json)
     _show(console, plan, dataset, kind)
     encodings = {new: target for new, target, _ in plan.values()}
@@ -115,11 +114,18 @@ def convert(
     ):
         for sample in itertools.chain([first], samples):
             if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
-                raise ValueError(
-                    f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: say "
-                    "with --columns what to take"
-                )
-            converted: dict[str, Any] = convert_fields(sample, converters)
+                if kind in ("mds", "mds1"):
+                    raise ValueError(
+                        f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: "
+                        "say with --columns what to take"
+                    )
+                plan |= _plan({name: sample[name] for name in sorted(extra)}, dataset, kind, "")
+            fields = {
+                name: (new, converter)
+                for name, (new, _, converter) in plan.items()
+                if columns or kind in ("mds", "mds1") or name in sample
+            }
+            converted: dict[str, Any] = convert_fields(sample, fields)
             nbytes = sum(map(len, converted.values()))
             key = converted[KEY].decode() if KEY in converted else sample[KEY]
             converted[KEY] = key.encode() if kind == "mds1" else key
@@ -128,8 +134,8 @@ def convert(
             total += nbytes
             advance(1, "converting")
     if as_json:
-        fields = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        told = {"samples": count, "bytes": total, "format": kind, "fields": fields}
+        shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
+        told = {"samples": count, "bytes": total, "format": kind, "fields": shown}
         print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
     what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
     console.print(f"wrote {what} to {where} ({kind})")

@@ -271,3 +271,28 @@ def test_an_mds_dataset_may_be_named_by_its_index(run, shards, tmp_path):
     assert run("convert", shards, tmp_path / "mds").returncode == 0
     assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar").returncode == 0
     assert len(read(tmp_path / "y.tar")) == len(SAMPLES)
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.msgpack", "x.cbor"])
+def test_fields_that_some_samples_lack_are_for_all_formats_but_mds(run, tmp_path, name):
+    samples = [{"cls": b"0"}, {"cls": b"1", "wav": b"RIFF"}, {"txt": b"a"}]
+    samples = [{"__key__": str(number), **each} for number, each in enumerate(samples)]
+    path = write(tmp_path / "in.tar", *samples)
+    assert run("convert", path, tmp_path / name).returncode == 0
+    assert run("convert", tmp_path / name, tmp_path / "back.tar").returncode == 0
+    assert read(tmp_path / "back.tar") == samples
+
+
+def test_what_a_killed_run_to_mds_left_is_named_and_replaced_by_force(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "mds")
+    (tmp_path / "mds" / "index.json").unlink()
+    (tmp_path / "mds" / ".shard.00001.mds.0123abcd.partial").write_bytes(b"MDS")
+    for command in ("info", "ls", "verify"):
+        assert "no index" in run(command, tmp_path / "mds").stderr
+    refused = run("convert", shards, tmp_path / "mds")
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    assert "exist_ok" not in refused.stderr
+    assert run("convert", shards, tmp_path / "mds", "--force").returncode == 0
+    assert sorted(path.name for path in (tmp_path / "mds").iterdir()) == ["index.json", "shard.00000.mds"]
+    assert run("verify", tmp_path / "mds").returncode == 0
