@@ -214,3 +214,26 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command, digits):
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["extract x.tar -o files", "convert x.tar x.cbor", "show x.tar --save sheet.png"]
+)
+def test_the_file_is_named_that_a_full_disk_cuts_off(tmp_path, write_shard, arguments):
+    write_shard("x.tar", {"txt": "a" * 200_000})
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+    code = limited + "from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, *arguments.split()]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    name = {"files": "files/0000.txt"}.get(arguments.split()[-1], arguments.split()[-1])
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"error: {name}: File too large\n")
+
+
+@pytest.mark.parametrize("option", ["--tar", "--json", "--lines"])
+def test_standard_output_is_named_if_its_disk_is_full(command, write_shard, option):
+    words = [*command, "cat", option, write_shard("x.tar", {"txt": "a"})]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "cat: error: standard output: No space left on device\n" in done.stderr

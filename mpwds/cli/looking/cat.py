@@ -47,12 +47,15 @@ def cat(
     from mpwds.cli.looking.samples.choosing import make_choice
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_fields, write_json, write_tar
+    from mpwds.cli.notes import writing
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))
-    if json:
-        write_json(samples)
-    elif tar:
-        write_tar(samples, sys.stdout.buffer)
-    else:
-        write_fields(samples, sys.stdout.buffer, b"\n" if lines else b"")
+    with writing("standard output"):
+        if json:
+            write_json(samples)
+        elif tar:
+            write_tar(samples, sys.stdout.buffer)
+        else:
+            write_fields(samples, sys.stdout.buffer, b"\n" if lines else b"")
+        sys.stdout.flush()
     return int(samples.problems > 0)

@@ -80,9 +80,11 @@ def show(
     elif not sheet.figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
+        from mpwds.cli.notes import writing
         from mpwds.viewing.contact_sheet import draw_sheet, write_png
 
-        write_png(save, draw_sheet(sheet.sections, sheet.figures))
+        with writing(str(save)):
+            write_png(save, draw_sheet(sheet.sections, sheet.figures))
         print(f"wrote {save}")
     return int(sheet.problems > 0)
 

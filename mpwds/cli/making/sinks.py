@@ -145,7 +145,7 @@ class _Records(ClosesOrDiscards):
         if self._file is None:
             self._file = open_destination(numbered(self._where, self._files))
             self._files, self._count, self._size = self._files + 1, 0, 0
-        write_all(self._file.stream, data)
+        write_all(self._file.stream, data, numbered(self._where, self._files - 1))
         self._count += 1
         self._size += len(data)
 

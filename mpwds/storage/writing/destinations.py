@@ -31,7 +31,7 @@ from mpwds.storage.streams.urls import (
 from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
-_NUMBER = re.compile(r"%0?(\d*)d")
+_NUMBER = re.compile(r"%(?:0(\d+))?d")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 
 
@@ -86,7 +86,7 @@ def write_all(stream: BinaryIO, data: bytes | memoryview, name: str | None = Non
         try:
             written = stream.write(data)
         except OSError as error:  # a full disk's, which does not say where
-            if error.errno:
+            if error.errno and name is not None:
                 error.filename = error.filename or name
             raise
         if written is None and isinstance(stream, io.RawIOBase):
