@@ -48,7 +48,7 @@ def begun(
         yield set()
         return
     path = str(journal or _beside(output))
-    make_folders([output, path])
+    make_folders([output, *also, path])
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")
@@ -68,8 +68,6 @@ def begun(
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
         paths = [local_path(name) for name in (*shards, *also) if is_local(name)]
-        if before:  # else another program is writing what is found there
-            remove_partial(paths)
         try:
             yield done
         except BaseException:

@@ -52,7 +52,7 @@ class Folder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(temporary, flags, 0o666, dir_fd=descriptor), "wb", buffering=0) as file:
-                write_all(file, data, name)
+                write_all(file, data, f"{self._path}/{name}")
             os.replace(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
         except BaseException:
             if _exists(temporary, descriptor):

@@ -15,7 +15,6 @@ from mpwds.cli.looking.printing import warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
-from mpwds.cli.notes import writing
 from mpwds.cli.progress import progress
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -118,8 +117,7 @@ def write_files(samples: Whole, folder: str, force: bool) -> tuple[int, int]:
         for sample in samples:
             for member in sample.members:
                 try:
-                    with writing(f"{folder}/{member.name}"):
-                        below.write(member.name, member.data or b"")
+                    below.write(member.name, member.data or b"")
                     files += 1
                 except UnsafeName as error:
                     samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))

@@ -102,7 +102,8 @@ def convert(
     console = plain_console(where == "-" or as_json)
     _show(console, plan, dataset, kind)
     encodings = {new: target for new, target, _ in plan.values()}
-    if keys and kind in ("mds", "mds1"):
+    in_columns = kind in ("mds", "mds1")
+    if keys and in_columns:
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     limit = parse_size(maxsize) if maxsize else None
@@ -114,17 +115,14 @@ def convert(
     ):
         for sample in itertools.chain([first], samples):
             if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
-                if kind in ("mds", "mds1"):
+                if in_columns:
                     raise ValueError(
                         f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: "
                         "say with --columns what to take"
                     )
                 plan |= _plan({name: sample[name] for name in sorted(extra)}, dataset, kind, "")
-            fields = {
-                name: (new, converter)
-                for name, (new, _, converter) in plan.items()
-                if columns or kind in ("mds", "mds1") or name in sample
-            }
+            wanted = plan if columns or in_columns else sample.keys() - {KEY}
+            fields = {name: (new, to) for name, (new, _, to) in plan.items() if name in wanted}
             converted: dict[str, Any] = convert_fields(sample, fields)
             nbytes = sum(map(len, converted.values()))
             key = converted[KEY].decode() if KEY in converted else sample[KEY]

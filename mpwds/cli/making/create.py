@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +103,6 @@ def create(
     from mpwds.cli.making.writing import write_shards
     from mpwds.cli.outputs import (
         beside,
-        make_folders,
         plain_console,
         refuse_existing,
         refuse_limits,
@@ -133,7 +132,6 @@ def create(
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
         first, *also = [*patterns.values(), *files, *descriptions]
-        make_folders([shard.url for shard in shards])
         options = [kind, columns, key, root, split, shuffle, seed, train]
         samples = {shard.url: shard.total for shard in shards}
         run = {"source": source, "options": options, "samples": samples}
@@ -197,7 +195,7 @@ def _shards(
     ]
 
 
-def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """The files that name classes, and their contents."""
     (pattern, *_) = patterns.values()
     if pattern == "-":

@@ -68,21 +68,15 @@ def open_sink(
     if kind == "mds":
         from mpwds.storage.mds.writer_v2 import MDSWriter
 
-        try:
-            return MDSWriter(
-                columns=columns,
-                out=where,
-                compression=options.compression or None,
-                hashes=options.hashes,
-                size_limit=options.maxsize or 1 << 26,
-                exist_ok=options.force,
-                allow_pickle=True,  # the bytes of pickles are copied
-            )
-        except FileExistsError as error:
-            raise FileExistsError(
-                f"{where} holds files already, maybe of a run that was killed: choose another folder, or "
-                "--force to remove the MDS dataset in it"
-            ) from error
+        return MDSWriter(
+            columns=columns,
+            out=where,
+            compression=options.compression or None,
+            hashes=options.hashes,
+            size_limit=options.maxsize or 1 << 26,
+            exist_ok=options.force,
+            allow_pickle=True,  # the bytes of pickles are copied
+        )
     if kind == "mds1":
         if options.hashes:
             raise ValueError("--hashes are for MDS of version 2 alone")

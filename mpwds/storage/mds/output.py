@@ -143,7 +143,7 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
     if names and not exist_ok:
         raise FileExistsError(
             f"{folder} holds files already ({names[0]}), and nothing there is overwritten: choose another "
-            "folder, or, with MDSWriter, pass exist_ok=True to remove the dataset in it"
+            "folder, or remove the dataset in it: MDSWriter(exist_ok=True), mpwds convert --force"
         )
     for name in filter(_DATASET.fullmatch, names):  # the index first
         os.unlink(os.path.join(folder, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -169,16 +168,14 @@ def _words(text: str) -> list[str]:
 
 def _range(text: str) -> range:
     """``7`` or ``10:20``, of which either side may be missing."""
-    match = re.fullmatch(r"(\d+)|(\d*):(\d*)", text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no number of a sample, from 0, or a range of them such as 10:20 or 90:"
-        )
-    if match[1]:
-        return range(int(match[1]), int(match[1]) + 1)
-    found = range(int(match[2] or 0), int(match[3]) if match[3] else sys.maxsize)
-    if not found:
-        raise ValueError(f"no number is in the range {text}: it begins at its end, or behind it")
+    start, colon, stop = text.partition(":")
+    try:
+        first = int(start or "0")
+        found = range(first, int(stop) if stop else sys.maxsize if colon else first + 1)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of a sample, or a range of them such as 10:20") from None
+    if first < 0 or not found:
+        raise ValueError(f"{text!r} holds no number of a sample: they begin at 0, and a range before its end")
     return found
 
 

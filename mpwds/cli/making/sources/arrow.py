@@ -146,12 +146,9 @@ def read_columns(
         opened = _open(path)
         for _, index, _, _ in of_path:
             with _damage(path):
-                if isinstance(opened, list):
-                    rows = opened[index].select(names)
-                else:
-                    rows = opened.read_row_group(index, columns=names, use_threads=False)
-            for batch in [rows] if isinstance(opened, list) else rows.to_batches(_ROWS_AT_A_TIME):
-                yield from batch.to_pylist()
+                is_arrow = isinstance(opened, list)
+                rows = opened[index].select(names) if is_arrow else opened.read_row_group(index, names)
+            yield from rows.to_pylist()
 
 
 def dataset_files(folder: str) -> dict[str, list[str]]:

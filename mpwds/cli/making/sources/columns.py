@@ -205,9 +205,13 @@ def words_of_labels(
     return words
 
 
-def class_names(words: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """By field, the names of classes in the order of their numbers. Words that are numbers already stay."""
-    return {field: sorted(found) for field, found in words.items() if not all(map(_INTEGER.fullmatch, found))}
+def numbered_words(words: Mapping[str, Iterable[str]]) -> dict[str, dict[str, int]]:
+    """By field, the numbers of words, in their order. Words that are numbers already stay."""
+    return {
+        field: {word: number for number, word in enumerate(sorted(found))}
+        for field, found in words.items()
+        if not all(map(_INTEGER.fullmatch, found))
+    }
 
 
 def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Source:
     text: str
     splits: Mapping[str, Samples]
     fields: Mapping[str, str] = field(default_factory=dict)
-    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    classes: Mapping[str, Iterable[str]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -162,8 +162,8 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
     root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
     column_map = _map(found, wanted, root)
-    classes = columns.class_names(columns.words_of_labels(column_map, found, lambda _: rows))
-    column_map = replace(column_map, classes=_numbers(classes))
+    classes = columns.numbered_words(columns.words_of_labels(column_map, found, lambda _: rows))
+    column_map = replace(column_map, classes=classes)
     text = f"a list of {counted(len(rows), 'row')} ({ending})"
     return Source(
         text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
@@ -190,10 +190,9 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None
         sized = rows_of([*{*files, *filter(None, [column_map.key])}]) if files else ()
         sizes = [column_map.size_of(number, row) for number, row in enumerate(sized)]
         parts[split] = arrow.ArrowRows(blocks, column_map, files_bytes=sizes)
-    in_words = columns.class_names(words)
+    in_words = columns.numbered_words(words)
     samples: dict[str, Samples] = {
-        split: replace(part, map=replace(part.map, classes=_numbers(in_words)))
-        for split, part in parts.items()
+        split: replace(part, map=replace(part.map, classes=in_words)) for split, part in parts.items()
     }
     labels = {name: column.names for name, column in found.items() if column.names}
     classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
@@ -201,10 +200,6 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None
     rows = sum(map(len, samples.values()))
     text = f"a dataset of {counted(rows, 'row')} in {counted(count, 'file')}"
     return Source(text, samples, _shown(found, column_map), {**classes, **in_words})
-
-
-def _numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
-    return {field: {name: number for number, name in enumerate(names)} for field, names in classes.items()}
 
 
 def _mds(source: str, version: str, wanted: Wanted) -> Source:
