@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator
 
 from mpwds.pipeline.notes import add_note
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -18,17 +15,6 @@ def noted(note: str) -> Iterator[None]:
         yield
     except Exception as error:
         add_note(error, note)
-        raise
-
-
-@contextlib.contextmanager
-def writing(name: str) -> Iterator[None]:
-    """Names the file that is written in the error of a full disk, which does not say where."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            error.filename = name
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -102,8 +101,7 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
     """
     there: list[str] = []
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # the folder
-            there += existing(name) or filter(exists, [numbered(name, 0)])
+        there += existing(name) or filter(exists, [numbered(name, 0)])
     if there and not force:
         raise FileExistsError(already_there(there))
 
@@ -163,10 +161,8 @@ def existing(target: str) -> list[str]:
     if not directive:
         return [target] if exists(target) else []
     of_series = re.compile(re.escape(front) + r"\d+" + re.escape(back))
-    with contextlib.suppress(FileNotFoundError):
-        found = sorted(filter(of_series.fullmatch, os.listdir(directory or ".")))
-        return [os.path.join(directory, each) for each in found]
-    return []
+    names = os.listdir(directory or ".") if os.path.isdir(directory or ".") else []
+    return [os.path.join(directory, each) for each in sorted(filter(of_series.fullmatch, names))]
 
 
 def already_there(names: list[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.pictures import Pictures, pictures, tile
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import number, printable, shape_text
@@ -75,14 +77,9 @@ def write_contact_sheet(path: str | os.PathLike[str], batch: Any, title: str) ->
 
 def write_png(path: str | os.PathLike[str], image: Image) -> None:
     """Writes an image to a PNG, which appears under its name when it is complete."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        image.save(unfinished, "PNG")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    image.save(data := io.BytesIO(), "PNG")
+    write_whole(open_destination(path, sync=False), data.getvalue())
 
 
 class _Grid:

@@ -227,7 +227,7 @@ def test_the_file_is_named_that_a_full_disk_cuts_off(tmp_path, write_shard, argu
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     name = {"files": "files/0000.txt"}.get(arguments.split()[-1], arguments.split()[-1])
     assert done.returncode == 1
-    assert done.stderr.endswith(f"error: {name}: File too large\n")
+    assert done.stderr.endswith(f"{name}: File too large\n")
 
 
 @pytest.mark.parametrize("option", ["--tar", "--json", "--lines"])

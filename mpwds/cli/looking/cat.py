@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -47,10 +48,9 @@ def cat(
     from mpwds.cli.looking.samples.choosing import make_choice
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_fields, write_json, write_tar
-    from mpwds.cli.notes import writing
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))
-    with writing("standard output"):
+    try:
         if json:
             write_json(samples)
         elif tar:
@@ -58,4 +58,8 @@ def cat(
         else:
             write_fields(samples, sys.stdout.buffer, b"\n" if lines else b"")
         sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            error.filename = "standard output"
+        raise
     return int(samples.problems > 0)

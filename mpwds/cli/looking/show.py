@@ -80,11 +80,9 @@ def show(
     elif not sheet.figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
-        from mpwds.cli.notes import writing
         from mpwds.viewing.contact_sheet import draw_sheet, write_png
 
-        with writing(str(save)):
-            write_png(save, draw_sheet(sheet.sections, sheet.figures))
+        write_png(save, draw_sheet(sheet.sections, sheet.figures))
         print(f"wrote {save}")
     return int(sheet.problems > 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -92,8 +91,7 @@ def convert(
         refuse_limits(where, maxcount or maxsize)
         if os.path.realpath(os.path.dirname(where)) == os.path.realpath(source):
             raise ValueError(f"{where} would lie in the dataset that is read: choose another folder")
-    with contextlib.suppress(FileNotFoundError):  # the output's folder
-        refuse_own_input(dataset.urls, where)
+    refuse_own_input(dataset.urls, where)
     samples = dataset.samples()
     first = next(samples, None)
     if first is None:

@@ -246,12 +246,12 @@ def remove_partial(paths: Iterable[str]) -> None:
     for directory, names in beginnings.items():
         pattern = re.compile("|".join(names))
         for each in glob.glob(os.path.join(glob.escape(directory), f".*.{'[0-9a-f]' * 8}.partial")):
-            if pattern.fullmatch(os.path.basename(each)[1:].rsplit(".", 2)[0]):
-                with contextlib.suppress(OSError):
-                    descriptor = lock(each)
-                    if descriptor is not None:
-                        os.unlink(each)
-                        release(descriptor)
+            if not pattern.fullmatch(os.path.basename(each)[1:].rsplit(".", 2)[0]):
+                continue
+            with contextlib.suppress(OSError):
+                if (descriptor := lock(each)) is not None:
+                    os.unlink(each)
+                    release(descriptor)
 
 
 def _beginning(name: str) -> str:

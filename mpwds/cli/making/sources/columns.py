@@ -178,11 +178,8 @@ def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root
     media = {extension for _, _, extension in _SIGNATURES}
     for name, target in fields.items():
         if columns[name].kind == "text" and target.rpartition(".")[2] in media:
-            where = f"in {root}" if root else "here"
-            raise ValueError(
-                f"--columns {name}:{target}: the column holds texts that name no files {where}: "
-                "say with --root where names start"
-            )
+            problem = "the column holds texts that name no files: say with --root where names start"
+            raise ValueError(f"--columns {name}:{target}: {problem}")
     return ColumnMap(fields, rest, key, files, root)
 
 
@@ -192,11 +189,9 @@ def words_of_labels(
     rows_of: Callable[[list[str]], Iterable[Mapping[str, Any]]],
 ) -> dict[str, set[str]]:
     """By field, the words of labels. ``rows_of`` gives all rows of some columns."""
-    fields = {
-        name: field
-        for name, field in column_map.fields.items()
-        if field.rpartition(".")[2] == "cls" and columns[name].kind == "text"
-    }
+    texts = [name for name in column_map.fields if columns[name].kind == "text"]
+    fields = {name: column_map.fields[name] for name in texts}
+    fields = {name: field for name, field in fields.items() if field.rpartition(".")[2] == "cls"}
     words: dict[str, set[str]] = {field: set() for field in fields.values()}
     for row in rows_of(list(fields)) if fields else ():
         for name, target in fields.items():
