@@ -106,14 +106,7 @@ def _in_folder(folder: str, copies: Copies) -> IndexedShards:
         return _described(index, copies) if is_description else _mds(folder, copies)
     if any(os.path.exists(os.path.join(folder, MDS1_INDEX + end)) for end in ("", ".gz")):
         return _mds(folder, copies)
-    try:
-        return _tar_shards(shards_in(folder), copies)
-    except ValueError:
-        if any(".mds" in name for name in os.listdir(folder)):
-            raise FileNotFoundError(
-                f"there are shards of an MDS dataset in {folder}, and no index: its writer did not finish"
-            ) from None
-        raise
+    return _tar_shards(shards_in(folder), copies)
 
 
 def _described(path: str, copies: Copies) -> IndexedShards:

@@ -326,9 +326,9 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
             f"(such as {os.path.basename(claimed[0])}); if no such program runs, rename them",
             UserWarning,
         )
-    if not shards and glob.glob(os.path.join(glob.escape(directory), "*.mds*")):
-        raise ValueError(
-            f"{directory} holds MDS shards and no index: their writer has not ended, or was killed"
+    if not shards and any(".mds" in name for name in os.listdir(directory)):
+        raise FileNotFoundError(
+            f"there are shards of an MDS dataset in {directory}, and no index: its writer did not finish"
         )
     if not shards:
         raise ValueError(f"no shards in {directory}: no file there has a name like {SHARDS}")
