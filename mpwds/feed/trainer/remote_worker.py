@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import itertools
 import os
 import select
@@ -10,19 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from mpwds import errors
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
-from mpwds.feed.trainer import errors
 from mpwds.feed.trainer.links import Arrival, Attempt, Link
 from mpwds.feed.trainer.servers import Servers
 from mpwds.feed.wire import Place
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
 from mpwds.loader.engine.epoch import MOST_DEATHS
+from mpwds.loader.engine.failures import with_cause
 from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading
 from mpwds.nest import unpack
+from mpwds.pipeline.notes import add_note
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.bell import Bell
@@ -173,7 +177,7 @@ class RemoteWorker:
             self._inbox.receiver.settle()
 
     def error(self, message: Message) -> BaseException:
-        error = errors.revive(message.fields, f"{self._named} (pid {self.pid})")
+        error = _revived(message.fields, f"{self._named} (pid {self.pid})")
         if isinstance(error, WorkerDied):
             error.worker, error.pid = self.index, self.pid
         return error
@@ -408,3 +412,21 @@ def _check_end(fields: dict[str, Any]) -> None:
         raise EnvelopeError(f"a message of kind {kind!r:.50}")
     if type(fields["arguments"]) is not list or not all(type(note) is str for note in fields["notes"]):
         raise EnvelopeError("an error with other arguments or notes than lists")
+
+
+def _revived(fields: dict[str, Any], where: str) -> BaseException:
+    """The exception that an ``error`` message describes. Nothing is unpickled: the server is not trusted.
+
+    Python's own exceptions and those of this package come with their type if their arguments are plain.
+    Others become an :class:`MpwdsError` with the same text.
+    """
+    name = str(fields["type"])
+    kind: Any = getattr(builtins, name, None) or getattr(errors, name, None)
+    error: BaseException = MpwdsError(fields["summary"])
+    is_error = isinstance(kind, type) and issubclass(kind, Exception)
+    if is_error and not issubclass(kind, StopIteration):  # which would end the epoch
+        with contextlib.suppress(Exception):  # it takes other arguments
+            error = kind(*fields["arguments"])
+    for note in fields["notes"]:
+        add_note(error, note)
+    return with_cause(error, fields, where)

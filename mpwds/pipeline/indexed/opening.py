@@ -28,8 +28,7 @@ from mpwds.pipeline.stream import Stage
 from mpwds.storage.caches.names import source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import load_description
-from mpwds.storage.indexed.shard_file import most_open_files
-from mpwds.storage.indexed.shards import IndexedShards
+from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.mds.index_v1 import INDEX_NAME as MDS1_INDEX
 from mpwds.storage.mds.index_v2 import INDEX_NAME as MDS2_INDEX

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError, StreamError, StreamNotFound
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.indexed.shard_file import ShardFile, most_open_files
+from mpwds.storage.indexed.shards import most_open_files
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
 from mpwds.storage.streams.gopen import gopen, open_at
@@ -213,18 +214,39 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
     return {validate_hash: hashes[validate_hash]}
 
 
-class LocalFile(ShardFile):
-    """An open shard.
+class LocalFile:
+    """An open shard. It is closed when nobody refers to it any more.
+
+    One thread may read a shard while another one drops it to open the next.
+
+    Args:
+        url: The shard's name in errors.
+        stream: The open file, which is closed: a descriptor of its own stays open.
 
     Attributes:
+        end: Its size in bytes.
+        read: ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer.
         tables: Where its samples begin, as its reader has found out.
     """
 
-    __slots__ = ("tables",)
+    __slots__ = ("_descriptor", "end", "read", "tables", "url")
 
     def __init__(self, url: str, stream: BinaryIO) -> None:
-        super().__init__(url, stream)
+        self.url = url
+        # A stream warns that it was not closed if the garbage collector finds it before this object.
+        with stream:
+            self._descriptor = os.dup(stream.fileno())
+        self.end = os.fstat(self._descriptor).st_size
+        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
         self.tables: dict[int, Any] = {}
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has lost its name, so that only this object keeps it on the disk."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
 
 
 class LocalShards:

@@ -16,7 +16,7 @@ from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, Epoch
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
-from mpwds.storage.indexed.shard_file import most_open_files
+from mpwds.storage.indexed.shards import most_open_files
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.sizes import parse_binary_size
 from mpwds.warn import warn
