@@ -54,7 +54,7 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
         client.key client.key_secret server.key server.key_secret
     """
     if not client.startswith(CLIENT) or client != os.path.basename(client):
-        raise ValueError(f"keygen: a client's name must start with {CLIENT!r}, got {client!r}")
+        raise ValueError(f"keygen: a client's name must start with {CLIENT!r}, without '/', got {client!r}")
     Path(folder).mkdir(parents=True, exist_ok=True)
     written = []
     for name in (SERVER, client):

@@ -1,5 +1,6 @@
 """A RemoteLoader delivers what a MultiLoader with as many workers delivers."""
 
+import errno
 import itertools
 import json
 import warnings
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 import mpwds
+from mpwds.feed.server import slot
+from mpwds.loader.processes.forkserver import ServerGone
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -205,14 +208,30 @@ def test_local_and_remote_workers_make_one_epoch_together():
             assert [epoch_of(loader) for _ in range(2)] == locally(dataset, 3, epochs=2)
 
 
-def test_a_batch_that_is_too_large_is_refused_before_it_takes_memory():
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_batch_that_is_too_large_is_refused_before_it_takes_memory(shared_memory):
     with served(large()) as server:
-        options = {"max_batch_bytes": 100_000, "shared_memory": False}
+        options = {"max_batch_bytes": 100_000, "shared_memory": shared_memory}
         with mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
             with pytest.raises(
                 mpwds.MpwdsError, match=r"a batch of 2\d\d kB: raise max_batch_bytes= \(100 kB\)"
             ):
                 list(loader)
+
+
+def test_a_worker_that_cannot_start_for_now_starts_later(monkeypatch):
+    start, failures = slot._ServedWorker, [OSError(errno.ENOMEM, "no memory"), ServerGone("it is gone")]
+
+    def fail_at_first(*arguments):
+        if failures:
+            raise failures.pop()
+        return start(*arguments)
+
+    monkeypatch.setattr(slot, "_ServedWorker", fail_at_first)
+    with served(numbers(), workers=1) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            with pytest.warns(RuntimeWarning, match="worker 0 cannot run: .*no memory"):
+                assert epoch_of(loader) == locally(numbers(), 1)[0]
 
 
 def test_a_copy_of_a_loader_connects_anew():

@@ -30,6 +30,7 @@ from mpwds.loader.engine import options
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.processes import processes
+from mpwds.loader.processes.forkserver import ServerGone
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.context import Context
@@ -222,9 +223,13 @@ class Server:
                 self._is_busy |= data.parts is None and not data.is_last and data.batches > 1
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
-            logger.error("worker %d cannot run: %s", slot.number_here, error)
+            why = f"worker {slot.number_here} cannot run: {error}"
+            logger.error("%s", why)
             for client in tuple(party.sessions):
-                self._router.reply(client, wire.REFUSED, why=f"worker {slot.number_here} cannot run: {error}")
+                if isinstance(error, (OSError, ServerGone)):  # it may pass: they come back, or go elsewhere
+                    self._router.reply(client, wire.NOTICE, text=why)
+                else:
+                    self._router.reply(client, wire.REFUSED, why=why)
                 self._trainers.forget(client)
             return
         while slot.notices:

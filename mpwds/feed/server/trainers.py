@@ -178,7 +178,8 @@ class Trainers:
             why = f"it has {free} of {self._workers} workers free"
             why = "the server is ending" if self.are_turned_away else why
             why = "its workers of earlier clients are still ending" if busy else why
-            why = f"it serves {len(self.parties)} clients, its most" if full else why
+            if full and wanted <= free:
+                why = f"it serves {len(self.parties)} clients, its most (--max-clients)"
             self._router.reply(identity, wire.WAIT, why=why)
             return None
         return Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])

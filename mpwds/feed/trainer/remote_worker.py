@@ -108,6 +108,8 @@ class RemoteWorker:
         if self._runs and generation == self._generation:
             self._runs = False
             inbox = self._inbox
+            if inbox.attempt.broken:  # its server has ended, or knows nothing of it
+                return
             self._servers.send(self._link, wire.STOP, slot=inbox.slot, attempt=inbox.attempt.number)
 
     def give(self, task: bytes, generation: int) -> None:
@@ -278,6 +280,9 @@ class RemoteWorker:
                 self._use(nbytes)
             return None
         if kind == protocol.BATCH:
+            if fields["nbytes"] > self._servers.most_nbytes:  # in shared memory
+                self.discard(message)
+                raise MpwdsError(self._servers.too_large(self._link, fields["nbytes"]))
             self._next = fields["sequence"] + 1
             if isinstance(fields.get("state"), bytes):
                 self._position = Position(self._next, fields["state"], self._next)

@@ -53,7 +53,7 @@ class Servers:
     ) -> None:
         self._hello = hello
         self._room = room
-        self._most_nbytes = max_batch_bytes
+        self.most_nbytes = max_batch_bytes
         self._owner = os.getpid()
         self._context = zmq.Context()
         self._closing = False
@@ -252,13 +252,9 @@ class Servers:
         if inbox is None or not socket.rcvmore:
             raise Malformed("data of an unknown slot, or without messages")
         frames = socket.recv()
-        nbytes, most = len(frames) + head.nbytes, self._most_nbytes
-        if max(len(frames), head.nbytes) > most:
-            _fail(
-                inbox,
-                f"the server {link.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
-                f"({size(most)}) to accept it",
-            )
+        nbytes = len(frames) + head.nbytes
+        if max(len(frames), head.nbytes) > self.most_nbytes:
+            _fail(inbox, self.too_large(link, nbytes))
         if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
             _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_arrays(link, head) if head.nbytes else None
@@ -272,6 +268,13 @@ class Servers:
             attempt.received += 1
         inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
         inbox.announce()
+
+    def too_large(self, link: Link, nbytes: int) -> str:
+        """What to say of a batch that is larger than the trainer accepts."""
+        return (
+            f"the server {link.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
+            f"({size(self.most_nbytes)}) to accept it"
+        )
 
     def _receive_arrays(self, link: Link, head: Head) -> Any:
         arrays = self._room(head.nbytes)

@@ -41,7 +41,7 @@ STOPPED_S = 5.0
 _LOOK_EVERY_S = 0.25
 _END_GRACE_S = 0.2
 _REPLY_NBYTES = 8 << 10
-_GONE = "the process that forks the workers is gone: see its message above"
+_GONE = "the process that forks the workers is gone: killed, or it said why"
 
 
 class ServerGone(MpwdsError):

@@ -74,6 +74,23 @@ def test_a_trainer_that_waits_gets_the_workers_of_one_that_leaves():
         assert waiting == undisturbed(2)
 
 
+def test_a_server_that_was_given_no_limit_of_trainers_names_its_workers():
+    with ServerProcess(rows(), workers=1) as server, mpwds.RemoteLoader(server.url):
+        turned_away(server.url, "it has 0 of 1 workers free")
+
+
+def test_a_trainer_that_ends_after_its_server_has_restarted_says_nothing_wrong():
+    with ServerProcess(rows(), workers=2) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            next(iter(loader))
+            server.kill()
+            server.start()
+            server.wait_until_ready()
+            wait_until(lambda: clients_of(server) == 1, "the trainer to come back")
+        wait_until(lambda: clients_of(server) == 0, "the server to hear that it left")
+        assert "malformed" not in status(server)["dropped"]
+
+
 @pytest.mark.slow
 def test_max_clients_and_workers_per_client():
     with ServerProcess(rows(), workers=4, max_clients=2, workers_per_client=1) as server:
