@@ -110,6 +110,23 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:double", "--bind", "ipc:///nowhere/at/all"], 1, "must lie in a folder"),
         (["pipeline.py:LENGTH"], 2, "pipeline.py:LENGTH: a loader's dataset must be"),
         (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
+        (["pipeline.py:dataset", "--batch-size", "2"], 2, "--batch-size belongs to --images and --shards"),
+        (["pipeline.py:dataset", "--metrics", "99999"], 2, "less than or equal to 65535"),
+        (
+            ["pipeline.py:dataset", "--tensorcom", "zpub://127.0.0.1:1", "--keys", "k"],
+            2,
+            "--keys means nothing",
+        ),
+        (
+            ["pipeline.py:dataset", "--tensorcom", "zpub://0.0.0.0:1"],
+            2,
+            "can be reached from other machines",
+        ),
+        (
+            ["pipeline.py:dataset", "--tensorcom", "zpush://host:1"],
+            2,
+            "say --insecure",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line(folder, monkeypatch, run, arguments, status, message):

@@ -24,7 +24,7 @@ def keygen(
     """
     from mpwds.feed import keys
 
-    written = keys.generate(folder, f"{keys.CLIENT}-{client}" if client else keys.CLIENT)
+    written = keys.generate(folder, keys.CLIENT if client is None else f"{keys.CLIENT}-{client}")
     for path in written:
         print(f"wrote {path}")
     if not written:

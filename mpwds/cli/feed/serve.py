@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mpwds.cli.feed.options import Keys
+from mpwds.cli.feed.options import Keys, check_tensorcom
 from mpwds.cli.notes import noted
 
 Source = Annotated[
@@ -27,6 +27,7 @@ Bind = Annotated[
 
 
 def serve(
+    context: typer.Context,
     source: Source = None,
     bind: Bind = "tcp://127.0.0.1:7880",
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
@@ -47,7 +48,10 @@ def serve(
         bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,
     metrics: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Hand figures to Prometheus on this port of 127.0.0.1.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Hand figures to Prometheus on this port of 127.0.0.1."
+        ),
     ] = None,
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Serve images: DIR/CLASS/NAME.jpg, augmented.")
@@ -72,12 +76,18 @@ def serve(
 
     SIGTERM and Ctrl-C end the server; trainers then wait for it, or move to other servers.
     """
+    if tensorcom:
+        own = ("bind", "keys", "max_clients", "workers_per_client", "client_timeout", "no_shared_memory")
+        _refuse(context, (*own, "metrics"), "means nothing to --tensorcom: its consumers have none of that")
+        check_tensorcom(tensorcom, insecure)
+    else:
+        _refuse(context, ("epochs",), "belongs to --tensorcom: trainers say how many epochs they want")
+    if source is not None:
+        _refuse(context, ("batch_size", "size"), "belongs to --images and --shards")
     dataset = _dataset(source, images, shards, size, batch_size)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if tensorcom:
         return _send_tensorcom(dataset, tensorcom, workers, start_method, epochs)
-    if epochs is not None:
-        raise typer.BadParameter("--epochs belongs to --tensorcom: trainers say how many epochs they want")
     from mpwds.feed.server.server import Server
     from mpwds.loader.resume.state import described
 
@@ -109,6 +119,12 @@ def serve(
         server.serve()
         print("ended", flush=True)
     return None
+
+
+def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name.replace('_', '-')} {why}")
 
 
 def _dataset(

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from mpwds.cli.feed.options import check_tensorcom
 from mpwds.feed.viewing.figures import Figures, rates_of
 from mpwds.feed.viewing.watching import Watched, WatchedServers
 from mpwds.storage.streams.patterns import expand_braces
@@ -26,6 +27,7 @@ def watch(urls: Sequence[str], keys: Path | None, insecure: bool) -> Watched:
     if schemes <= {"tcp", "ipc"}:
         return WatchedServers(expanded, keys, insecure)
     if all(scheme.startswith("z") for scheme in schemes):
+        check_tensorcom(expanded, insecure)
         return WatchedTensorcom(expanded)
     raise typer.BadParameter(
         f"{' '.join(urls)}: expected feed servers (tcp://HOST:PORT, ipc://PATH) or tensorcom's sockets "
