@@ -2,14 +2,16 @@
 
 The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-endian::
 
-    8 bytes     "mpwdsof3"
+    8 bytes     "mpwdsof4"
     uint32      CRC-32 of the rest
     rest        MessagePack of a dict:
         size        size of the shard in bytes
         version     its version: time of modification in ns
-        starts      array of uint32, as in Offsets
         suffixes    list of str, as in Offsets
-        rows        as in Offsets
+        starts      as in Offsets, packed
+        rows        as in Offsets, packed
+
+Packed are tables of uint32: their columns of differences, one behind the other, compressed with zlib.
 
 A file that is damaged, or whose size or version is not that of the shard, is made anew.
 """
@@ -28,6 +30,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import msgpack
+import numpy as np
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
@@ -39,7 +42,7 @@ from mpwds.storage.tar.streams import compression_of
 from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
-_MAGIC = b"mpwdsof3"
+_MAGIC = b"mpwdsof4"
 _PATIENCE_S = 60.0
 
 
@@ -186,17 +189,33 @@ def _load(shard: Shard, path: str) -> Offsets | None:
     known = msgpack.unpackb(rest)
     if (known["size"], known["version"]) != (shard.end, shard.version):
         return None
-    return Offsets(_little_endian(array("I", known["starts"])), known["suffixes"], known["rows"])
+    most, suffixes = shard.end // BLOCK + 1, known["suffixes"]
+    starts = array("I", _unpacked(known["starts"], 1, most))
+    rows = _unpacked(known["rows"], 1 + 2 * len(suffixes), most) if suffixes else b""
+    return Offsets(_little_endian(starts), suffixes, rows)
 
 
 def _store(shard: Shard, offsets: Offsets, path: str) -> None:
-    starts = _little_endian(offsets.starts).tobytes()
-    known = {"starts": starts, "suffixes": offsets.suffixes, "rows": offsets.rows}
+    starts = _packed(_little_endian(offsets.starts).tobytes(), 1)
+    rows = _packed(offsets.rows, 1 + 2 * len(offsets.suffixes))
+    known = {"starts": starts, "suffixes": offsets.suffixes, "rows": rows}
     rest = msgpack.packb({"size": shard.end, "version": shard.version, **known})
     new = path + ".new"  # the lock is held
     with open(new, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, zlib.crc32(rest)) + rest)
     os.replace(new, path)
+
+
+def _packed(table: bytes, width: int) -> bytes:
+    rows = np.frombuffer(table, "<u4").reshape(-1, width)
+    differences = np.diff(rows, axis=0, prepend=np.zeros((1, width), "<u4"))
+    return zlib.compress(differences.T.tobytes(), 1)
+
+
+def _unpacked(data: bytes, width: int, most_rows: int) -> bytes:
+    columns = np.frombuffer(zlib.decompressobj().decompress(data, 4 * width * most_rows), "<u4")
+    table: bytes = columns.reshape(width, -1).cumsum(axis=1, dtype="<u4").T.tobytes()
+    return table
 
 
 def _little_endian(numbers: array[int]) -> array[int]:

@@ -327,7 +327,7 @@ def test_offsets_of_another_format_are_made_anew(two, tmp_path):
     expected = TarShards(two).read(0, 1)
     kept = tmp_path / ".mpwds/a.tar.offsets"
     whole = kept.read_bytes()
-    kept.write_bytes(b"mpwdsof2" + whole[8:])
+    kept.write_bytes(b"mpwdsof3" + whole[8:])
     assert TarShards(two).read(0, 1) == expected
     assert kept.read_bytes() == whole
 
