@@ -77,6 +77,6 @@ def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     for url in watched.silent:
         print(f"no answer from {url}", file=sys.stderr, flush=True)
     if as_json:
-        print(json.dumps(figures.as_dict()), flush=True)
+        print(json.dumps({**figures.as_dict(), "silent": watched.silent}), flush=True)
     else:
         tables.console().print(tables.monitor(figures, watched.name))

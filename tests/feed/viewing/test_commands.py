@@ -131,6 +131,18 @@ def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
     assert "mpwds monitor: error: no answer from tcp://127.0.0.1:9" in result.stderr
 
 
+def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(run, live_feed, monkeypatch):
+    assert json.loads(run("monitor", live_feed, "--once", "--json").stdout)["silent"] == []
+    monkeypatch.setattr(
+        "mpwds.feed.inspecting.Inspector.__init__.__kwdefaults__", {"insecure": False, "timeout": 3}
+    )
+    result = run("monitor", live_feed, "tcp://127.0.0.1:9", "--once", "--json")
+    assert (result.returncode, result.stderr) == (0, "no answer from tcp://127.0.0.1:9\n")
+    figures = json.loads(result.stdout)
+    assert figures["silent"] == ["tcp://127.0.0.1:9"]
+    assert [server["url"] for server in figures["servers"]] == [live_feed]
+
+
 def test_stat_shows_each_tensor(run, live_feed):
     result = run("stat", live_feed, "-n", 2)
     assert (result.returncode, result.stderr) == (0, "")
