@@ -214,7 +214,7 @@ class LoaderStats:
 
 def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> WorkerStats:
     """A worker, by what it has counted. Its working time is divided as the stages' estimated times are."""
-    rest = "between stages" if reading.stages else THE_DATASET
+    rest = "between stages" if reading.stages else THE_DATASET if reading.batches else ""  # not known yet
     stages = {
         rest: replace(reading.other, elements=reading.batches),
         **reading.stages,
@@ -222,7 +222,7 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
     }
     total_ns = sum(stage.time_ns for stage in stages.values())
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
-    shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items()}
+    shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items() if name}
     return WorkerStats(
         worker=worker,
         pid=pid,
@@ -236,8 +236,8 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
         skipped=dict(reading.skipped),
         restarts=restarts,
         stages=tuple(
-            StageStats(name, shares[name] * working_s, shares[name], stage.elements, stage.storage)
-            for name, stage in stages.items()
+            StageStats(name, share * working_s, share, stages[name].elements, stages[name].storage)
+            for name, share in shares.items()
         ),
     )
 
