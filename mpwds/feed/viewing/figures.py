@@ -147,7 +147,7 @@ class Figures(Rates):
         verdict: What bounds the feed.
         servers: Its servers.
         workers: Their workers.
-        stages: The pipeline's stages, of all workers together.
+        stages: The pipeline's stages, of all workers together; none if servers have different datasets.
         clients: The trainers.
         skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
         dropped: Messages that were not accepted so far, by reason.
@@ -202,7 +202,7 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
         verdict=_verdict(stats, workers, now),
         servers=tuple(part.server for part in parts),
         workers=workers,
-        stages=stats.stages,
+        stages=stats.stages if len({part.server.fingerprint for part in parts}) < 2 else (),
         clients=clients,
         skipped=dict(sum((part.skipped for part in parts), Counter())),
         dropped=dict(sum((Counter(part.server.dropped) for part in parts), Counter())),
@@ -347,10 +347,10 @@ def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], now: Sequence
     workers = [worker for worker in workers if worker.active_s > 0]
     if not workers:
         return "the trainers that are connected read nothing" if attended else "no trainer is connected"
-    datasets = {status["url"]: status["fingerprint"] for status in now}
-    trainers = {(datasets[worker.server], *sorted(worker.client.split(", "))) for worker in workers}
-    at_work = tuple(worker for worker in stats.workers if worker.active_s > 0)
-    stats = replace(stats, workers=at_work)
+    if len({status["fingerprint"] for status in now}) > 1:
+        return "the servers have different datasets: see what bounds each of them, and its stages by itself"
+    trainers = {tuple(sorted(worker.client.split(", "))) for worker in workers}
+    stats = replace(stats, workers=tuple(worker for worker in stats.workers if worker.active_s > 0))
     verdict = verdict_of_workers(stats, _waiting_share(workers), one_trainer=len(trainers) == 1)
     return verdict if attended else f"{verdict}; now no trainer is connected"
 

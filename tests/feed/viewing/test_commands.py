@@ -152,6 +152,15 @@ def test_stat_shows_each_tensor(run, live_feed):
     assert "key" in keys
 
 
+def test_stat_and_monitor_tell_of_feeds_that_differ(run, live_feed, other_feed):
+    result = run("stat", live_feed, other_feed, "-n", 1)
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1)
+    assert result.stderr.startswith("warning: the servers have different datasets")
+    shown = run("monitor", live_feed, other_feed, "--once").stdout
+    assert "▸ the servers have different datasets" in shown
+    assert "share of workers' time" not in shown
+
+
 def test_stat_hands_the_same_to_programs(run, live_feed):
     images, labels, keys = json.loads(run("stat", live_feed, "-n", 3, "--json").stdout)
     assert (images["dtype"], images["shape"], images["high"]) == ("uint8", [16, 3, 32, 32], 200)

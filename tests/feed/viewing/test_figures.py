@@ -121,6 +121,18 @@ def test_workers_of_different_trainers_do_not_wait_for_each_other():
     assert figures(None, [status(10, here)]).verdict.startswith(waiting)
 
 
+def test_stages_and_verdicts_of_different_datasets_are_kept_apart():
+    found = figures(
+        None, [status(10, [worker(0, SLOW)]), status(10, [worker(0, FAST)], url="b", fingerprint="cd")]
+    )
+    assert found.stages == ()
+    assert found.verdict.startswith("the servers have different datasets: see what bounds each of them")
+    assert [server.verdict[:23] for server in found.servers] == [
+        "stage decode('rgb8') ta",
+        "workers wait 99% of the",
+    ]
+
+
 def test_workers_of_a_group_take_turns_whichever_rank_came_first():
     assert "wait for their turn" in of_two_servers("gpu1:77, gpu2:5", "gpu2:5, gpu1:77").verdict
 
