@@ -1,5 +1,6 @@
 """What Prometheus reads of a server and of a trainer."""
 
+import itertools
 import json
 import re
 import socket
@@ -104,6 +105,21 @@ def test_an_estimated_time_that_shrinks_is_no_counter_that_begins_anew():
     name = "mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"
     assert after[name] == before[name] > 50
     assert after['mpwds_server_batches_total{worker="0"}'] == 11
+
+
+def test_a_stage_that_was_handed_out_stays_while_workers_come_and_begin():
+    new, begun = reading(1, stages={}, writing=[0, 0, False]), reading(10, batches=10)
+    foreign = {**begun, "stages": {}, "other": [9 * 10**9, 0, False]}
+    for kind, rest in ((begun, "between stages"), (foreign, "the dataset")):
+        moments = [new], [new, kind], [kind, new], [kind, kind]
+        statuses = iter([status(100, [worker(n, each) for n, each in enumerate(now)]) for now in moments])
+        with serve_server_metrics(lambda statuses=statuses: next(statuses)) as metrics:
+            found = [samples(metrics.port) for _ in moments]
+        for before, after in itertools.pairwise(found):
+            assert {name for name in before if "stage" in name} <= {name for name in after if "stage" in name}
+        assert f'mpwds_server_stage_seconds_total{{stage="{rest}"}}' in found[-1]
+        other = {"between stages": "the dataset", "the dataset": "between stages"}[rest]
+        assert not any(other in name for each in found for name in each)
 
 
 def test_a_trainer_hands_out_its_loaders(of_trainer):

@@ -54,17 +54,15 @@ def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
     console = tables.console()
     while as_json or not console.is_terminal:
         _print_next(watched, interval_s, as_json)
-    shown = Group()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
                 figures = _next(watched, interval_s)
                 missing = [Text(f"no answer from {url}", "bold red") for url in watched.silent]
                 table = tables.fitting(figures, watched.name, console, console.height - len(missing))
-                shown = Group(*missing, table)
-                live.update(shown, refresh=True)
+                live.update(Group(*missing, table), refresh=True)
             except MpwdsError as error:  # a server that is gone may come back
-                live.update(Group(Text(str(error), "bold red"), "", shown), refresh=True)
+                live.update(Text(str(error), "bold red"), refresh=True)
 
 
 def _next(watched: Watched, interval_s: float) -> Figures:
@@ -79,6 +77,6 @@ def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     for url in watched.silent:
         print(f"no answer from {url}", file=sys.stderr, flush=True)
     if as_json:
-        print(json.dumps(figures.as_dict()), flush=True)
+        print(json.dumps({**figures.as_dict(), "silent": watched.silent}), flush=True)
     else:
         tables.console().print(tables.monitor(figures, watched.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -33,6 +34,10 @@ def stat(
     statistics = TensorStatistics()
     watched = watch(urls, keys, insecure)
     try:
+        if len({server.fingerprint for server in watched.read().servers}) > 1:
+            print(
+                "warning: the servers have different datasets, whose batches are mixed here", file=sys.stderr
+            )
         with Console(stderr=True).status(f"receiving {batches} batches from {watched.name}"):
             for _ in range(batches):
                 statistics.add(watched.peek(timeout))

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mpwds.errors import MpwdsError
@@ -147,7 +147,7 @@ class Figures(Rates):
         verdict: What bounds the feed.
         servers: Its servers.
         workers: Their workers.
-        stages: The pipeline's stages, of all workers together.
+        stages: The pipeline's stages, of all workers together; none if servers have different datasets.
         clients: The trainers.
         skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
         dropped: Messages that were not accepted so far, by reason.
@@ -187,20 +187,22 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     parts = [_server(before.get(status.get("server")), status) for status in now]
     seconds = max((part.stats.seconds for part in parts), default=0.0)
     cores = {part.server.host: part.stats.cores for part in parts}
-    stats = _stats([each for part in parts for each in part.stats.workers], seconds, sum(cores.values()))
+    judged = [each for part in parts for each in part.stats.workers]
+    if len(parts) > 1:
+        judged = [replace(each, server=part.server.url) for part in parts for each in part.stats.workers]
+    stats = _stats(judged, seconds, sum(cores.values()))
     workers = tuple(worker for part in parts for worker in part.workers)
     clients = tuple(client for part in parts for client in part.clients)
-    waiting_share = _waiting_share(workers)
     return Figures(
         **{each.name: sum(getattr(part.server, each.name) for part in parts) for each in fields(Rates)},
         seconds=stats.seconds,
-        waiting_share=waiting_share,
+        waiting_share=_waiting_share(workers),
         queued_bytes=sum(worker.queued_bytes for worker in workers),
         window_bytes=sum(worker.window_bytes for worker in workers),
-        verdict=_verdict(stats, waiting_share, clients),
+        verdict=_verdict(stats, workers, now),
         servers=tuple(part.server for part in parts),
         workers=workers,
-        stages=stats.stages,
+        stages=stats.stages if len({part.server.fingerprint for part in parts}) < 2 else (),
         clients=clients,
         skipped=dict(sum((part.skipped for part in parts), Counter())),
         dropped=dict(sum((Counter(part.server.dropped) for part in parts), Counter())),
@@ -257,7 +259,7 @@ def _read(before: Status | None, now: Status) -> _Part:
         fingerprint=str(now["fingerprint"]),
         workers=int(now["capacity"]),
         clients=len(clients),
-        verdict=_verdict(stats, _waiting_share(workers), clients),
+        verdict=_verdict(stats, workers, [now]),
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
     )
     skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
@@ -339,13 +341,18 @@ def _waiting_share(workers: Sequence[WorkerFigures]) -> float:
     return _per(waiting_s, sum(worker.assigned_s for worker in counted))
 
 
-def _verdict(stats: LoaderStats, waiting_share: float, clients: Sequence[ClientFigures]) -> str:
-    """What bounds the workers that had something to do."""
-    at_work = tuple(worker for worker in stats.workers if worker.active_s > 0)
-    if not at_work:
-        return "the trainers that are connected read nothing" if clients else "no trainer is connected"
-    verdict = verdict_of_workers(dataclasses.replace(stats, workers=at_work), waiting_share)
-    return verdict if clients else f"{verdict}; now no trainer is connected"
+def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], now: Sequence[Status]) -> str:
+    """What bounds the workers that had something to do. A trainer has the same name at all its servers."""
+    attended = any(status["clients"] for status in now)
+    workers = [worker for worker in workers if worker.active_s > 0]
+    if not workers:
+        return "the trainers that are connected read nothing" if attended else "no trainer is connected"
+    if len({status["fingerprint"] for status in now}) > 1:
+        return "the servers have different datasets: see what bounds each of them, and its stages by itself"
+    trainers = {tuple(sorted(worker.client.split(", "))) for worker in workers}
+    stats = replace(stats, workers=tuple(worker for worker in stats.workers if worker.active_s > 0))
+    verdict = verdict_of_workers(stats, _waiting_share(workers), one_trainer=len(trainers) == 1)
+    return verdict if attended else f"{verdict}; now no trainer is connected"
 
 
 def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:

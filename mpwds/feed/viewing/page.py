@@ -133,7 +133,7 @@ class _Content:
             try:
                 figures = self._watched.read()
             except (MpwdsError, OSError) as error:
-                self._error = str(error)
+                self._error, self._figures = str(error), None
             else:
                 self._error = ", ".join(f"no answer from {url}" for url in self._watched.silent)
                 if not is_first:
@@ -143,9 +143,9 @@ class _Content:
             is_first = False
 
     def figures(self) -> dict[str, Any]:
-        """The figures, worded as the terminal's."""
-        shown: dict[str, Any] = {"name": self._watched.name, "error": self._error}
-        figures = self._figures
+        """The figures, worded as the terminal's; none while no server answers."""
+        history, figures = list(self._history), self._figures
+        shown: dict[str, Any] = {"name": self._watched.name, "error": self._error, "history": history}
         if figures is None:
             return shown
         stages = rows.shown_stages(figures)
@@ -154,7 +154,6 @@ class _Content:
             "about": rows.about(figures),
             "headline": rows.headline(figures),
             "verdict": figures.verdict,
-            "history": list(self._history),
             "stages": [[stage.name, stage.share, rows.stage_cost(stage)] for stage in stages],
             "tables": [vars(table) for table in rows.tables(figures)],
             "notes": rows.notes(figures),

@@ -57,6 +57,7 @@ class WorkerStats:
         skipped: Elements that error handlers left out, by ``"stage: exception"``.
         restarts: How often it was restarted.
         stages: Its stages, in order.
+        server: URL of its server, in a verdict on several; else empty.
     """
 
     worker: int
@@ -71,6 +72,7 @@ class WorkerStats:
     skipped: dict[str, int]
     restarts: int
     stages: tuple[StageStats, ...]
+    server: str = ""
 
     @property
     def working_s(self) -> float:
@@ -179,10 +181,7 @@ class LoaderStats:
     @property
     def skipped(self) -> dict[str, int]:
         """Elements that error handlers left out, by ``"stage: exception"``, in workers and behind them."""
-        total: Counter[str] = Counter()
-        for skipped in (*(worker.skipped for worker in self.workers), self.stages_skipped):
-            total.update(skipped)
-        return dict(total)
+        return dict(sum((Counter(worker.skipped) for worker in self.workers), Counter(self.stages_skipped)))
 
     @property
     def restarts(self) -> int:
@@ -215,7 +214,7 @@ class LoaderStats:
 
 def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> WorkerStats:
     """A worker, by what it has counted. Its working time is divided as the stages' estimated times are."""
-    rest = "between stages" if reading.stages else THE_DATASET
+    rest = "between stages" if reading.stages else THE_DATASET if reading.batches else ""  # not known yet
     stages = {
         rest: replace(reading.other, elements=reading.batches),
         **reading.stages,
@@ -223,7 +222,7 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
     }
     total_ns = sum(stage.time_ns for stage in stages.values())
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
-    shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items()}
+    shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items() if name}
     return WorkerStats(
         worker=worker,
         pid=pid,
@@ -237,8 +236,8 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
         skipped=dict(reading.skipped),
         restarts=restarts,
         stages=tuple(
-            StageStats(name, shares[name] * working_s, shares[name], stage.elements, stage.storage)
-            for name, stage in stages.items()
+            StageStats(name, share * working_s, share, stages[name].elements, stages[name].storage)
+            for name, share in shares.items()
         ),
     )
 
@@ -342,18 +341,19 @@ def _verdict(stats: LoaderStats) -> str:
         return _bound_by_receiving(stats)
     if stats.waiting_share < _LITTLE:
         return _bound_by_training(stats)
-    return f"the trainer waits {stats.waiting_share:.0%} of the time; {_bound_by_workers(stats)}"
+    bound = _bound_by_workers(stats, _slowest(stats))
+    return f"the trainer waits {stats.waiting_share:.0%} of the time; {bound}"
 
 
-def verdict_of_workers(stats: LoaderStats, waiting: float) -> str:
-    """What bounds workers, which wait for this share of the time, whose trainers are elsewhere."""
+def verdict_of_workers(stats: LoaderStats, waiting: float, one_trainer: bool = True) -> str:
+    """What bounds workers that wait for this share of the time. Only those of one trainer take turns."""
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
-    slow = _slowest(stats)
+    slow = _slowest(stats) if one_trainer else None
     if slow is not None and (held_up := _held_up_by(stats, slow)):
         return held_up
     if waiting < _MUCH:
-        return _bound_by_workers(stats)
+        return _bound_by_workers(stats, slow)
     return (
         f"workers wait {waiting:.0%} of the time: the trainers, or the network to them, are the bound"
         f"{_fewer_would_do(stats, waiting)}"
@@ -409,14 +409,13 @@ def _fewer_would_do(stats: LoaderStats, waiting: float) -> str:
     return f"; {enough} of {count} workers would do" if enough < count else ""
 
 
-def _bound_by_workers(stats: LoaderStats) -> str:
+def _bound_by_workers(stats: LoaderStats, slow: WorkerStats | None) -> str:
     without = [worker for worker in stats.workers if not worker.batches]
     if without:
         return (
             f"{len(without)} of {len(stats.workers)} workers have sent nothing: there are fewer shards than "
             "workers, or their first batches take long"
         )
-    slow = _slowest(stats)
     if slow is not None and (held_up := _held_up_by(stats, slow)):
         return held_up
     writing = sum(stage.share for stage in stats.stages if stage.name == WRITING_BATCHES)
@@ -479,7 +478,8 @@ def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
     times = "once" if slow.restarts == 1 else f"{slow.restarts} times"
     restarts = f", {times} started again" if slow.restarts else ""
     own_ms, usual_ms = (three_digits(each * 1e3) for each in (_batch_s(slow), _usual(stats, slow, _batch_s)))
-    return f"worker {slow.worker} (pid {slow.pid}{restarts}) takes {own_ms} ms a batch, the others {usual_ms}"
+    name = f"worker {slow.worker}{slow.server and f' of {slow.server}'} (pid {slow.pid}{restarts})"
+    return f"{name} takes {own_ms} ms a batch, the others {usual_ms}"
 
 
 def _batch_s(worker: WorkerStats) -> float:

@@ -36,6 +36,13 @@ def live_feed():
 
 
 @pytest.fixture(scope="module")
+def other_feed():
+    """The URL of a server of another dataset, with a trainer."""
+    with running("trainer", "small") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def idle_feed():
     """The URL of a server without a trainer."""
     with running() as url:

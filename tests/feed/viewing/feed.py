@@ -18,7 +18,8 @@ def picture(number):
 def main():
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    dataset = mpwds.DataPipeline(range(10_000_000)).map(picture).batched(16)
+    size = 8 if "small" in sys.argv else 16
+    dataset = mpwds.DataPipeline(range(10_000_000)).map(picture).batched(size)
     with mpwds.Server(dataset, "tcp://127.0.0.1:0", workers=2) as server:
         serving = threading.Thread(target=server.serve)
         serving.start()

@@ -131,6 +131,18 @@ def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
     assert "mpwds monitor: error: no answer from tcp://127.0.0.1:9" in result.stderr
 
 
+def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(run, live_feed, monkeypatch):
+    assert json.loads(run("monitor", live_feed, "--once", "--json").stdout)["silent"] == []
+    monkeypatch.setattr(
+        "mpwds.feed.inspecting.Inspector.__init__.__kwdefaults__", {"insecure": False, "timeout": 3}
+    )
+    result = run("monitor", live_feed, "tcp://127.0.0.1:9", "--once", "--json")
+    assert (result.returncode, result.stderr) == (0, "no answer from tcp://127.0.0.1:9\n")
+    figures = json.loads(result.stdout)
+    assert figures["silent"] == ["tcp://127.0.0.1:9"]
+    assert [server["url"] for server in figures["servers"]] == [live_feed]
+
+
 def test_stat_shows_each_tensor(run, live_feed):
     result = run("stat", live_feed, "-n", 2)
     assert (result.returncode, result.stderr) == (0, "")
@@ -138,6 +150,15 @@ def test_stat_shows_each_tensor(run, live_feed):
     assert images[:8] == ["[0]", "uint8", "[16,", "3,", "32,", "32]", "0", "200"]
     assert labels[:3] == ["[1]", "int64", "[16]"]
     assert "key" in keys
+
+
+def test_stat_and_monitor_tell_of_feeds_that_differ(run, live_feed, other_feed):
+    result = run("stat", live_feed, other_feed, "-n", 1)
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1)
+    assert result.stderr.startswith("warning: the servers have different datasets")
+    shown = run("monitor", live_feed, other_feed, "--once").stdout
+    assert "▸ the servers have different datasets" in shown
+    assert "share of workers' time" not in shown
 
 
 def test_stat_hands_the_same_to_programs(run, live_feed):

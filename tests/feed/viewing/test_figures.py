@@ -97,6 +97,53 @@ def test_one_slow_worker_for_which_others_wait_is_named():
     assert "worker 3 (pid 1003) takes 1,000 ms a batch, the others 300" in between(before, now).verdict
 
 
+SLOW, FAST = reading(10, batches=57), reading(10, 9.9, batches=5000)
+
+
+def of_two_servers(slow_trainer="gpu1:77", fast_trainer="gpu1:77", **second):
+    """The verdict on a worker that is slow, and on two of another server that wait for their trainer."""
+    fast = [worker(number, FAST, client=fast_trainer) for number in range(2)]
+    first = status(10, [worker(0, SLOW, client=slow_trainer)], [client(slow_trainer)])
+    second = {"url": "tcp://cpu2:7880", "server": "b2", **second}
+    return figures(None, [first, status(10, fast, [client(fast_trainer)], **second)])
+
+
+def test_a_slow_worker_is_named_with_its_server_where_its_trainer_has_several():
+    assert of_two_servers().verdict.startswith(
+        "worker 0 of tcp://cpu1:7880 (pid 1000) takes 175 ms a batch, the others 0.02, which wait for "
+    )
+
+
+def test_workers_of_different_trainers_do_not_wait_for_each_other():
+    waiting = "workers wait 66% of the time: the trainers, or the network to them, are the bound"
+    assert of_two_servers(fast_trainer="gpu2:5").verdict.startswith(waiting)
+    here = [worker(0, SLOW), *(worker(number, FAST, client="gpu2:5") for number in (1, 2))]
+    assert figures(None, [status(10, here)]).verdict.startswith(waiting)
+
+
+def test_stages_and_verdicts_of_different_datasets_are_kept_apart():
+    found = figures(
+        None, [status(10, [worker(0, SLOW)]), status(10, [worker(0, FAST)], url="b", fingerprint="cd")]
+    )
+    assert found.stages == ()
+    assert found.verdict.startswith("the servers have different datasets: see what bounds each of them")
+    assert [server.verdict[:23] for server in found.servers] == [
+        "stage decode('rgb8') ta",
+        "workers wait 99% of the",
+    ]
+
+
+def test_workers_of_a_group_take_turns_whichever_rank_came_first():
+    assert "wait for their turn" in of_two_servers("gpu1:77, gpu2:5", "gpu2:5, gpu1:77").verdict
+
+
+def test_a_slow_worker_is_not_compared_with_those_of_other_trainers():
+    busy = [worker(0, SLOW), worker(1, reading(10, batches=5000), client="gpu2:5")]
+    assert figures(None, [status(10, busy)]).verdict == (
+        "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
+    )
+
+
 def test_nobody_to_feed_is_said():
     idle = [reading(50, batches=10)], [reading(50, batches=10)]
     assert between(*idle, [], []).verdict == "no trainer is connected"

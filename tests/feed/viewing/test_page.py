@@ -253,8 +253,24 @@ def test_a_server_that_is_gone_is_shown_until_it_is_back(page, feed, tab):
     feed.failure = "no answer from tcp://cpu1:7880"
     tab.wait_for_selector("#error:not([hidden])")
     assert tab.inner_text("#error") == "no answer from tcp://cpu1:7880"
+    assert tab.inner_text("#state.lost") == "no server answers"
+    tab.wait_for_selector("#samples figure")  # the last batch stays, and does not make the page live
+    assert tab.locator("#state.live, #headline b, #tables table, #stages .stage:visible").count() == 0
+    assert tab.inner_text("#about") == tab.inner_text("#verdict") == ""
     feed.failure = None
     tab.wait_for_selector("#error", state="hidden")
+    tab.wait_for_selector("#state.live")
+    tab.wait_for_selector("#headline b")
+
+
+def test_figures_of_a_server_that_is_gone_are_not_handed_out(page, feed):
+    wait_until(lambda: page.content.figures().get("headline"), "figures")
+    feed.failure = "no answer from tcp://cpu1:7880"
+    wait_until(lambda: page.content.figures()["error"], "the next reading")
+    assert page.content.figures().keys() == {"name", "error", "history"}
+    wait_until(lambda: page.content.figures()["history"][-1][1:] == [None, None], "a gap in the charts")
+    feed.failure = None
+    wait_until(lambda: page.content.figures().get("headline"), "figures")
 
 
 def test_a_server_that_does_not_answer_is_named_beside_the_figures_of_the_others(page, feed):
