@@ -10,7 +10,7 @@ house = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tools"
 
 # The figures of `python tools/house.py`, rounded up.
 FILES_AND_LINES = {
-    "the package": (house.package, 365, 53_500),
+    "the package": (house.package, 365, 53_600),
     "loader/": (lambda: house.package("loader"), 65, 9_600),
     "import mpwds.loader.multi_loader": (
         lambda: house.imported_with("mpwds.loader.multi_loader"),
