@@ -73,7 +73,8 @@ def limited():
 
     def run(most_bytes, program, *arguments):
         limits = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes}))"
-        words = [sys.executable, "-c", f"{limits}\n{program}", *map(str, arguments)]
+        # Without -B, Python would leave modules in its cache that are cut off.
+        words = [sys.executable, "-B", "-c", f"{limits}\n{program}", *map(str, arguments)]
         return subprocess.run(words, capture_output=True, text=True)
 
     return run

@@ -223,7 +223,7 @@ def test_the_file_is_named_that_a_full_disk_cuts_off(tmp_path, write_shard, argu
     write_shard("x.tar", {"txt": "a" * 200_000})
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
     code = limited + "from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", code, *arguments.split()]
+    words = [sys.executable, "-B", "-c", code, *arguments.split()]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     name = {"files": "files/0000.txt"}.get(arguments.split()[-1], arguments.split()[-1])
     assert done.returncode == 1

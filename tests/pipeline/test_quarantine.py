@@ -90,7 +90,7 @@ handler(ValueError("there is room again"))
 
 
 def test_a_record_that_did_not_fit_is_an_error_and_spoils_no_other(path):
-    done = subprocess.run([sys.executable, "-c", SHORT_WRITE, path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-B", "-c", SHORT_WRITE, path], capture_output=True, text=True)
     assert done.stdout.startswith("full: ["), done.stderr
     assert [each["message"] for each in records(path)] == ["there is room again"]
 
