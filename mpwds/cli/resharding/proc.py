@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -99,7 +100,7 @@ def _tell_and_skip(error: Exception) -> bool:
     from mpwds.viewing.wording import printable
 
     text = ", ".join([f"skipped: {error!r}", *getattr(error, "__notes__", ())])
-    print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
+    os.write(sys.stderr.fileno(), f"{printable(' '.join(text.split()))}\n".encode())  # whole, beside others
     return True
 
 
