@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import remove_partial
+from mpwds.storage.writing.destinations import open_destination, remove_partial, write_whole
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from rich.console import Console
 
 _WIDTH_OF_FILES = 200
@@ -169,3 +172,10 @@ def already_there(names: list[str]) -> str:
     """The error for shards that exist."""
     others = f" and {len(names) - 1} more of its series exist" if len(names) > 1 else " exists"
     return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
+
+
+def write_png(path: str | os.PathLike[str], image: Image) -> None:
+    """Writes an image to a PNG, which appears under its name when it is complete; makes its folder."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    image.save(data := io.BytesIO(), "PNG")
+    write_whole(open_destination(path, sync=False), data.getvalue())

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.pictures import Pictures, pictures, tile
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import number, printable, shape_text
@@ -68,18 +64,6 @@ def draw_sheet(sections: Sequence[tuple[str, Pictures]], tensors: Sequence[Tenso
     for position, tensor in enumerate(tensors):
         _draw_tensor(draw, tensor, pictures_height + _GAP + position * _ROW_HEIGHT)
     return sheet
-
-
-def write_contact_sheet(path: str | os.PathLike[str], batch: Any, title: str) -> None:
-    """Writes :func:`contact_sheet` to a PNG, which appears under its name when it is complete."""
-    write_png(path, contact_sheet(batch, title))
-
-
-def write_png(path: str | os.PathLike[str], image: Image) -> None:
-    """Writes an image to a PNG, which appears under its name when it is complete."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    image.save(data := io.BytesIO(), "PNG")
-    write_whole(open_destination(path, sync=False), data.getvalue())
 
 
 class _Grid:

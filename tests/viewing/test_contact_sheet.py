@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from mpwds.viewing.contact_sheet import contact_sheet, write_contact_sheet
+from mpwds.cli.outputs import write_png
+from mpwds.viewing.contact_sheet import contact_sheet
 
 
 @pytest.mark.parametrize("size", [4, 8, 33, 64, 65, 300])
 def test_images_of_any_size_fill_their_tiles(size, tmp_path):
     images = np.zeros((13, 3, size, size), np.uint8)
     images[:, 0] = 200
-    write_contact_sheet(tmp_path / "new" / "sheet.png", (images, np.arange(13)), "thirteen")
+    write_png(tmp_path / "new" / "sheet.png", contact_sheet((images, np.arange(13)), "thirteen"))
     with Image.open(tmp_path / "new" / "sheet.png") as sheet:
         red = (np.asarray(sheet) == (200, 0, 0)).all(2)
     side = 64 if size <= 64 else 99
@@ -50,7 +51,7 @@ def test_any_batch_can_be_drawn(batch):
 def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "sheet.png").mkdir()
     with pytest.raises(OSError, match="sheet.png"):
-        write_contact_sheet(tmp_path / "sheet.png", [np.zeros((2, 8, 8))], "")
+        write_png(tmp_path / "sheet.png", contact_sheet([np.zeros((2, 8, 8))], ""))
     assert list(tmp_path.iterdir()) == [tmp_path / "sheet.png"]
 
 

@@ -92,7 +92,8 @@ def _run(arguments: _Arguments, lr: float) -> int:
     began_s = time.perf_counter()
     from mpwds.cli.demo.digits import default_cache_dir
     from mpwds.cli.demo.training import train
-    from mpwds.viewing.contact_sheet import write_contact_sheet
+    from mpwds.cli.outputs import write_png
+    from mpwds.viewing.contact_sheet import contact_sheet
 
     task = _own(arguments) if arguments.data else _digits(arguments)
     # One worker reads a shard, so more workers than shards would have nothing to do.
@@ -101,7 +102,7 @@ def _run(arguments: _Arguments, lr: float) -> int:
     picture = default_cache_dir().parent / "demo.png"
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
-    write_contact_sheet(picture, (outcome.images, labels), title)
+    write_png(picture, contact_sheet((outcome.images, labels), title))
     print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
     print(_suggestion(arguments, task, workers, outcome))
     if not arguments.data and outcome.accuracy < _EXPECTED_ACCURACY:

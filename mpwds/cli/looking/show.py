@@ -80,7 +80,8 @@ def show(
     elif not sheet.figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
-        from mpwds.viewing.contact_sheet import draw_sheet, write_png
+        from mpwds.cli.outputs import write_png
+        from mpwds.viewing.contact_sheet import draw_sheet
 
         write_png(save, draw_sheet(sheet.sections, sheet.figures))
         print(f"wrote {save}")
@@ -114,9 +115,10 @@ def _show_feed(
         statistics.add(batch)
         _print([("", pictures(batch))], tables.tensors(statistics.read()))
         return
-    from mpwds.viewing.contact_sheet import write_contact_sheet
+    from mpwds.cli.outputs import write_png
+    from mpwds.viewing.contact_sheet import contact_sheet
 
-    write_contact_sheet(save, batch, f"A batch of {watched.name}")
+    write_png(save, contact_sheet(batch, f"A batch of {watched.name}"))
     print(f"wrote {save}")
 
 
