@@ -13,7 +13,7 @@ BENCH ?= transport pipeline rebatch loader feed startup large device mds shuffle
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote test test-slow test-trainers lint bench soak clean
+.PHONY: demo demo-remote test test-slow test-trainers lint bench soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -57,6 +57,11 @@ soak: $(VENV)/has-test
 	    $(BIN)/python -m pytest --timeout 600 tests/loader/faults/test_trainer_ends.py -k a_signal_ends
 	MPWDS_LONG=1 $(BIN)/python -m pytest -m slow -n 2 --timeout 1800 tests/feed/faults/test_chaos.py \
 	    tests/feed/faults/test_connections.py tests/feed/test_hostile_clients.py
+
+# Breaks the package at random places, one at a time, and prints which breaks no test notices.
+# `make mutants ARGS="loader/engine --count 20"`
+mutants: $(VENV)/has-mutants $(VENV)/has-peers
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
