@@ -1,4 +1,7 @@
-"""Rules for the package's structure. Its sizes are figures, which `python tools/house.py` prints for docs/design.md."""
+"""Rules for the package's structure.
+
+Its sizes are figures and no rules: `python tools/house.py` prints them for docs/design.md.
+"""
 
 import runpy
 from pathlib import Path

@@ -268,14 +268,15 @@ class SqlDataset(torch.utils.data.IterableDataset):
 
 
 def test_processors_behind_a_users_own_iterable_dataset():
-    dataset = SqlDataset(":memory:")
+    source = SqlDataset(":memory:")
     for _ in range(40):
-        dataset.add(torch.randn(3, 4, 4), torch.randn(3, 4, 4))
-    assert len(dataset) == 40
-    dataset = wds.Processor(dataset, wds.shuffle, 100)
+        source.add(torch.randn(3, 4, 4), torch.randn(3, 4, 4))
+    assert len(source) == 40
+    dataset = wds.Processor(source, wds.shuffle, 100)
     dataset = wds.Processor(dataset, wds.batched, 16)
     noisy_dataset = wds.Processor(dataset, add_noise, noise=0.02)
     assert [inputs.shape for inputs, _ in noisy_dataset] == [(16, 3, 4, 4), (16, 3, 4, 4), (8, 3, 4, 4)]
+    source.db.close()
 
 
 # The third generation: WebDataset and DataPipeline

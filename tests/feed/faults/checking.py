@@ -118,7 +118,8 @@ def warned():
     """The texts of the warnings inside."""
     texts = []
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        for category in (RuntimeWarning, UserWarning):
+            warnings.simplefilter("always", category)
         yield texts
     texts += [str(warning.message) for warning in caught]
 

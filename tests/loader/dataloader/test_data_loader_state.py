@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, get_worker_inf
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.dataloader.state import CompletedTasks
+from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -239,7 +240,7 @@ def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
         ) as caught:
             got = first + plain(loader)
         assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
-        assert [warning.filename for warning in caught] == [__file__]
+        assert files_of(caught) == [__file__]
 
 
 @pytest.mark.filterwarnings("ignore:an iterable dataset")

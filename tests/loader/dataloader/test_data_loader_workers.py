@@ -17,6 +17,7 @@ import torch.utils.data
 import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import Counting, Numbers
+from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -330,7 +331,7 @@ def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_sa
     ) as caught:
         got = list(loader)
     assert got == [[index, True] for index in range(4)]
-    assert [warning.filename for warning in caught] == [__file__]
+    assert files_of(caught) == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(loader) == got
@@ -369,8 +370,7 @@ def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_
     loader = DataLoader(make(), None, num_workers=2, persistent_workers=persistent)
     with pytest.warns(RuntimeWarning, match=r"cannot unpickle .* are forks of this process") as caught:
         assert list(loader) == list(loader) == [0, 1, 2, 3]
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
+    assert files_of(caught) == [__file__]
 
 
 @pytest.mark.slow

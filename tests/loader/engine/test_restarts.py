@@ -97,7 +97,7 @@ def test_a_warning_says_who_died_of_what_and_where(shards):
     dataset = WebDataset(shards).decode().to_tuple("npy").map_tuple(lambda array: np.tile(array, (1000, 1)))
     dataset = dataset.batched(2)
     with loader_of(dataset, workers=1, prefetch=1) as loader, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", RuntimeWarning)
         batches = iter(loader)
         next(batches)
         pid = loader.worker_pids[0]
