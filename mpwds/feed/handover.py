@@ -18,6 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Set
 
 from mpwds.errors import MpwdsError
+from mpwds.feed import unix_sockets
 from mpwds.feed.lobby import Drop, Lobby
 
 _TAG = struct.Struct("<QQ")
@@ -31,9 +32,8 @@ class Giver:
     def __init__(self, drop: Drop, path: str | None = None) -> None:
         # An abstract name needs no file, but one network namespace alone sees it.
         self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
-        self._remove()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(_address(self.name))
+        listener = unix_sockets.listen(_address(self.name), socket.SOCK_SEQPACKET)
+        self._files = {} if path is None else {path: os.lstat(path).st_ino}
         self._lobby = Lobby(listener, drop)
         self._trainers: dict[bytes, socket.socket] = {}
 
@@ -70,12 +70,7 @@ class Giver:
         self._lobby.close()
         for connection in self._trainers.values():
             connection.close()
-        self._remove()
-
-    def _remove(self) -> None:
-        if self.name.startswith("/"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.name)
+        unix_sockets.remove(self._files)
 
 
 class Taker:

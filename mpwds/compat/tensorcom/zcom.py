@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from mpwds.compat.tensorcom.conversion import (
     transform_with,
 )
 from mpwds.errors import StreamError, TenbinError
+from mpwds.feed import unix_sockets
 from mpwds.mistakes import did_you_mean
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.warn import warn
@@ -202,7 +202,7 @@ class Connection:
             raise ValueError(f"{url} is of another kind than {self.urls[0]}: make a Connection for each kind")
         try:
             if binds:
-                self._bind(location)
+                self._files.update(unix_sockets.bind(self.socket, location))
             else:
                 self.socket.connect(location)
         except (zmq.ZMQError, OSError) as error:
@@ -230,15 +230,6 @@ class Connection:
         # Also runs when the program ends without close().
         self._files: dict[str, int] = {}  # sockets in the file system, and their inodes
         self._finalizer = weakref.finalize(self, _close, self.socket, context, self._files, os.getpid())
-
-    def _bind(self, location: str) -> None:
-        is_file = location.startswith("ipc://") and not location.startswith("ipc://@")  # @: abstract
-        path = os.path.abspath(location.removeprefix("ipc://")) if is_file else None
-        if path is not None and _is_listened_to(path):  # ZeroMQ would take it over
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        self.socket.bind(location)
-        if path is not None:
-            self._files[path] = os.stat(path).st_ino
 
     def close(self, linger: float | None = 5.0) -> None:
         """Closes the sockets, and removes their files (``+ipc``). The connection can be opened again.
@@ -453,21 +444,9 @@ def parse_url(url: str) -> Address:
     return Address(*schemes[scheme], f"{transport or 'tcp'}://{location}", address.fragment)
 
 
-def _is_listened_to(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
 def _close(zmq_socket: Any, context: Any, files: dict[str, int], pid: int) -> None:
     if os.getpid() != pid:  # a fork has no part in its parent's sockets
         return
-    for path, inode in files.items():
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == inode:
-                os.unlink(path)
+    unix_sockets.remove(files)
     zmq_socket.close()
     context.term()

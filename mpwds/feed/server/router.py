@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from mpwds.errors import MpwdsError
-from mpwds.feed import keys, wire
+from mpwds.feed import keys, unix_sockets, wire
 from mpwds.feed.wire import Head, Malformed
 
 logger = logging.getLogger("mpwds.feed")
@@ -58,15 +56,12 @@ class Router:
             refused = ends.enter_context(keys.secured_server(context, router, folder))
             self.handshakes = keys.Handshakes(router, refused)
             ends.callback(self.handshakes.close)
-            _refuse_second(bind)
             try:
-                router.bind(bind)
-            except zmq.ZMQError as error:
-                raise MpwdsError(f"cannot serve at {bind}: {_why_not(error.errno)}") from None
+                ends.callback(unix_sockets.remove, unix_sockets.bind(router, bind))
+            except (zmq.ZMQError, OSError) as error:
+                raise MpwdsError(f"cannot serve at {bind}: {why_not(error)}") from None
             endpoint: Any = router.last_endpoint
             self.url: str = endpoint.decode().rstrip("\0")
-            if self.url.startswith("ipc:///"):
-                ends.callback(Path(self.url[len("ipc://") :]).unlink, missing_ok=True)
             self._ends = ends.pop_all()
 
     def fileno(self) -> int:
@@ -167,21 +162,11 @@ def _address(frame: zmq.Frame) -> str:
         return "this machine"
 
 
-def _why_not(error_number: int | None) -> str:
-    if error_number == zmq.EADDRINUSE:
-        return "another server may be running there already (the address is in use)"
-    reason = zmq.strerror(error_number or 0)
+def why_not(error: zmq.ZMQError | OSError) -> str:
+    """Why an address cannot be bound to, and what to do."""
+    if error.errno == zmq.EADDRINUSE:
+        return "another server is running there already (the address is in use)"
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is there and is not a socket: remove it, or choose another PATH"
+    reason = error if error.errno is None else zmq.strerror(error.errno)
     return f"{reason}. HOST must be an address of this machine, or 0.0.0.0; PATH must lie in a folder"
-
-
-def _refuse_second(bind: str) -> None:
-    """Raises if a server listens at an ``ipc`` address: ZeroMQ would silently take its place."""
-    path = bind[len("ipc://") :] if bind.startswith("ipc://") else ""
-    if not path:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect("\0" + path[1:] if path.startswith("@") else path)
-        except OSError:
-            return
-    raise MpwdsError(f"cannot serve at {bind}: another server is running there already")

@@ -21,7 +21,7 @@ from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
 from mpwds.feed.direct import DirectSender
 from mpwds.feed.handover import Giver
-from mpwds.feed.server.router import Router
+from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.slot import Data, Slot
 from mpwds.feed.server.trainers import Party, Trainers
@@ -124,7 +124,10 @@ class Server:
             self.url = self._router.url
             path = self.url[len("ipc://") :] + ".memory"
             is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
-            giver = Giver(self._router.drop, path if is_path else None)
+            try:
+                giver = Giver(self._router.drop, path if is_path else None)
+            except OSError as error:
+                raise MpwdsError(f"cannot serve at {bind}: {why_not(error)}") from None
             ends.callback(giver.close)
             self._direct: DirectSender | None = None
             if keys is None and self.url.startswith("tcp://"):
