@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpwds.errors import DecodeError, MpwdsError
+from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from mpwds.cli.app import Invocation
@@ -53,10 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(invocation: Invocation, message: str, status: int) -> int:
     name = " ".join(["mpwds", invocation.command]).strip()
     # An error may quote what a server or a shard said.
-    shown = "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in message
-    )
-    print(f"{name}: error: {shown}", file=sys.stderr)
+    print(f"{name}: error: {printable(message)}", file=sys.stderr)
     return status
 
 

@@ -19,6 +19,7 @@ import msgpack
 from mpwds import nest
 from mpwds.errors import EnvelopeError, MpwdsError
 from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.viewing.wording import printable
 
 VERSION = 1
 
@@ -34,6 +35,7 @@ _REPLY_NBYTES = 1 << 20
 sixty times as much memory."""
 
 _MOST_FIELDS = 32
+_MOST_DEPTH = 32
 _HEAD_NBYTES = 64
 _MOST_WORKERS = 4096
 
@@ -208,7 +210,7 @@ def unpack_command(data: Any) -> dict[str, Any]:
 def unpack_reply(data: Any) -> dict[str, Any] | Head:
     """The fields of a reply, or the head of a data message; ``Malformed`` otherwise."""
     if bytes(data[:1]) != b"\x94":  # a list of four
-        return _unpack(data, REPLIES, _REPLY_NBYTES)
+        return printed(_unpack(data, REPLIES, _REPLY_NBYTES))
     try:
         head = Head(*msgpack.unpackb(data[:_HEAD_NBYTES]))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -255,6 +257,22 @@ def _check_sizes(data: Any, most_nbytes: int) -> None:
 
 def _shown(value: Any) -> str:
     return repr(value[:50] if isinstance(value, (str, bytes, list)) else value)[:100]
+
+
+def printed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with texts, which errors, warnings and logs quote, that do nothing to a terminal."""
+    shown: dict[str, Any] = _printed(fields, _MOST_DEPTH)
+    return shown
+
+
+def _printed(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return printable(value, keep="\n\t")
+    if isinstance(value, (dict, list)) and not depth:
+        raise Malformed(f"fields that are nested more than {_MOST_DEPTH} times")
+    if isinstance(value, dict):
+        return {_printed(key, depth - 1): _printed(item, depth - 1) for key, item in value.items()}
+    return [_printed(item, depth - 1) for item in value] if isinstance(value, list) else value
 
 
 def pack_head(head: Head) -> bytes:

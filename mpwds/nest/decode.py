@@ -221,7 +221,7 @@ def _instance(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) 
     if kind is None or issubclass(kind, tuple):
         module, _, qualname = name.partition(":")
         raise TypeError(
-            f"the structure has a {qualname} of module {module}, and no dataclass of that name with the "
+            f"the structure has a {qualname!r} of module {module!r}, and no dataclass of that name with the "
             f"fields {fields} is imported: import it before receiving"
         )
     instance = object.__new__(kind)

@@ -94,11 +94,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def printable(text: str) -> str:
-    """A text that does nothing to a terminal: characters that do not print become ``�``.
+def printable(text: str, keep: str = "") -> str:
+    """A text that does nothing to a terminal: characters that do not print, but for ``keep``, become ``�``.
 
     Example:
         >>> printable("label\\x1b[2J")
         'label�[2J'
     """
-    return "".join(character if character.isprintable() else "�" for character in text)
+    return "".join(each if each.isprintable() or each in keep else "�" for each in text)

@@ -4,6 +4,7 @@ import contextlib
 import pickle
 import threading
 import time
+import traceback
 
 import msgpack
 import pytest
@@ -160,6 +161,7 @@ UNDECODABLE = {
     "a pickled class": batch([9, [1], "nowhere:Class", ["x"], TRAP]),
     "a pickled dataclass": batch([10, [1], "nowhere:Class", ["x"], TRAP]),
     "a pickle in a dict's key": batch([4, [[14, TRAP]], [1]]),
+    "a class with a name that moves the cursor": batch([10, [1], "no\x1b[2J:Class", ["x"], None]),
     "a dict of an unknown factory": batch([6, [], [], "eval"]),
     "an array that is not there": batch([0]),
     "an array beyond the end": batch([0], offsets=[100]),
@@ -174,13 +176,49 @@ UNDECODABLE = {
 def test_a_batch_that_cannot_be_decoded_is_an_error_that_names_the_server(name):
     with pytest.raises(
         MpwdsError, match="worker 0 on tcp://127.0.0.1:.* sent a batch that cannot be decoded"
-    ):
+    ) as raised:
         read(data(UNDECODABLE[name], END))
+    assert str(raised.value).isprintable()
 
 
 def failed(**fields):
     told = {"summary": "it failed", "traceback": "", "type": "", "arguments": [], "notes": []}
     return data(message("error", **{**told, "exception": TRAP, **fields}))
+
+
+def test_text_of_a_server_does_nothing_to_a_terminal(caplog):
+    evil = "\x1b]0;owned\x07 \x9b31m \u202e"
+
+    def answer(slot, attempt):
+        yield [wire.pack(wire.NOTICE, text=f"notice {evil}")]
+        yield [evil.encode()]
+        yield from failed(type="ValueError", arguments=[evil], notes=[evil], traceback=f"one\n\ttwo {evil}")(
+            slot, attempt
+        )
+
+    with (
+        pytest.warns(RuntimeWarning, match="notice") as warned,
+        pytest.raises(ValueError, match="owned") as raised,
+    ):
+        read(answer, welcome={"description": [evil]})
+    shown = "".join(traceback.format_exception(raised.value)) + caplog.text
+    assert "one\n\ttwo" in shown
+    assert "dropped message" in caplog.text
+    for text in (shown, *(str(each.message) for each in warned)):
+        assert all(each.isprintable() or each in "\n\t" for each in text)
+
+
+@pytest.mark.parametrize("kind", ["status", "readings"])
+def test_fields_that_are_nested_too_deeply_are_malformed(kind):
+    nested = 7
+    for _ in range(40):
+        nested = {"x": [nested]}
+    replies = {
+        "status": wire.pack(wire.STATUS_IS, request=1, status=nested),
+        "readings": wire.pack(wire.PONG, known=True, server="", number=0, slots=[], readings=nested),
+    }
+    with pytest.raises(wire.Malformed, match="nested more than"):
+        wire.unpack_reply(replies[kind])
 
 
 def test_an_exceptions_pickle_is_not_opened():

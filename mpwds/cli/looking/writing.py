@@ -71,7 +71,7 @@ def _for_terminal(sample: Sample, field: str, data: bytes) -> bytes:
             f'field "{field}" of sample "{sample.key}" is not text: choose others with --fields, '
             "take --json, or redirect the output to a file"
         ) from None
-    return "".join(each if each in "\n\t" else printable(each) for each in text).encode()
+    return printable(text, keep="\n\t").encode()
 
 
 def write_json(samples: Whole) -> None:

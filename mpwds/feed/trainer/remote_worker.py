@@ -17,7 +17,7 @@ from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, Work
 from mpwds.feed import wire
 from mpwds.feed.trainer.links import Arrival, Attempt, Link
 from mpwds.feed.trainer.servers import Servers
-from mpwds.feed.wire import Place
+from mpwds.feed.wire import Place, printed
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
 from mpwds.loader.engine.epoch import MOST_DEATHS
@@ -264,6 +264,7 @@ class RemoteWorker:
             elif kind == protocol.BATCH:
                 self._check(message)
             else:
+                message = Message(printed(fields), frame[end:], frame)
                 _check_end(fields)
         except (MpwdsError, KeyError, TypeError, ValueError, OSError, struct.error) as error:
             if self._is_outdated:  # the server was lost just now, and its descriptors with it

@@ -102,5 +102,4 @@ def _image(sample: Sample) -> str:
 
 
 def _escaped(text: str, keep_lines: bool = False) -> str:
-    show: Callable[[str], str] = printable
-    return escape("\n".join(map(show, text.split("\n"))) if keep_lines else show(text))
+    return escape(printable(text, keep="\n" if keep_lines else ""))
