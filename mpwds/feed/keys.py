@@ -32,13 +32,13 @@ HANDSHAKE_FAILED = (
 
 
 def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]:
-    """Makes key pairs for servers and for a client, each in files of mode 0600; keeps those that exist.
+    """Makes key pairs for servers and a client, in files that only their owner can read. Keeps existing ones.
 
     A server needs ``server.key_secret`` and the public keys of its clients (``client*.key``), a trainer
     ``server.key`` and ``client.key_secret``.
 
     Args:
-        folder: Where the files go; it is made if it does not exist.
+        folder: Where the files go. It is made if it does not exist, for its owner alone.
         client: Name of the client's files: ``"client"``, or one that starts with it.
 
     Returns:
@@ -46,6 +46,7 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
 
     Raises:
         ValueError: ``client`` does not start with ``"client"``, or is no file name.
+        SecurityError: Others can write to the folder.
 
     Example:
         >>> import tempfile
@@ -55,7 +56,8 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
     """
     if not client.startswith(CLIENT) or client != os.path.basename(client):
         raise ValueError(f"keygen: a client's name must start with {CLIENT!r}, without '/', got {client!r}")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(folder)
     written = []
     for name in (SERVER, client):
         public, secret = Path(folder, name + _PUBLIC), Path(folder, name + _SECRET)
@@ -101,6 +103,7 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
 
 def secure_client(dealer: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
     """Makes a trainer's socket talk only to the server whose public key is in the folder."""
+    _check_folder(folder)
     secret = _read(folder, CLIENT + _SECRET)
     dealer.curve_secretkey = secret
     dealer.curve_publickey = zmq.curve_public(secret)
@@ -120,6 +123,7 @@ def secured_server(
     if folder is None:
         yield refused
         return
+    _check_folder(folder)
     secret = _read(folder, SERVER + _SECRET)
     if not [_read(folder, path.name) for path in _clients(folder)]:
         raise MpwdsError(f"{folder} has no public key of a client ({CLIENT}*{_PUBLIC}): nobody could connect")
@@ -212,14 +216,28 @@ def _peer(descriptor: int) -> str:
         return "an unknown address"
 
 
+def _check_folder(folder: str | os.PathLike[str]) -> None:
+    """Raises SecurityError if others can add or replace keys in the folder, or read a private one."""
+    if os.path.isdir(folder) and os.stat(folder).st_mode & 0o022 and not _is_read_only(folder):
+        raise SecurityError(f"others can put keys into {folder}: `chmod go-w {folder}`")
+    for path in sorted(Path(folder).glob(f"*{_SECRET}")):
+        if path.stat().st_mode & 0o077:
+            raise SecurityError(f"{path} can be read by others: `chmod 600 {path}`")
+
+
+def _is_read_only(path: str | os.PathLike[str]) -> bool:
+    """Whether a file system is mounted so, as Kubernetes mounts secrets: with modes that let all write."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def _read(folder: str | os.PathLike[str], name: str) -> bytes:
     path = Path(folder, name)
     try:
         key = path.read_bytes().strip()
     except FileNotFoundError:
         raise MpwdsError(f"there is no key {path}: make keys with `mpwds keygen {folder}`") from None
-    if name.endswith(_SECRET) and path.stat().st_mode & 0o077:
-        raise SecurityError(f"{path} can be read by others: `chmod 600 {path}`")
+    if path.stat().st_mode & 0o022 and not _is_read_only(path):
+        raise SecurityError(f"others can write to {path}: `chmod 600 {path}`")
     if len(key) != 40:
         raise MpwdsError(f"{path} does not hold a key: it must be one line of 40 characters")
     return key

@@ -70,10 +70,57 @@ def test_a_client_has_a_name_of_its_own(tmp_path, name):
         keys.generate(tmp_path, name)
 
 
-def test_a_secret_that_others_can_read_is_refused(folder):
-    os.chmod(folder / "server.key_secret", 0o644)
-    with pytest.raises(SecurityError, match="can be read by others: `chmod 600"):
-        mpwds.Server(numbers(), "tcp://127.0.0.1:0", keys=folder)
+USES = {
+    "server": lambda folder: mpwds.Server(numbers(), "tcp://127.0.0.1:0", keys=folder),
+    "trainer": lambda folder: mpwds.RemoteLoader("tcp://127.0.0.1:7880", keys=folder),
+    "monitor": lambda folder: Inspector(["tcp://127.0.0.1:7880"], folder),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("name", "mode", "message"),
+    [
+        (".", 0o777, "others can put keys into .*: `chmod go-w"),
+        (".", 0o1777, "others can put keys into .*: `chmod go-w"),
+        (".", 0o770, "others can put keys into .*: `chmod go-w"),
+        ("server.key_secret", 0o644, "server.key_secret can be read by others: `chmod 600"),
+        ("server.key_secret", 0o640, "server.key_secret can be read by others: `chmod 600"),
+        ("client.key_secret", 0o604, "client.key_secret can be read by others: `chmod 600"),
+    ],
+)
+def test_keys_that_others_can_read_or_replace_are_refused(folder, use, name, mode, message):
+    os.chmod(folder / name, mode)
+    with pytest.raises(SecurityError, match=message):
+        USES[use](folder)
+
+
+@pytest.mark.parametrize(("name", "use"), [("client.key", "server"), ("server.key", "trainer")])
+def test_a_public_key_that_others_can_replace_is_refused(folder, name, use):
+    os.chmod(folder / name, 0o664)
+    with pytest.raises(SecurityError, match=f"others can write to .*{name}: `chmod 600"):
+        USES[use](folder)
+
+
+def test_a_folder_and_public_keys_that_others_can_read_serve(folder):
+    os.chmod(folder, 0o755)
+    os.chmod(folder / "client.key", 0o644)
+    USES["server"](folder).close()
+
+
+def test_no_keys_are_made_where_others_can_put_theirs(tmp_path):
+    os.chmod(tmp_path, 0o777)
+    with pytest.raises(SecurityError, match="others can put keys into"):
+        keys.generate(tmp_path)
+
+
+def test_a_folder_of_keys_is_made_for_its_owner_alone(tmp_path):
+    umask = os.umask(0)
+    try:
+        keys.generate(tmp_path / "keys")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
