@@ -74,15 +74,26 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
 def needs_keys(url: str) -> bool:
     """Whether other machines can reach a URL: only ``ipc`` and the loopback addresses stay on this one."""
     parts = urlsplit(url)
-    if parts.scheme != "tcp":
-        return False
-    host = parts.hostname or ""
-    if host == "localhost":
-        return False
+    return parts.scheme == "tcp" and not is_loopback(parts.hostname or "")
+
+
+def is_loopback(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return True
+        return False
+
+
+def is_asked_for(host: str | None, port: int) -> bool:
+    """Whether an HTTP request for this machine's port asks for it by a loopback address, in its ``Host``.
+
+    A site can point its own name at such an address, and its pages could then read what is served there.
+    """
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.port == port and is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def check_url(url: str, keys: object, insecure: bool) -> None:

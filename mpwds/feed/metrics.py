@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpwds.feed import keys
 from mpwds.feed.viewing.figures import Figures, Status, figures
 
 if TYPE_CHECKING:
@@ -36,12 +37,24 @@ class Metrics:
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"metrics at {host}:{port}") from None
         self.port: int = self._server.server_port
+        if keys.is_loopback(host):
+            self._server.set_app(self._for_own_names(self._server.get_app()))
 
     def __enter__(self) -> Metrics:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _for_own_names(self, app: Any) -> Any:
+        def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            if keys.is_asked_for(environ.get("HTTP_HOST"), self.port):
+                found: Iterable[bytes] = app(environ, start_response)
+                return found
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [f"metrics are at http://{LOOPBACK}:{self.port} only\n".encode()]
+
+        return answer
 
     def close(self) -> None:
         """Stops serving."""

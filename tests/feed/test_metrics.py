@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -36,6 +37,39 @@ def samples(port):
     found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
     assert len(found) == len(lines), "Prometheus rejects what comes twice"
     return found
+
+
+def ask(port, host):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    "host", ["example.org", "example.org:{port}", "127.0.0.1:1", "10.0.0.1:{port}", "[", "x:y"]
+)
+def test_a_site_that_points_its_name_at_this_machine_reads_nothing(host):
+    with serve_server_metrics(lambda: STATUS) as metrics:
+        status, answer = ask(metrics.port, host.format(port=metrics.port))
+    assert (status, answer) == (403, f"metrics are at http://127.0.0.1:{metrics.port} only\n")
+
+
+@pytest.mark.parametrize(
+    ("listens", "host"),
+    [
+        ("127.0.0.1", "localhost:{port}"),
+        ("127.0.0.1", "127.0.0.1:{port}"),
+        ("0.0.0.0", "cpu1.example:{port}"),
+    ],
+)
+def test_an_agent_reads_by_a_name_of_this_machine_or_any_if_all_may_read(listens, host):
+    with serve_server_metrics(lambda: STATUS, host=listens) as metrics:
+        status, answer = ask(metrics.port, host.format(port=metrics.port))
+    assert status == 200
+    assert "mpwds_server_batches_total" in answer
 
 
 @pytest.fixture(scope="module")

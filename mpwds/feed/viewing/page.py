@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from mpwds.errors import MpwdsError
+from mpwds.feed import keys
 from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
 from mpwds.feed.viewing.watching import Watched
@@ -243,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.page
-        if self.headers.get("Host") not in (f"127.0.0.1:{page.port}", f"localhost:{page.port}"):
+        if not keys.is_asked_for(self.headers.get("Host"), page.port):
             self._refuse(f"this page is at http://127.0.0.1:{page.port} only")
             return
         address = urlsplit(self.path)
