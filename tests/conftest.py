@@ -35,9 +35,16 @@ def possessions():
         [
             *(("process", child.pid) for child in psutil.Process().children(recursive=True)),
             *(("descriptor", _target(number)) for number in os.listdir("/proc/self/fd")),
-            *(("shared memory", name) for name in os.listdir("/dev/shm") if "mpwds" in name),
+            *(("shared memory", name) for name in os.listdir("/dev/shm") if _is_ours(name)),
         ]
     )
+
+
+def _is_ours(name):
+    """Whether a name is one of this package's, and not of another process that runs, such as other tests."""
+    prefix, _, rest = name.partition("-")
+    pid = rest.partition("-")[0]
+    return prefix == "mpwds" and (pid == str(os.getpid()) or not psutil.pid_exists(int(pid)))
 
 
 def _target(descriptor):

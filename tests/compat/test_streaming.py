@@ -12,6 +12,7 @@ import pytest
 import mpwds
 from mpwds import streaming
 from mpwds.pipeline.context import Context
+from tests.open_files import open_files
 
 PEER = Path(__file__).parents[1] / "storage" / "mds" / "peer.py"
 
@@ -271,8 +272,7 @@ def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monke
                 sink.write({"x": bytes([number]) * nbytes})
     ds = streaming.StreamingDataset(streams=streams, cache_limit=10 * nbytes)
     assert [x[0] for x in xs(ds)] == 2 * [*range(shards)]
-    opened = [path for path in Path("/proc/self/fd").iterdir() if ".mds" in str(path.resolve())]
-    assert len(opened) == 4
+    assert len(open_files(tmp_path)) == 4
     kept = sum(path.stat().st_size for path in (tmp_path / "local").rglob("*.*"))
     assert 6 * nbytes < kept <= 10 * nbytes
 

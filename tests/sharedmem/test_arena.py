@@ -6,6 +6,7 @@ import pytest
 
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem.arena import Arena
+from tests.open_files import descriptors
 
 
 def announced():
@@ -76,11 +77,11 @@ def test_is_refused_memory_with_a_clear_error_and_works_on():
 
 
 def test_keeps_no_descriptor_after_it_is_closed():
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     arena = Arena(2, lambda *_: None)
     arena.acquire(100)
     arena.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 257])

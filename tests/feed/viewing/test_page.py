@@ -64,10 +64,10 @@ def feed():
 
 @pytest.fixture
 def page(feed):
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     with Page(feed) as page:
         yield page
-    assert threading.active_count() == threads
+    assert not set(threading.enumerate()) - before
 
 
 def ask(page, path, method="GET", **headers):

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 
 import psutil
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import Numbers
+from tests.open_files import descriptors
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -48,9 +48,9 @@ def test_nothing_is_left_of_an_iteration_that_failed(make):
     gc.collect()
     gc.disable()
     try:
-        processes, descriptors = psutil.Process().children(recursive=True), os.listdir("/proc/self/fd")
+        processes, before = set(psutil.Process().children(recursive=True)), descriptors()
         iterate(make)
-        assert psutil.Process().children(recursive=True) == processes
-        assert os.listdir("/proc/self/fd") == descriptors
+        assert not set(psutil.Process().children(recursive=True)) - processes
+        assert not descriptors() - before
     finally:
         gc.enable()

@@ -1,3 +1,4 @@
+import os
 import pickle
 
 import cbor2
@@ -13,6 +14,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
 from mpwds.pipeline.sources.records import cbors2_to_samples, cbors_to_samples, msgpacks_to_samples
 from mpwds.pipeline.sources.shards import ShardList
+from tests.open_files import open_files
 
 STAGES = {"cbor": (cbors_to_samples, cbor2.dumps), "msgpack": (msgpacks_to_samples, msgpack.packb)}
 
@@ -65,17 +67,8 @@ def test_prints_and_travels(files):
 
 
 def test_a_dropped_stream_closes_its_file(files):
-    import os
-
-    def descriptors():
-        return [
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if fd.isdigit() and os.path.islink(f"/proc/self/fd/{fd}")
-        ]
-
     stream = DataPipeline(ShardList(files["msgpack"]), msgpacks_to_samples()).stream()
     next(stream)
-    assert any(target.endswith("0.msgpack") for target in descriptors())
+    assert open_files(os.path.dirname(files["msgpack"]))
     del stream
-    assert not any(target.endswith("0.msgpack") for target in descriptors())
+    assert not open_files(os.path.dirname(files["msgpack"]))

@@ -22,6 +22,7 @@ from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import describe_shard
 from mpwds.storage.indexed.offsets import Offsets, find_offsets, to_text
 from mpwds.storage.indexed.tar_shards import TarShards
+from tests.open_files import open_files
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -214,13 +215,12 @@ def test_next_they_are_kept_in_the_folder_of_the_cache(two, tmp_path):
 
 def test_only_some_files_are_open_at_a_time(tmp_path, nothing_left):
     paths = [write_tar(tmp_path / f"{n}.tar", digits(n, 1)) for n in range(30)]
-    before = len(os.listdir("/proc/self/fd"))
     shards = TarShards(paths, [1] * 30, open_files=4)
     for n in range(30):
         assert shards.read(n, 0)["cls"] == b"%d" % n
-        assert len(os.listdir("/proc/self/fd")) <= before + 4
+        assert len(open_files(tmp_path)) <= 4
     shards.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files(tmp_path)
     assert shards.read(7, 0)["cls"] == b"7"
     shards.close()
 

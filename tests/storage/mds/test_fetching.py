@@ -5,13 +5,13 @@ import pickle
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from mpwds import MDSWriter, ShardError, StreamError, StreamingDatasetWriter
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
+from tests.open_files import open_files
 
 SAMPLES = [{"text": f"{n} " * 10, "number": n} for n in range(200)]
 
@@ -209,8 +209,7 @@ def test_shards_that_are_open_make_room_for_those_of_other_processes(tmp_path, r
     assert read(busy) == SAMPLES
     assert idle.read(0, 0) == SAMPLES[0]
     assert read(idle) == SAMPLES
-    descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert not [name for name in descriptors if name.endswith("shard.00000.mds (deleted)")]
+    assert not [name for name in open_files(tmp_path) if name.endswith("shard.00000.mds (deleted)")]
 
 
 def test_fetching_is_tried_again(tmp_path, web, remote):

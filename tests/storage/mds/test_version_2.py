@@ -15,6 +15,7 @@ from PIL import Image
 from mpwds import DecodeError, MDSWriter, ShardError
 from mpwds.storage.mds.index_v2 import parse_index
 from mpwds.storage.mds.shards_v2 import MDSShards
+from tests.open_files import open_files
 
 COLUMNS = {"text": "str", "number": "int"}
 SAMPLES = [{"text": "abc" * n, "number": n} for n in range(20)]
@@ -66,16 +67,14 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
 def test_few_files_are_open_however_many_shards_there_are(tmp_path):
     shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=10)
     assert len(shards.lengths) > 50
-    before = len(os.listdir("/proc/self/fd"))
     read(shards)
-    assert len(os.listdir("/proc/self/fd")) == before + 10
+    assert len(open_files(tmp_path)) == 10
 
 
 def test_files_stay_open_as_long_as_few_are(tmp_path):
     shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=1000)
-    before = len(os.listdir("/proc/self/fd"))
     read(shards)
-    assert len(os.listdir("/proc/self/fd")) == before + len(shards.lengths)
+    assert len(open_files(tmp_path)) == len(shards.lengths)
 
 
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
