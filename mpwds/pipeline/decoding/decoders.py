@@ -21,6 +21,7 @@ from mpwds.pipeline.decoding.loads import (
     text_loads,
     unpickle_loads,
 )
+from mpwds.warn import warn
 
 Load: TypeAlias = Callable[[Any], Any]
 Handler: TypeAlias = Callable[[str, Any], Any]
@@ -49,6 +50,7 @@ class Decoder:
 
     Attributes:
         takes_views: All handlers are this library's own.
+        loads: By the name of a field, the function that decodes it.
 
     Source:
         ``webdataset.autodecode.Decoder``.
@@ -85,7 +87,7 @@ class Decoder:
         self.takes_views = all(map(_takes_views, self.handlers))
         kept = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         options = {"allow_pickle": allow_pickle, "max_decompressed_bytes": max_decompressed_bytes}
-        self._loads = _FieldLoads(self.handlers, kept, options)
+        self.loads = _FieldLoads(self.handlers, kept, options)
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decodes one sample; the sample itself does not change.
@@ -97,7 +99,7 @@ class Decoder:
         if not isinstance(sample, dict):
             raise TypeError(f"decode: a sample must be a dict, got {type(sample).__name__}")
         result = {}
-        loads = self._loads
+        loads = self.loads
         field = ""
         try:
             for field, value in sample.items():
@@ -272,6 +274,7 @@ class _FieldLoads(dict[str, Load]):
         self, handlers: tuple[Handler, ...], only: frozenset[str] | None, options: dict[str, Any]
     ) -> None:
         self._given = handlers, only, options
+        self.untold = {"AudioDecoder", "VideoDecoder"}  # that a warning still has to name
 
     def __reduce__(self) -> Any:
         return _FieldLoads, self._given
@@ -292,7 +295,7 @@ class _FieldLoads(dict[str, Load]):
     def _find(self, handlers: tuple[Handler, ...], key: str) -> Load:
         """What the handlers do under a key, without those that cannot apply to it."""
         if not handlers:
-            return _kept
+            return partial(_kept_as_media, self, key) if _decoder_of(key) else _kept
         (handler, *others), options = handlers, self._given[2]
         rest = tuple(others)
         if handler is gzfilter and key.endswith(".gz"):
@@ -335,6 +338,27 @@ def _decompressed(load: Load, max_bytes: int, data: Any) -> Any:
 
 def _kept(data: Any) -> Any:
     return bytes(data) if type(data) is memoryview else data
+
+
+def _decoder_of(key: str) -> str:
+    """The handler that would decode a field of sound or video; empty for other fields."""
+    from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
+    from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS
+
+    extension = _extension(key)
+    names = {"VideoDecoder": VIDEO_EXTENSIONS, "AudioDecoder": AUDIO_EXTENSIONS}
+    return next((name for name, extensions in names.items() if extension in extensions), "")
+
+
+def _kept_as_media(loads: _FieldLoads, key: str, data: Any) -> Any:
+    name = _decoder_of(key)
+    if name in loads.untold:
+        loads.untold.discard(name)
+        warn(
+            f'decode leaves field "{key[1:]}" as bytes: mpwds.{name}() among its arguments decodes it; to '
+            "leave the field alone, name the others with only="
+        )
+    return _kept(data)
 
 
 def _kept_by_only(data: Any) -> Any:

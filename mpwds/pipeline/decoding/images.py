@@ -51,21 +51,13 @@ imagespecs = {
 class ImageDecoder:
     """Handler for ``Decoder`` that decodes images of all formats to one layout.
 
-    ===================================  ================================================================
-    ``l8 rgb8 rgba8``                    uint8 array of shape (H, W), (H, W, 3), (H, W, 4)
-    ``l rgb rgba``                       float32 array in [0, 1], the same shapes
-    ``torchl8 torchrgb8 torchrgba8``     uint8 tensor of shape (H, W), (3, H, W), (4, H, W)
-    ``torchl torchrgb torchrgba``        float32 tensor in [0, 1], the same shapes; ``torch`` is ``torchrgb``
-    ``pill pilrgb pilrgba``              ``PIL.Image.Image`` of mode L, RGB, RGBA; ``pil`` is ``pilrgb``
-    ===================================  ================================================================
-
     Colours, grey levels and alpha are converted as by ``PIL.Image.Image.convert``. The orientation in EXIF
     data is ignored. Arrays and tensors are writable and share no memory. Pillow decodes; JPEG goes through
     libjpeg-turbo directly where ``mpwds[turbojpeg]`` is installed, to the same pixels (to within 2 of 255
     where Pillow was built on another libjpeg).
 
     Args:
-        imagespec: One of these names; case is ignored.
+        imagespec: One of the names in the table of ``mpwds.decode``; case is ignored.
         extensions: Extensions of the fields to decode; case is ignored.
 
     Raises:

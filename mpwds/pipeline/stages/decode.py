@@ -35,9 +35,10 @@ def decode(
     """Stage that decodes the fields of dict samples by their extensions.
 
     Args:
-        handlers: Image specifications (``"rgb8"``, ``"torchrgb"``, ...); functions ``f(extension, data)``
-            that return ``None`` for fields that they do not decode; and pairs ``("jpg jpeg", f)`` with a
-            function of the data. See ``mpwds.pipeline.decoding.decoders.Decoder``.
+        handlers: An image specification of the table below; ``mpwds.AudioDecoder()`` and
+            ``mpwds.VideoDecoder()``; functions ``f(extension, data)`` that return ``None`` for fields that
+            they do not decode; and pairs ``("jpg jpeg", f)`` with a function of the data. Without a handler,
+            a field of images, sound or video stays bytes. See ``mpwds.pipeline.decoding.decoders.Decoder``.
         pre: Functions tried before ``handlers``; they replace the one that decompresses ``.gz``.
         post: Functions tried after ``handlers``; they replace those for text, numbers and arrays.
         only: The fields to decode, as a list or separated by spaces; all by default.
@@ -47,6 +48,14 @@ def decode(
             author of the shards can then run any code here. Without it such fields are an error.
         max_decompressed_bytes: The most bytes that a ``.gz`` or ``.npz`` field may decompress to: 512 MiB by
             default.
+
+    ===================================  ================================================================
+    ``l8 rgb8 rgba8``                    uint8 array of shape (H, W), (H, W, 3), (H, W, 4)
+    ``l rgb rgba``                       float32 array in [0, 1], the same shapes
+    ``torchl8 torchrgb8 torchrgba8``     uint8 tensor of shape (H, W), (3, H, W), (4, H, W)
+    ``torchl torchrgb torchrgba``        float32 tensor in [0, 1], the same shapes; ``torch`` is ``torchrgb``
+    ``pill pilrgb pilrgba``              ``PIL.Image.Image`` of mode L, RGB, RGBA; ``pil`` is ``pilrgb``
+    ===================================  ================================================================
 
     Raises:
         ValueError: An image specification is unknown, or ``max_decompressed_bytes`` is below 1.
@@ -81,6 +90,8 @@ class Decode(OneOfEach, called="decode"):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         decoder = self._decoder()
+        if context.worker:
+            decoder.loads.untold.clear()  # the first worker warns for all
         # The built-in handlers draw no random numbers.
         return Applied(source, self, decoder, unseeded if decoder.takes_views else seeded(context))
 

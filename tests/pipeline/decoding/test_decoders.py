@@ -128,7 +128,7 @@ def test_field_names_without_end_do_not_fill_the_memory():
     decode = Decoder(lambda key, data: None)
     for number in range(5000):
         decode({f"{number}.cls": b"7"})
-    assert len(decode._loads) <= 1000
+    assert len(decode.loads) <= 1000
     assert decode({"0.cls": b"7", "4999.cls": b"8"}) == {"0.cls": 7, "4999.cls": 8}
 
 

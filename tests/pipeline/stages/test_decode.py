@@ -1,9 +1,14 @@
 import pickle
 import random
+import re
+import warnings
 
 import pytest
 
+import mpwds
 from mpwds.errors import DecodeError
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.decoding.images import imagespecs
 from mpwds.pipeline.stages.decode import Decode, decode
 from mpwds.pipeline.stream import Source, collect
 
@@ -27,6 +32,33 @@ def test_decodes_by_extension():
 def test_only_the_fields_asked_for():
     sample = {"__key__": "a", "cls": b"7", "txt": b"x"}
     assert collect(Decode((), only=("txt",)), [sample]) == [{"__key__": "a", "cls": b"7", "txt": "x"}]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sound_and_video_that_stay_bytes_are_told_once_with_what_decodes_them(workers):
+    dataset = mpwds.DataPipeline([{"__key__": "a", "wav": b"1", "b.MP4": b"2", "bin": b"3"}] * 3).decode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for worker in range(workers):
+            for _, sample in dataset.stream(Context(worker=worker, workers=workers)):
+                assert (sample["wav"], sample["b.MP4"]) == (b"1", b"2")
+    assert [str(each.message).partition(" among")[0] for each in caught] == [
+        'decode leaves field "wav" as bytes: mpwds.AudioDecoder()',
+        'decode leaves field "b.MP4" as bytes: mpwds.VideoDecoder()',
+    ]
+    assert {each.filename for each in caught} == {__file__}
+
+
+@pytest.mark.parametrize("options", [{"only": "cls"}, {"handlers": [("wav mp4", len)]}])
+def test_sound_and_video_that_are_decoded_or_meant_to_stay_are_not_told(options):
+    handlers = options.pop("handlers", ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert collect(decode(*handlers, **options), [{"__key__": "a", "wav": b"1", "mp4": b"2"}])
+
+
+def test_the_help_lists_every_image_specification():
+    assert all(re.search(rf"\b{spec}\b", decode.__doc__) for spec in imagespecs)
 
 
 def test_an_error_names_stage_and_sample():
