@@ -77,6 +77,18 @@ def test_in_place_keeps_the_damaged_shard_under_another_name(run, shards, damage
     assert not (tmp_path / "train-1.tar.damaged").exists()
 
 
+def test_in_place_keeps_the_file_behind_a_symbolic_link(run, damaged, tmp_path):
+    before = damaged.read_bytes()
+    (tmp_path / "stored").mkdir()
+    stored = damaged.rename(tmp_path / "stored" / "x.tar")
+    damaged.symlink_to(stored)
+    assert run("repair", damaged, "--in-place").returncode == 0
+    assert (tmp_path / "stored" / "x.tar.damaged").read_bytes() == before
+    assert damaged.readlink() == stored
+    assert run("verify", damaged).returncode == 0
+    assert not (tmp_path / "train-0.tar.damaged").is_symlink()
+
+
 def test_nothing_is_overwritten(run, damaged, tmp_path):
     (tmp_path / "x.tar").write_text("mine")
     (tmp_path / "train-0.tar.damaged").write_text("mine")

@@ -24,7 +24,7 @@ class Copy:
 
     Attributes:
         shard: The shard.
-        target: Where the copy goes; empty to replace the shard, which is kept under another name.
+        target: Where the copy goes; empty to replace the shard, which is kept under another name beside it.
         damaged: Whether verifying it found anything wrong.
         kept: How many samples the copy has.
         left_out: How many it does not have.
@@ -70,7 +70,7 @@ class Repair:
         if copy.target:
             self._write(copy, copy.target)
             return copy
-        path = local_path(copy.shard.name)
+        path = os.path.realpath(local_path(copy.shard.name))  # a hard link of a symbolic link keeps no data
         kept = path + _KEPT_AS
         try:
             os.link(path, kept)
