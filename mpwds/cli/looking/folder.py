@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from types import TracebackType
 
 from mpwds.errors import MpwdsError
-from mpwds.storage.writing.destinations import write_all
+from mpwds.storage.writing.destinations import PendingFile, write_whole
 
 
 class UnsafeName(MpwdsError, ValueError):
@@ -48,16 +47,8 @@ class Folder:
                 "it exists already: extract elsewhere, or replace it with --force",
                 f"{self._path}/{name}",
             )
-        temporary = f".{secrets.token_hex(8)}.partial"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with open(os.open(temporary, flags, 0o666, dir_fd=descriptor), "wb", buffering=0) as file:
-                write_all(file, data, f"{self._path}/{name}")
-            os.replace(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-        except BaseException:
-            if _exists(temporary, descriptor):
-                os.unlink(temporary, dir_fd=descriptor)
-            raise
+        shown = "/".join((self._path, *directories, last))
+        write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
 
     def close(self) -> None:
         """Closes the directory that is open."""

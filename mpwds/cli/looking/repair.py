@@ -83,7 +83,7 @@ def repair(
             for shard, target, report in zip(given, targets, reports, strict=True)
             if report.is_readable and (report.problem_count or not in_place)
         ]
-        done = list(each(copies, Repair(decode, required), jobs, "writing"))
+        done = list(each(copies, Repair(decode, required, force), jobs, "writing"))
     if json:
         for copy in done:
             printing.print_json(copy.as_dict())

@@ -76,7 +76,7 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input
+    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input, warn_of_older
     from mpwds.cli.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
@@ -129,12 +129,14 @@ def convert(
             count += 1
             total += nbytes
             advance(1, "converting")
+    if not in_columns:
+        warn_of_older(where, sink.shards)
     if as_json:
         shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        told = {"samples": count, "bytes": total, "format": kind, "fields": shown}
+        told = {"samples": count, "bytes": total, "shards": len(sink.shards), "format": kind, "fields": shown}
         print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
     what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
-    console.print(f"wrote {what} to {where} ({kind})")
+    console.print(f"wrote {what} to {counted(len(sink.shards), 'shard')}: {where} ({kind})")
 
 
 def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:

@@ -81,7 +81,7 @@ def create(
             jobs=jobs,
             progress=lambda url: advance(1, "reading shards"),
         )
-    write_description(description, output)
+    write_description(description, output, replace=force)
     samples = sum(shard["nsamples"] for shard in description["shardlist"])
     print(
         f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}",

@@ -36,7 +36,9 @@ class Options(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes samples: ``__key__``, and fields' bytes."""
+    """Takes samples: ``__key__``, and fields' bytes. ``shards`` has an item for each shard so far."""
+
+    shards: Any
 
     def write(self, sample: Mapping[str, Any]) -> object: ...
 
@@ -63,8 +65,8 @@ def open_sink(
         make_folders([where])
     if kind == "tar":
         if not is_series(where):
-            return TarWriter(where, encoder=False, mtime=0, sync=False)
-        return _TarShards(where, options.maxcount, options.maxsize or 10**9)
+            return _OneTar(where, encoder=False, mtime=0, sync=False, replace=options.force)
+        return _TarShards(where, options)
     if kind == "mds":
         from mpwds.storage.mds.writer_v2 import MDSWriter
 
@@ -86,15 +88,23 @@ def open_sink(
     return _Records(kind, where, options)
 
 
+class _OneTar(TarWriter):
+    def __init__(self, where: str, **how: Any) -> None:
+        super().__init__(where, **how)
+        self.shards = [where]
+
+
 class _TarShards(ShardWriter):
     """Limits the bytes of whole archives, not of the data in them."""
 
-    def __init__(self, where: str, maxcount: int, maxsize: int) -> None:
+    def __init__(self, where: str, options: Options) -> None:
         front, directive, back = parts_of_series(where)
         pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
-        super().__init__(pattern, maxcount, verbose=0, encoder=False, mtime=0, sync=False)
+        how: dict[str, Any] = {"encoder": False, "mtime": 0, "sync": False, "replace": options.force}
+        self.shards: list[str] = []
+        super().__init__(pattern, options.maxcount, post=self.shards.append, verbose=0, **how)
         self.maxsize = _WITHOUT_LIMIT
-        self._most = maxsize
+        self._most = options.maxsize or 10**9
         self._in_shard = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -112,6 +122,7 @@ class _Version1(ClosesOrDiscards):
 
         limit = options.maxsize or 1 << 24
         writer = StreamingDatasetWriter(where, fields, limit, options.compression or None)
+        self.shards = writer.samples_per_shard
         self.write, self.close, self.discard = writer.write_sample, writer.finish, writer.discard
 
 
@@ -126,9 +137,11 @@ class _Records(ClosesOrDiscards):
             self._pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
         is_one = not is_series(where)
         self._where = where
+        self._force = options.force
         self._maxcount = _WITHOUT_LIMIT if is_one else options.maxcount
         self._maxsize = _WITHOUT_LIMIT if is_one else options.maxsize or 10**9
-        self._files = self._count = self._size = 0
+        self.shards: list[str] = []
+        self._count = self._size = 0
         self._file: Destination | None = None
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -137,9 +150,10 @@ class _Records(ClosesOrDiscards):
             self._file.publish()
             self._file = None
         if self._file is None:
-            self._file = open_destination(numbered(self._where, self._files))
-            self._files, self._count, self._size = self._files + 1, 0, 0
-        write_all(self._file.stream, data, numbered(self._where, self._files - 1))
+            self.shards.append(numbered(self._where, len(self.shards)))
+            self._file = open_destination(self.shards[-1], replace=self._force)
+            self._count = self._size = 0
+        write_all(self._file.stream, data, self.shards[-1])
         self._count += 1
         self._size += len(data)
 

@@ -77,6 +77,7 @@ def local_size(urls: Iterable[str]) -> int | None:
 
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
     written = sink.shards
+    warn_of_older(output, written)
     stream = sys.stderr if output == "-" else sys.stdout
     if as_json:
         figures: dict[str, Any] = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
@@ -85,4 +86,3 @@ def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> Non
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
     counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
     print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
-    warn_of_older(output, written)

@@ -107,7 +107,7 @@ class ShardSink(ClosesOrDiscards):
         name = numbered(self._target, len(self.shards))
         if not self._force and exists(name):
             raise FileExistsError(already_there([name]))
-        self._writer = TarWriter(name, sync=False)
+        self._writer = TarWriter(name, sync=False, replace=self._force)
         self._copier = Copier(self._writer)
         self.shards.append(name)
         self._size = 0

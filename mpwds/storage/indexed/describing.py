@@ -194,9 +194,11 @@ def update_description(
     return data
 
 
-def write_description(description: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def write_description(
+    description: Mapping[str, Any], path: str | os.PathLike[str], replace: bool = True
+) -> None:
     """Writes a description to a path or URL. The file appears when it is complete."""
-    write_whole(open_destination(path), json.dumps(description, indent=2).encode())
+    write_whole(open_destination(path, replace=replace), json.dumps(description, indent=2).encode())
 
 
 @dataclass(frozen=True)

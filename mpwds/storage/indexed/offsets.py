@@ -39,6 +39,7 @@ from mpwds.storage.tar.headers import SeekableArchive, find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END
 from mpwds.storage.tar.streams import compression_of
+from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
@@ -200,10 +201,7 @@ def _store(shard: Shard, offsets: Offsets, path: str) -> None:
     rows = _packed(offsets.rows, 1 + 2 * len(offsets.suffixes))
     known = {"starts": starts, "suffixes": offsets.suffixes, "rows": rows}
     rest = msgpack.packb({"size": shard.end, "version": shard.version, **known})
-    new = path + ".new"  # the lock is held
-    with open(new, "wb") as file:
-        file.write(_HEADER.pack(_MAGIC, zlib.crc32(rest)) + rest)
-    os.replace(new, path)
+    write_whole(PendingFile(path, sync=False), _HEADER.pack(_MAGIC, zlib.crc32(rest)), rest)
 
 
 def _packed(table: bytes, width: int) -> bytes:

@@ -75,7 +75,7 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         self._output = Output(dirname, False, False, INDEX_NAME + self._end, _OWN)
         if self._compression is not None:
             self._output.add(lambda: self._output.store("compression.txt", b"gz\n"))
-        self._samples_per_shard: list[int] = []
+        self.samples_per_shard: list[int] = []
         self._bytes_per_shard: list[int] = []
         self._sample_sizes = array("q")
         self._begin_shard()
@@ -135,15 +135,15 @@ class StreamingDatasetWriter(ClosesOrDiscards):
 
     # A first sample above the limit has an empty shard before it, as it has in composer.
     def _end_shard(self) -> None:
-        samples, name = self._samples, f"{len(self._samples_per_shard):06}.mds{self._end}"
+        samples, name = self._samples, f"{len(self.samples_per_shard):06}.mds{self._end}"
         self._output.add(lambda: self._output.store(name, self._packed(b"".join(samples))))
-        self._samples_per_shard.append(len(samples))
+        self.samples_per_shard.append(len(samples))
         self._bytes_per_shard.append(self._size)
         self._begin_shard()
 
     def _index(self) -> bytes:
         sizes = np.frombuffer(self._sample_sizes, np.int64)
-        return self._packed(dump_index(self._samples_per_shard, self._bytes_per_shard, sizes, self.fields))
+        return self._packed(dump_index(self.samples_per_shard, self._bytes_per_shard, sizes, self.fields))
 
     def _packed(self, data: bytes) -> bytes:
         return data if self._compression is None else self._compression.compress(data)

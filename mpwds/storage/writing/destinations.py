@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
-from mpwds.storage.caches.locks import lock, release, same_file
+from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
@@ -31,8 +31,10 @@ from mpwds.storage.streams.urls import (
 from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
+_PIECE_BYTES = 1 << 20
 _NUMBER = re.compile(r"%(?:0(\d+))?d")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
 
 
 Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
@@ -40,11 +42,12 @@ Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
 
 
 def open_destination(
-    target: str | os.PathLike[str] | BinaryIO | OwnedStream, sync: bool = True
+    target: str | os.PathLike[str] | BinaryIO | OwnedStream, sync: bool = True, replace: bool = True
 ) -> Destination:
     """Opens an archive's destination.
 
-    A path or a ``file:`` URL becomes a ``PendingFile``; a named pipe or a device is written to directly.
+    A path or a ``file:`` URL becomes a ``PendingFile``, to which ``sync`` and ``replace`` go; a named pipe or
+    a device is written to directly.
     ``gopen`` opens other URLs, which are closed at the end. A binary stream stays open, and so does ``"-"``,
     standard output.
     """
@@ -62,7 +65,7 @@ def open_destination(
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         return OwnedStream(open(path, "wb", buffering=0), path)
-    return PendingFile(path, sync)
+    return PendingFile(path, sync, replace)
 
 
 def write_whole(destination: Destination, *pieces: bytes) -> None:
@@ -172,44 +175,70 @@ def _let_go(stream: Any) -> None:
 class PendingFile:
     """A file written under a temporary name beside its final one.
 
-    ``publish`` makes it durable, unless ``sync`` is false, and gives it its name, replacing a file of that
-    name; a symbolic link stays, and the file behind it is replaced. ``discard`` removes the file, and so does
-    the end of this object or of the interpreter. A process that is killed leaves it as
-    ``.NAME.XXXXXXXX.partial``, which is locked while its writer lives. A fork removes nothing.
+    ``discard`` removes the file, and so does the end of this object or of the interpreter. A process that is
+    killed leaves it as ``.NAME.XXXXXXXX.partial``, which is locked while its writer lives. A fork removes
+    nothing.
+
+    Args:
+        path: The file's name. If it is a symbolic link, that stays, and the file behind it is written.
+        sync: Make the file durable before it gets its name.
+        replace: Replace a file that has the name when this one is published.
+        directory: A descriptor of the directory that the file is in, so that renaming directories and
+            symbolic links do not lead elsewhere; a link of that name is not followed.
     """
 
     path: str
     stream: BinaryIO
 
-    def __init__(self, path: str, sync: bool = True) -> None:
-        if not os.path.basename(path) or (os.path.exists(path) and not os.path.isfile(path)):
-            raise FileExistsError(
-                errno.EEXIST, "cannot write here, it is a directory, a pipe or a device", path
-            )
-        self.path = os.path.realpath(path)
+    def __init__(
+        self, path: str, sync: bool = True, replace: bool = True, directory: int | None = None
+    ) -> None:
+        if directory is None:
+            if not os.path.basename(path) or (os.path.exists(path) and not os.path.isfile(path)):
+                raise FileExistsError(
+                    errno.EEXIST, "cannot write here, it is a directory, a pipe or a device", path
+                )
+            path = os.path.realpath(path)
+        self.path = path
         self._sync = sync
-        self._directory, name = os.path.split(self.path)
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(self.path)  # a name that is too long fails here, not when everything has been written
+        self._replace = replace
+        self._directory = directory
+        folder, name = os.path.split(path)
+        self._name = path if directory is None else name
+        with contextlib.suppress(FileNotFoundError):  # a name that is too long fails here, not in the end
+            os.stat(self._name, dir_fd=directory, follow_symlinks=False)
+        beginning = f".{name[:_NAME_LETTERS]}"
         try:
-            descriptor, temporary = _create_locked(os.path.join(self._directory, f".{name[:_NAME_LETTERS]}"))
+            descriptor, temporary = _create_locked(
+                os.path.join(folder, beginning) if directory is None else beginning, directory
+            )
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                error.errno, "cannot write here, the directory does not exist", self._directory
+                error.errno, "cannot write here, the directory does not exist", folder
             ) from None
         # Unbuffered: a fork of this process would write the buffered bytes a second time when it exits.
         self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
         self._temporary = temporary
         self._owner_pid = os.getpid()
-        self._remove = weakref.finalize(self, _abandoned, self.path, self.stream, temporary, os.getpid())
+        self._remove = weakref.finalize(
+            self, _abandoned, path, self.stream, temporary, directory, os.getpid()
+        )
 
     def publish(self) -> None:
-        """Renames the file, once it is on disk if that is wanted. On an error the file is discarded."""
+        """Gives the file its name, once it is on disk if that is wanted. On an error the file is discarded.
+
+        Raises ``FileExistsError`` if a file of other content has the name and is not to be replaced.
+        """
         try:
             if self._sync:
                 os.fsync(self.stream.fileno())
             self.stream.close()
-            os.replace(self._temporary, self.path)
+            if self._replace:
+                os.replace(
+                    self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
+                )
+            else:
+                self._take_free_name()
         except BaseException as error:
             self.discard()
             if isinstance(error, OSError) and error.errno:  # a full disk's does not say where
@@ -217,23 +246,45 @@ class PendingFile:
             raise
         self._remove.detach()
         if self._sync:
-            _sync_directory(self._directory)
+            _sync_directory(os.path.dirname(self._name) or ".", self._directory)
 
     def discard(self) -> None:
         """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
-            _close_and_remove(self.stream, self._temporary)
+            _close_and_remove(self.stream, self._temporary, self._directory)
+
+    def _take_free_name(self) -> None:
+        new, name, inside = self._temporary, self._name, self._directory
+        try:
+            try:
+                os.link(new, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                os.close(os.open(name, flags, dir_fd=inside))  # so that no other file takes the name
+                os.replace(new, name, src_dir_fd=inside, dst_dir_fd=inside)
+                return
+        except FileExistsError:
+            # NFS may repeat a request that it has done, and a worker that was restarted a shard.
+            if not _same_content(new, name, inside):
+                reason = "it was written meanwhile by another program, and is not replaced"
+                raise FileExistsError(errno.EEXIST, reason, self.path) from None
+        os.unlink(new, dir_fd=inside)
 
 
-def _create_locked(beginning: str) -> tuple[int, str]:
+def _create_locked(beginning: str, directory: int | None) -> tuple[int, str]:
     """Creates a file, locks it where the file system has locks, and returns its descriptor and its name."""
     while True:
         name = f"{beginning}.{secrets.token_hex(4)}.partial"
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o666, dir_fd=directory)
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if same_file(descriptor, name):
-            return descriptor, name
+        with contextlib.suppress(FileNotFoundError):
+            named = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if os.path.samestat(os.fstat(descriptor), named):
+                return descriptor, name
         os.close(descriptor)  # remove_partial was quicker than the lock
 
 
@@ -264,10 +315,10 @@ def _beginning(name: str) -> str:
     return re.escape(front) + r"\d*" + re.escape(back[: max(left, 0)])
 
 
-def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:
+def _abandoned(path: str, stream: BinaryIO, temporary: str, directory: int | None, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return
-    _close_and_remove(stream, temporary)
+    _close_and_remove(stream, temporary, directory)
     warnings.warn(
         f"{path} was not written: its writer was dropped before it was closed; use `with`, or call close()",
         RuntimeWarning,
@@ -275,17 +326,31 @@ def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> N
     )
 
 
-def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
+def _close_and_remove(stream: BinaryIO, temporary: str, directory: int | None) -> None:
     with contextlib.suppress(OSError):  # a full disk, and the content is thrown away anyway
         stream.close()
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
+        os.unlink(temporary, dir_fd=directory)
 
 
-def _sync_directory(directory: str) -> None:
+def _same_content(first: str, second: str, directory: int | None) -> bool:
+    with contextlib.ExitStack() as ends:
+        one, other = (
+            ends.enter_context(open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb"))
+            for name in (first, second)
+        )
+        if os.fstat(one.fileno()).st_size != os.fstat(other.fileno()).st_size:
+            return False
+        while piece := one.read(_PIECE_BYTES):
+            if piece != other.read(_PIECE_BYTES):
+                return False
+        return True
+
+
+def _sync_directory(path: str, inside: int | None) -> None:
     """Makes a new name durable, if the file system supports and allows it."""
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inside)
         try:
             os.fsync(descriptor)
         finally:

@@ -64,6 +64,8 @@ class TarWriter(ClosesOrDiscards):
             ``None`` writes ustar, and pax headers for the members that need them.
         sync: Wait until a path's file is on the disk before it gets its name. Without that, a crash of the
             machine soon afterwards may leave a damaged archive under the name.
+        replace: Replace a file that has the path's name when the archive is complete; else that is a
+            ``FileExistsError``.
 
     Attributes:
         discarded: The archive was given up, by ``discard`` or because writing it failed.
@@ -99,6 +101,7 @@ class TarWriter(ClosesOrDiscards):
         mtime: float | None = None,
         format: Format | None = None,
         sync: bool = True,
+        replace: bool = True,
     ) -> None:
         self.user = user
         self.group = group
@@ -115,7 +118,7 @@ class TarWriter(ClosesOrDiscards):
         self.compress = compression_of(compress, name)
         self._compressor = None if self.compress is None else _COMPRESSORS[self.compress]()
         self._name = without_credentials(name) or None
-        self._destination = open_destination(fileobj, sync)
+        self._destination = open_destination(fileobj, sync, replace)
         self._stream = self._destination.stream
 
     def write(self, sample: Sample) -> int:

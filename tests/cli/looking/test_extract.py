@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_finished_is_removed(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("no space")
 
-    monkeypatch.setattr("os.replace", fail)
+    monkeypatch.setattr("os.link", fail)
     with Folder(str(tmp_path / "out")) as folder, pytest.raises(OSError, match="no space"):
         folder.write("a.txt", b"data")
     assert files_below(tmp_path / "out") == {}

@@ -203,3 +203,60 @@ def test_a_stream_that_does_not_say_what_it_took_has_taken_it():
     stream = Silent()
     write_all(stream, b"data")
     assert stream.taken == b"data"
+
+
+@pytest.fixture(params=["links", "no links"])
+def _file_system(request, monkeypatch):
+    """A file system with hard links, and one without."""
+    if request.param == "no links":
+
+        def link(*args, **kwargs):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.usefixtures("_file_system")
+def test_a_file_that_appeared_meanwhile_is_kept_if_asked(tmp_path):
+    first, second = (PendingFile(str(tmp_path / "x"), replace=False) for _ in range(2))
+    first.stream.write(b"first")
+    second.stream.write(b"second")
+    first.publish()
+    with pytest.raises(FileExistsError, match="written meanwhile by another program") as raised:
+        second.publish()
+    assert raised.value.filename == str(tmp_path / "x")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"first")]
+
+
+@pytest.mark.usefixtures("_file_system")
+def test_a_file_of_the_same_content_that_appeared_meanwhile_is_no_failure(tmp_path):
+    for _ in range(2):
+        pending = PendingFile(str(tmp_path / "x"), replace=False)
+        pending.stream.write(b"same")
+        pending.publish()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"same")]
+
+
+def test_a_link_that_the_server_made_twice_is_made(tmp_path, monkeypatch):
+    real = os.link
+
+    def repeated(*args, **kwargs):  # as NFS does when an answer is lost
+        real(*args, **kwargs)
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", repeated)
+    PendingFile(str(tmp_path / "x"), replace=False).publish()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_file_stays_in_the_directory_that_it_was_begun_in(tmp_path):
+    (tmp_path / "d").mkdir()
+    inside = os.open(tmp_path / "d", os.O_RDONLY)
+    pendings = [PendingFile(f"d/{name}", directory=inside, replace=name == "x") for name in "xyz"]
+    (tmp_path / "d").rename(tmp_path / "moved")
+    (tmp_path / "d").symlink_to("elsewhere")
+    for pending in pendings[:2]:
+        pending.publish()
+    pendings[2].discard()
+    os.close(inside)
+    assert sorted(os.listdir(tmp_path / "moved")) == ["x", "y"]

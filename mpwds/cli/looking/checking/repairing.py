@@ -61,14 +61,16 @@ class Repair:
     Args:
         decode: Leave out samples whose fields cannot be decoded.
         required: Fields that a sample must have.
+        force: Replace a file that has the name of a copy by the time that it is complete.
     """
 
     decode: bool
     required: frozenset[str]
+    force: bool
 
     def __call__(self, copy: Copy) -> Copy:
         if copy.target:
-            self._write(copy, copy.target)
+            self._write(copy, copy.target, self.force)
             return copy
         path = os.path.realpath(local_path(copy.shard.name))  # a hard link of a symbolic link keeps no data
         kept = path + _KEPT_AS
@@ -78,15 +80,15 @@ class Repair:
             message = "it exists already, with what an earlier repair replaced: move it elsewhere"
             raise FileExistsError(errno.EEXIST, message, kept) from None
         try:
-            self._write(copy, path)
+            self._write(copy, path, replace=True)
         except BaseException:
             os.unlink(kept)
             raise
         return copy
 
-    def _write(self, copy: Copy, target: str) -> None:
+    def _write(self, copy: Copy, target: str, replace: bool) -> None:
         check = Checker(self.decode)
-        with TarWriter(target) as sink, closing(copy.shard.read(all_data)) as read:
+        with TarWriter(target, replace=replace) as sink, closing(copy.shard.read(all_data)) as read:
             for found in read:
                 if isinstance(found, Problem):
                     continue
